@@ -1,0 +1,102 @@
+"""The schedule as data: `Action` and `Schedule`, the leaf that every other module reads.
+
+A schedule says, for each rank, which actions it takes in which order during one window. Sends and receives are
+not written down: they follow from the actions and from where the stages live. This module knows no schedule
+family, no cost and no device; `planner/validate.py` says which schedules are legal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+
+class Kind(StrEnum):
+    """What an action does to one stage and one microbatch (one minibatch for `UPDATE`)."""
+
+    FORWARD = "F"
+    """Forward pass."""
+    BACKWARD = "B"
+    """Full backward pass: input gradient and weight gradient at once."""
+    INPUT_GRAD = "I"
+    """Input gradient only; the weight gradient waits for its `WEIGHT_GRAD`."""
+    WEIGHT_GRAD = "W"
+    """Weight gradient that an earlier `INPUT_GRAD` left behind."""
+    RECOMPUTE = "R"
+    """Forward pass again, to rebuild the activations that the first one dropped."""
+    UPDATE = "U"
+    """Optimizer update, only in asynchronous windows: a synchronous window's updates follow its commit."""
+
+
+_TOKEN = re.compile(r"(\d+)([FBIWRU])(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action of a rank's program; `str()` gives its token (`2F0`), `Action.parse` takes it back."""
+
+    kind: Kind
+    stage: int
+    index: int
+    """The microbatch; the minibatch for `Kind.UPDATE`."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.index}"
+
+    @staticmethod
+    def parse(token: str) -> Action:
+        """The action that `token` names. The whole token must match; surrounding blanks are allowed.
+
+        Raises:
+            ValueError: `token` is not `<stage><kind><index>`.
+        """
+        match = _TOKEN.fullmatch(token.strip())
+        if match is None:
+            raise ValueError(
+                f"{token!r} is not an action: expected <stage><kind><microbatch> with a kind of F, B, I, W, R or U,"
+                " such as 2F0"
+            )
+        stage, kind, index = match.groups()
+        return Action(Kind(kind), int(stage), int(index))
+
+
+Program = tuple[Action, ...]
+"""One rank's actions in program order."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One window of a pipeline: a program per rank.
+
+    The placement of stages on ranks is not a field: the rank whose program names a stage holds it.
+    """
+
+    name: str
+    """The family, e.g. `1f1b`; for people and reports."""
+    stages: int
+    microbatches: int
+    programs: tuple[Program, ...]
+    """`programs[rank]`."""
+    frozen_stages: int = 0
+    """How many stages from the input up are wholly frozen: they have no B, I or W at all."""
+    synchronous: bool = True
+    """Whether the window is one optimizer step over all its microbatches."""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.programs)
+
+    @cached_property
+    def rank_of_stage(self) -> dict[int, int]:
+        """Stage -> rank, from the programs. A stage named by two ranks (illegal) maps to the first."""
+        placement: dict[int, int] = {}
+        for rank, program in enumerate(self.programs):
+            for action in program:
+                placement.setdefault(action.stage, rank)
+        return placement
+
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` holds, ascending."""
+        return tuple(sorted({action.stage for action in self.programs[rank]}))

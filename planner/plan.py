@@ -1,0 +1,77 @@
+"""`Plan`: what the planner proposes and the ranks follow. A frozen value with JSON both ways; no decisions here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the model is cut and run from one commit on.
+
+    Ranks here are pipeline ranks 0..P-1; with R replicas the global rank is `replica * P + rank`.
+    """
+
+    epoch: int
+    """Incarnation of the controller that issued it; with `version` it orders plans."""
+    version: int
+    reason: str
+    """Why this plan, in words for people."""
+    layers: tuple[tuple[int, int], ...]
+    """Per stage, its layers as [first, stop)."""
+    stage_ranks: tuple[int, ...]
+    """Per stage, the pipeline rank that holds it."""
+    schedule: str
+    """Family name of the registry, or `csv:PATH`."""
+    chunks: int
+    """Stages per rank, for the families that have a choice."""
+    microbatches: int
+    """Microbatches per replica in one step."""
+    replicas: int
+    recompute: tuple[int, ...] = ()
+    """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.layers)
+
+    @property
+    def pipeline_ranks(self) -> int:
+        """P, the number of ranks in one replica's pipeline."""
+        return max(self.stage_ranks) + 1
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline_ranks * self.replicas
+
+    def layers_of_rank(self, rank: int) -> tuple[int, ...]:
+        """The layers that pipeline rank `rank` holds, ascending."""
+        return tuple(
+            layer
+            for (first, stop), owner in zip(self.layers, self.stage_ranks, strict=True)
+            if owner == rank
+            for layer in range(first, stop)
+        )
+
+    def stage_of_layer(self, layer: int) -> int:
+        for stage, (first, stop) in enumerate(self.layers):
+            if first <= layer < stop:
+                return stage
+        raise KeyError(layer)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan that `to_json` wrote.
+
+        Raises:
+            TypeError: a field is missing or unknown.
+        """
+        fields = json.loads(text)
+        fields["layers"] = tuple((first, stop) for first, stop in fields["layers"])
+        fields["stage_ranks"] = tuple(fields["stage_ranks"])
+        fields["recompute"] = tuple(fields["recompute"])
+        return Plan(**fields)

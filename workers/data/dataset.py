@@ -1,0 +1,51 @@
+"""What data is to Freshet: a pure function from (seed, sample index) to a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One microbatch."""
+
+    inputs: tuple[Tensor, ...]
+    """What the first layer takes, each [B, ...]."""
+    targets: tuple[Tensor, ...]
+    """What the loss takes after the last layer's outputs, each [B, ...]."""
+
+
+class Dataset(Protocol):
+    """Samples by index. Which samples a microbatch holds is decided by `workers/data/sampling.py`, not here."""
+
+    @property
+    def train_samples(self) -> int:
+        """How many samples there are to train on."""
+        ...
+
+    @property
+    def validation_samples(self) -> int:
+        """How many samples are held out."""
+        ...
+
+    def train(self, indices: list[int]) -> Batch:
+        """The training samples `indices`, stacked in that order; fresh, contiguous CPU tensors."""
+        ...
+
+    def validation(self, indices: list[int]) -> Batch:
+        """The held-out samples `indices`, likewise."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: list[int]) -> str: ...

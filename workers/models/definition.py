@@ -1,0 +1,50 @@
+"""What a model is to Freshet: a list of layer builders, a loss, and which parameters are tied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class LayerBuilder:
+    """One layer, not yet built. A layer is the unit of partition: it is never cut, and never built where it is not held.
+
+    The built module takes the outputs of the layer before as positional arguments (the first layer: the batch's
+    inputs) and returns a tensor or a tuple of tensors.
+    """
+
+    name: str
+    """Unique in the model; letters, digits, `_` and `-`. Keys the layer's random draws."""
+    build: Callable[[], nn.Module]
+    """Makes the module on the CPU; draws its initial values from torch's global generator, which is keyed beforehand."""
+
+
+@dataclass(frozen=True, order=True)
+class ParameterRef:
+    """A parameter (or persistent buffer) by layer and by its name within the layer."""
+
+    layer: str
+    parameter: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.parameter}"
+
+
+@dataclass(frozen=True)
+class ModelDefinition:
+    """A model as a list of layers."""
+
+    layers: tuple[LayerBuilder, ...]
+    loss: Callable[..., Tensor]
+    """`loss(*outputs of the last layer, *targets of the batch)` -> scalar: the mean over the microbatch."""
+    ties: tuple[tuple[ParameterRef, ...], ...] = ()
+    """Groups of parameters that are one: the first of each group gives the initial value, all get the summed gradient."""
+    language: bool = False
+    """Whether the last layer's output is float[B, T, vocabulary] logits over next tokens (so that text can be sampled)."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(layer.name for layer in self.layers)
