@@ -1,0 +1,243 @@
+"""The job's story: typed events, one JSON line each in `events.jsonl`, read back as the same types.
+
+Payloads are workers and planner types; what only the orchestrator knows is defined here. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from planner.plan import Plan
+from workers.protocol import (
+    CheckpointRef,
+    CheckpointReport,
+    DamagedCheckpoint,
+    Generation,
+    Outcome,
+    SampleReport,
+    StepReport,
+    TimelineReport,
+    ValidationReport,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """A controller took the job on."""
+
+    job: str
+    epoch: int
+    """The controller's incarnation."""
+    spec: dict[str, Any]
+    """The resolved spec."""
+    resume: bool
+    """Whether the job goes on from a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """A plan was logged, before it is sent."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStarted:
+    """A rank's process is up and has read its data."""
+
+    rank: int
+    node: str
+    """Node id of the cluster."""
+    host: str
+    """Address of the node."""
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formed:
+    """The ranks joined a process group and train from here."""
+
+    generation: Generation
+    start: CheckpointRef | None
+    """The checkpoint they start from; none: from initial weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A checkpoint was damaged and the one before it is tried."""
+
+    rank: int
+    damage: DamagedCheckpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requested:
+    """Someone asked the job for something."""
+
+    request: str
+    """`checkpoint`, `stop` or `abort`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnded:
+    """A rank's training ended as planned."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailed:
+    """A rank died or raised."""
+
+    rank: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The job is done: trained to its last step, or stopped."""
+
+    step: int
+    """Steps committed."""
+    stopped: bool
+    """Whether a request ended it, not the last step."""
+    state_sha256: str | None
+    """Over all weights and buffers in layer order; none if no step was trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The job came to an end that nobody asked for."""
+
+    reason: str
+    user_error: bool
+    """Whether the spec, the data or the cluster can be mended by the user."""
+
+
+Event = (
+    Submitted
+    | Issued
+    | RankStarted
+    | Formed
+    | Skipped
+    | Requested
+    | RankEnded
+    | RankFailed
+    | Finished
+    | Failed
+    | StepReport
+    | ValidationReport
+    | CheckpointReport
+    | TimelineReport
+    | SampleReport
+)
+
+KINDS: dict[str, type[Event]] = {
+    "submitted": Submitted,
+    "plan": Issued,
+    "rank_started": RankStarted,
+    "formed": Formed,
+    "skipped": Skipped,
+    "requested": Requested,
+    "rank_ended": RankEnded,
+    "rank_failed": RankFailed,
+    "finished": Finished,
+    "failed": Failed,
+    "step": StepReport,
+    "validation": ValidationReport,
+    "checkpoint": CheckpointReport,
+    "timeline": TimelineReport,
+    "sample": SampleReport,
+}
+"""The `kind` of each line -> the type of its payload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of the log."""
+
+    time_s: float
+    """Seconds since the Unix epoch."""
+    event: Event
+
+    def to_json(self) -> str:
+        """One line; numbers that are not finite are written as the strings `NaN`, `Infinity`, `-Infinity`."""
+        kind = next(kind for kind, payload in KINDS.items() if payload is type(self.event))
+        line = {"time_s": self.time_s, "kind": kind, **_finite(asdict(self.event))}
+        return json.dumps(line, allow_nan=False)
+
+    @staticmethod
+    def from_json(line: str) -> Record:
+        """The record that `to_json` wrote.
+
+        Raises:
+            ValueError: the line is no JSON, its kind is unknown, or its payload does not fit the kind.
+        """
+        fields = json.loads(line)
+        time_s, kind = fields.pop("time_s"), fields.pop("kind")
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of event {kind!r}")
+        return Record(time_s=time_s, event=_adapter(kind).validate_python(fields))
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Event]:
+    return TypeAdapter(KINDS[kind])
+
+
+def _finite(value: Any) -> Any:
+    """`value` with every float that JSON cannot write replaced by its name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+class EventLog:
+    """Appends records to a file, each flushed as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        self._drop_torn_line()
+
+    def append(self, record: Record) -> None:
+        self._file.write(record.to_json().encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _drop_torn_line(self) -> None:
+        """Cut what a killed writer left behind its last newline, so that the next record stands alone."""
+        self._file.seek(0)
+        content = self._file.read()
+        if content and not content.endswith(b"\n"):
+            self._file.truncate(content.rfind(b"\n") + 1)
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a log, oldest first. A torn last line (its writer was killed) is left out.
+
+    Raises:
+        ValueError: a line is damaged; names the file and the line.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Record.from_json(line.decode())
+            except (ValueError, KeyError) as error:
+                raise ValueError(f"{path}, line {number}, is no event: {error}") from error
