@@ -1,0 +1,151 @@
+"""`LayerState`: everything of one layer that training changes, and the only definition of it.
+
+Commit, standby, migration and checkpoint all speak of a layer through this value. It knows no wire, no file
+and no update rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from workers.protocol import JobError
+
+if TYPE_CHECKING:
+    from workers.optim import Optimizer
+
+
+@dataclass
+class LayerState:
+    """One layer's weights, buffers and optimizer state. Its tensors are live (`of`) or copies on the host."""
+
+    layer: int
+    """Position in the model."""
+    name: str
+    """Name in the model, unique."""
+    weights: dict[str, Tensor]
+    """Parameter -> value. One that the module holds under several names is here once, under the first."""
+    buffers: dict[str, Tensor]
+    """Persistent buffer -> value; what a module does not save is not state."""
+    slots: dict[str, dict[str, Tensor]]
+    """Parameter -> slot name -> optimizer state of the parameter's shape and dtype."""
+    updates: dict[str, int]
+    """Parameter -> updates applied so far: its own step count, which stands still while it is frozen."""
+
+    @staticmethod
+    def of(layer: int, name: str, module: nn.Module, optimizer: Optimizer) -> LayerState:
+        """The live state of `module`: its own parameters and buffers, with fresh optimizer state of zeros.
+
+        The buffers are the tensors that the module holds now: a module that assigns a new tensor to a buffer,
+        where it should write into it, leaves this state behind.
+        """
+        weights: dict[str, Tensor] = dict(module.named_parameters())
+        saved = module.state_dict().keys()
+        return LayerState(
+            layer=layer,
+            name=name,
+            weights=weights,
+            buffers={key: buffer for key, buffer in module.named_buffers() if key in saved},
+            slots={
+                key: {slot: torch.zeros_like(weight, requires_grad=False) for slot in optimizer.slot_names()}
+                for key, weight in weights.items()
+            },
+            updates=dict.fromkeys(weights, 0),
+        )
+
+
+def host_copy(state: LayerState) -> LayerState:
+    """A copy of `state` in fresh, contiguous CPU allocations; shares nothing with `state`."""
+    return LayerState(
+        layer=state.layer,
+        name=state.name,
+        weights={name: fresh(tensor) for name, tensor in state.weights.items()},
+        buffers={name: fresh(tensor) for name, tensor in state.buffers.items()},
+        slots={
+            name: {slot: fresh(tensor) for slot, tensor in slots.items()}
+            for name, slots in state.slots.items()
+        },
+        updates=dict(state.updates),
+    )
+
+
+def fresh(tensor: Tensor) -> Tensor:
+    """The values of `tensor` in a new contiguous CPU allocation, whose alignment is the allocator's own."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+
+
+def load_(state: LayerState, source: LayerState) -> None:
+    """Copy the values of `source` into the tensors of `state`, in place; change nothing if they do not fit.
+
+    Raises:
+        JobError: a layer name, tensor name, shape or dtype differs.
+    """
+    where = f"layer {state.layer} ({state.name})"
+    remedy = "use the [model] and [optimizer] settings that the state was saved with"
+    if state.name != source.name:
+        raise JobError(f"{where} cannot take the state of layer {source.layer} ({source.name}): {remedy}")
+    here, there = dict(_tensors(state)), dict(_tensors(source))
+    for key in {**here, **there}:
+        if key not in there:
+            raise JobError(f"{where}: {key} is missing in the state to load: {remedy}")
+        if key not in here:
+            raise JobError(f"{where}: the state to load has {key}, which the layer has not: {remedy}")
+        mine, saved = _signature(here[key]), _signature(there[key])
+        if mine != saved:
+            raise JobError(f"{where}: {key} is {mine} here but {saved} in the state to load: {remedy}")
+    if state.updates.keys() != source.updates.keys():
+        odd = sorted(state.updates.keys() ^ source.updates.keys())
+        raise JobError(f"{where}: only one side counts the updates of {', '.join(odd)}: {remedy}")
+    with torch.no_grad():
+        for key, tensor in here.items():
+            tensor.copy_(there[key])
+    state.updates.update(source.updates)
+
+
+def digest(state: LayerState) -> str:
+    """sha256 (hex) over the weights, then the buffers, in name order: name, dtype, shape, bytes in C order.
+
+    Optimizer state is left out: the digest says whether two models are the same, bit for bit.
+    """
+    sha256 = hashlib.sha256()
+    for group in (state.weights, state.buffers):
+        for name in sorted(group):
+            tensor = group[name].detach().cpu().contiguous()
+            sha256.update(json.dumps([name, _dtype(tensor), list(tensor.shape)]).encode())
+            sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
+
+
+def state_digest(layer_digests: Sequence[str]) -> str:
+    """state_sha256 of a whole model: sha256 (hex) over its layers' digests, given in layer order."""
+    return hashlib.sha256("".join(layer_digests).encode()).hexdigest()
+
+
+def bytes_of(state: LayerState) -> int:
+    """Bytes of all its tensors, optimizer state included."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in _tensors(state))
+
+
+def _tensors(state: LayerState) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of `state`, keyed by what it is in words."""
+    for name, tensor in state.weights.items():
+        yield f"weight {name}", tensor
+    for name, tensor in state.buffers.items():
+        yield f"buffer {name}", tensor
+    for name, slots in state.slots.items():
+        for slot, tensor in slots.items():
+            yield f"optimizer state {slot} of {name}", tensor
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _signature(tensor: Tensor) -> str:
+    return f"{_dtype(tensor)}{list(tensor.shape)}"
