@@ -1,0 +1,202 @@
+"""The job spec: TOML, overrides and Python give the same object, and every mistake gets a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from orchestrator import spec_reference
+from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load, parse_override
+from orchestrator.spec_checks import check
+from workers.config import ModelConfig, OptimizerConfig
+from workers.protocol import JobError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def mistake(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(JobError) as caught:
+        load(written(folder, text), overrides)
+    return str(caught.value)
+
+
+def test_toml_and_python_give_the_same_object(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        [job]
+        name = "first"
+        steps = 20
+        [model]
+        family = "llama"
+        layers = 4
+        [optimizer]
+        clip_norm = "null"
+        [pipeline]
+        ranks = 2
+        partition = [2, 4]
+        recompute = [0, 1]
+        [cluster]
+        resources_per_rank = { CPU = 0.5 }
+        [cluster.emulated]
+        forward_s = [0.1, 0.2]
+        """,
+    )
+    spec = load(path)
+    assert spec == Spec(
+        job=JobConfig(name="first", steps=20),
+        model=ModelConfig(family="llama", layers=4),
+        optimizer=OptimizerConfig(clip_norm=None),
+        pipeline=PipelineConfig(ranks=2, partition=(2, 4), recompute=(0, 1)),
+        cluster=ClusterConfig(
+            resources_per_rank={"CPU": 0.5},
+            emulated=ClusterConfig().emulated.model_copy(update={"forward_s": (0.1, 0.2)}),
+        ),
+    )
+    assert spec.job.folder == "runs/first"
+
+
+def test_overrides_are_toml_values_or_bare_words(tmp_path: Path) -> None:
+    spec = load(
+        written(tmp_path, '[job]\nname = "a"\nsteps = 5\n'),
+        [
+            "job.steps=7",
+            "data.source=my.module:rows",
+            "pipeline.partition=[1, 2]",
+            "pipeline.ranks = 2",
+            "cluster.emulated.forward_s=0.5",
+            "optimizer.clip_norm=null",
+            'job.output="runs/a=b"',
+        ],
+    )
+    assert spec.job.steps == 7
+    assert spec.job.output == "runs/a=b"
+    assert spec.data.source == "my.module:rows"
+    assert spec.pipeline.partition == (1, 2)
+    assert spec.pipeline.ranks == 2
+    assert spec.cluster.emulated.forward_s == 0.5
+    assert spec.optimizer.clip_norm is None
+    assert parse_override("a.b=true") == (("a", "b"), True)
+    assert parse_override("a.b=") == (("a", "b"), "")
+
+
+JOB = '[job]\nname = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "expected"),
+    [
+        (JOB + "[model]\nwidht = 3", (), "job.toml: [model] has no key 'widht'; did you mean 'width'?"),
+        (
+            JOB + "[pipline]\nranks = 3",
+            (),
+            "job.toml: there is no section 'pipline'; did you mean 'pipeline'?",
+        ),
+        (JOB + "[model]\nlr = 3", (), "job.toml: [model] has no key 'lr'; 'lr' belongs to [optimizer]"),
+        (JOB + "[checkpoint]\nzzzzzz = 3", (), "[checkpoint] has no key 'zzzzzz'; it has every_steps, keep"),
+        (JOB + "[model]\nlayers = 'many'", (), "model.layers = 'many': should be a valid integer"),
+        (JOB + "[model]\nfamily = 'gpx'", (), "model.family = 'gpx': should be 'gpt', 'llama' or 'vit'"),
+        (JOB + "[pipeline]\nranks = -1", (), "pipeline.ranks = -1: should be greater than 0"),
+        (
+            JOB + "[pipeline]\npartition = 'even'",
+            (),
+            "pipeline.partition = 'even': should be 'parameter' or should be a list",
+        ),
+        (JOB + "[pipeline]\npartition = [2, 0]", (), "item 2 should be greater than 0"),
+        (JOB + "[pipeline]\nranks = 2.5", (), "pipeline.ranks = 2.5: should be a valid integer"),
+        ("[job]\nname = 'a/b'", (), "job.name = 'a/b' does not fit. Name of the job"),
+        ("[model]\nlayers = 3", (), "job.toml: the section [job] is missing"),
+        ("[job]\nsteps = 3", (), "job.toml: job.name is missing"),
+        (JOB + "x = ", (), "job.toml is not TOML: Invalid value"),
+        (JOB + "seed = 1 2", (), "line 3"),
+        ("job = 3", (), "[job] should be a section of keys, not 3"),
+        (JOB, ("model.widht=3",), "--set model.widht: [model] has no key 'widht'; did you mean 'width'?"),
+        (JOB, ("model.width=abc",), "--set model.width: model.width = 'abc': should be a valid integer"),
+        (
+            JOB,
+            ("cluster.emulated.forward=1",),
+            "[cluster.emulated] has no key 'forward'; did you mean 'forward_s'?",
+        ),
+        (JOB, ("width=3",), "--set width=3: expected section.key=value"),
+        (JOB, ("model.width",), "--set model.width: expected section.key=value"),
+        (JOB, ("job.name.x=3",), "--set job.name.x: job.name is a value, not a section"),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    tmp_path: Path, text: str, overrides: tuple[str, ...], expected: str
+) -> None:
+    assert expected in mistake(tmp_path, text, *overrides)
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    told = mistake(tmp_path, JOB + "[model]\nwidht = 3\nlayers = 'x'\n[optimizer]\nlr = -1").split("\n")
+    assert len(told) == 3
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"cannot read the spec .*nowhere\.toml: No such file"):
+        load(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "cluster", "expected"),
+    [
+        (
+            PipelineConfig(ranks=5, replicas=2),
+            ClusterConfig(),
+            "pipeline.ranks = 5 is not divisible by pipeline.replicas = 2.*choose 4 or 6",
+        ),
+        (PipelineConfig(ranks=1, replicas=2), ClusterConfig(), "choose 2"),
+        (PipelineConfig(ranks=2, partition=(2, 2, 2)), ClusterConfig(), "lists 3 stages, but there are 2"),
+        (
+            PipelineConfig(ranks=2, schedule="zbv", partition=(2, 2)),
+            ClusterConfig(),
+            "lists 2 stages, but there are 4",
+        ),
+        (PipelineConfig(), ClusterConfig(device="cuda", resources_per_rank={"CPU": 1}), "reserves no GPU"),
+    ],
+)
+def test_keys_that_do_not_fit_together(
+    pipeline: PipelineConfig, cluster: ClusterConfig, expected: str
+) -> None:
+    with pytest.raises(JobError, match=expected):
+        check(Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster))
+
+
+def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [field.annotation for field in section.model_fields.values()]
+    return [section] + [
+        each
+        for kind in inner
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for each in sections(kind)
+    ]
+
+
+def test_every_key_has_a_docstring() -> None:
+    bare = [
+        f"{section.__name__}.{name}"
+        for section in sections(Spec)
+        for name, field in section.model_fields.items()
+        if not field.description and not name.startswith("_")
+    ]
+    assert bare == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "spec.md").read_text() == spec_reference.reference(), (
+        "run: python -m orchestrator.spec_reference > docs/spec.md"
+    )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_example_is_a_spec(path: Path) -> None:
+    check(load(path))
