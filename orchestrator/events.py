@@ -110,7 +110,7 @@ class Finished:
     stopped: bool
     """Whether a request ended it, not the last step."""
     state_sha256: str | None
-    """Over all weights and buffers in layer order; none if no step was trained."""
+    """Over all weights and buffers in layer order; none if no step was trained in this run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class Failed:
 
     reason: str
     user_error: bool
-    """Whether the spec, the data or the cluster can be mended by the user."""
+    """Whether it is for the user to mend: the spec, the data, the cluster."""
 
 
 Event = (

@@ -86,7 +86,7 @@ class ClusterConfig(Section):
     resources_per_rank: dict[str, Annotated[float, Field(gt=0)]] | None = None
     """What each rank reserves; unset: 1 CPU (`cpu`), 1 CPU and 1 GPU (`cuda`), 0.05 CPU (`emulated`)."""
     device: DeviceKind | Literal["auto"] = "auto"
-    """`auto`: `cuda` if the cluster has GPUs for all ranks, else `cpu`. `emulated`: modelled times, see below."""
+    """`auto`: `cuda` if the cluster has GPUs for all ranks, else `cpu`. `emulated`: times are modelled."""
     wait_s: PositiveSeconds = 60.0
     """How long to wait for the cluster's resources and for the ranks to start, each."""
     timeout_s: PositiveSeconds = 300.0

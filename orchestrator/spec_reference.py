@@ -20,7 +20,7 @@ _INTRODUCTION = """# The job spec
 
 A job is one TOML file, `freshet train job.toml`, or the same object in Python, `orchestrator.spec.Spec`.
 Only `job.name` must be given. Any key can be set on the command line, `--set model.width=256`: the value is
-read as TOML, a bare word as a string. TOML has no null: write `"null"` to turn off a setting that may be `null`.
+read as TOML, a bare word as a string. TOML has no null: write `"null"` to turn off what may be null.
 
 An unknown key is an error. Values that are `auto` or unset are settled before the first step and written to
 `job.json` in the output folder.

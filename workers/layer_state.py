@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from workers.digest import state_digest as state_digest
 from workers.protocol import JobError
 
 if TYPE_CHECKING:
@@ -120,11 +121,6 @@ def digest(state: LayerState) -> str:
             sha256.update(json.dumps([name, _dtype(tensor), list(tensor.shape)]).encode())
             sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha256.hexdigest()
-
-
-def state_digest(layer_digests: Sequence[str]) -> str:
-    """state_sha256 of a whole model: sha256 (hex) over its layers' digests, given in layer order."""
-    return hashlib.sha256("".join(layer_digests).encode()).hexdigest()
 
 
 def bytes_of(state: LayerState) -> int:
