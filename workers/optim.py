@@ -62,8 +62,8 @@ class Optimizer(ABC):
         for name, parameter in state.weights.items():
             if name not in gradients:
                 continue
-            # The scratch has the parameter's layout, whatever the gradient's: a product rounds the same in any
-            # order of memory, the operations after it need not.
+            # The scratch has the parameter's layout, whatever the gradient's: a product rounds the same in
+            # any order of memory, the operations after it need not.
             gradient = torch.empty_like(parameter, requires_grad=False)
             torch.mul(gradients[name], scale, out=gradient)
             state.updates[name] += 1

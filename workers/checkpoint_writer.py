@@ -1,0 +1,98 @@
+"""Writes a rank's layers into a checkpoint while the rank trains on. Knows no manifest and no other rank."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from workers.checkpoint import write_layer
+from workers.checkpoint_manifest import FileRecord, layer_files
+from workers.layer_state import LayerState
+from workers.protocol import JobError
+from workers.storage import open_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteResult:
+    """How one write ended."""
+
+    folder: str
+    step: int
+    records: tuple[FileRecord, ...]
+    """The files written; none after an error."""
+    bytes: int
+    seconds: float
+    error: str | None = None
+    """Why it failed, e.g. `No space left on device`; this rank's files are then gone again."""
+
+
+class CheckpointWriter:
+    """One background thread, one write at a time."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._write: Future[WriteResult] | None = None
+
+    def start(self, folder: str, step: int, states: list[LayerState]) -> bool:
+        """Begin to write `states` into the checkpoint at `folder`.
+
+        Args:
+            folder: location, see `checkpoint_folder`.
+            step: for the result.
+            states: host copies, the writer's own from here on.
+
+        Returns:
+            False, and nothing is begun, while another write runs or its result has not been taken.
+        """
+        if self._write is not None:
+            return False
+        self._write = self._executor.submit(_write_layers, folder, step, states)
+        return True
+
+    def poll(self) -> WriteResult | None:
+        """The result of a finished write, once; None while it runs or when there is none. Does not block."""
+        if self._write is None or not self._write.done():
+            return None
+        return self.wait()
+
+    def wait(self) -> WriteResult | None:
+        """Wait for the write to end and take its result; None when there is none to take."""
+        write, self._write = self._write, None
+        return None if write is None else write.result()
+
+    def close(self) -> None:
+        """Let a running write end, and end the thread."""
+        self._executor.shutdown(wait=True)
+
+
+def _write_layers(folder: str, step: int, states: list[LayerState]) -> WriteResult:
+    start_s = time.monotonic()
+    records: list[FileRecord] = []
+    error: str | None = None
+    try:
+        for state in states:
+            records.extend(write_layer(folder, state))
+    except (OSError, JobError) as failure:
+        error = (failure.strerror if isinstance(failure, OSError) else None) or str(failure)
+        records = []
+        _remove_layers(folder, states)
+    return WriteResult(
+        folder=folder,
+        step=step,
+        records=tuple(records),
+        bytes=sum(record.bytes for record in records),
+        seconds=time.monotonic() - start_s,
+        error=error,
+    )
+
+
+def _remove_layers(folder: str, states: list[LayerState]) -> None:
+    """Make room again. What cannot be removed now has no manifest, and is pruned later."""
+    target = open_folder(folder)
+    for state in states:
+        for file in layer_files(state.layer, state.name):
+            try:
+                target.remove(file)
+            except OSError:
+                return
