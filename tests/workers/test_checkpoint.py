@@ -387,17 +387,18 @@ def test_discard_deletes_one_checkpoint(output: str) -> None:
 def test_discard_while_others_write_into_it(output: str) -> None:
     """No error, and what is left is no checkpoint: the next prune takes it."""
     folder = checkpoint_folder(output, 20, 1)
+    state = trained(0, 1)
     stop = threading.Event()
 
     def write_on() -> None:
         while not stop.is_set():
             with suppress(OSError):
-                write_layer(folder, trained(0, 1))
+                write_layer(folder, state)
 
     writer = threading.Thread(target=write_on)
     writer.start()
     try:
-        for _ in range(100):
+        for _ in range(1000):
             discard(folder)
     finally:
         stop.set()
