@@ -1,0 +1,81 @@
+"""Jobs for engine tests: small, complete, and the same whichever way they are run."""
+
+from pathlib import Path
+from typing import Any
+
+from planner.passes import add_recompute
+from planner.plan import Plan
+from planner.schedules.registry import build, families
+from workers.config import (
+    CheckpointConfig,
+    DataConfig,
+    EmulatedConfig,
+    ModelConfig,
+    OptimizerConfig,
+    WorkerConfig,
+)
+from workers.launch import Job
+
+FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+
+
+def small_config(output: Path, trait: str = "plain", **changes: Any) -> WorkerConfig:
+    """A model of 8 layers from `small_models`."""
+    fields: dict[str, Any] = {
+        "job": "small",
+        "seed": 3,
+        "steps": 5,
+        "precision": "float32",
+        "threads": 1,
+        "validate_every": 0,
+        "output": str(output),
+        "device": "cpu",
+        "microbatch_size": 2,
+        "microbatches": 4,
+        "replicas": 1,
+        "model": ModelConfig(factory="small_models:model", arguments={"trait": trait}),
+        "data": DataConfig(source="small_models:Vectors"),
+        "optimizer": OptimizerConfig(lr=0.01, warmup_steps=2),
+        "checkpoint": CheckpointConfig(),
+        "emulated": EmulatedConfig(),
+    }
+    return WorkerConfig(**{**fields, **changes})
+
+
+def even(layers: int, stages: int) -> tuple[int, ...]:
+    return tuple(layers // stages + (1 if i < layers % stages else 0) for i in range(stages))
+
+
+def job(
+    config: WorkerConfig,
+    *,
+    ranks: int = 1,
+    schedule: str = "gpipe",
+    counts: tuple[int, ...] | None = None,
+    layers: int = 8,
+    recompute: bool = False,
+    **fields: Any,
+) -> Job:
+    """`config` on `ranks` ranks per pipeline; `counts` are layers per stage, even when not given."""
+    family = families()[schedule]
+    chunks = family.default_chunks
+    stages = family.stages(ranks, chunks)
+    counts = counts or even(layers, stages)
+    assert len(counts) == stages
+    starts = [sum(counts[:i]) for i in range(stages)]
+    table = build(schedule, ranks, config.microbatches, chunks)
+    if recompute:
+        table = add_recompute(table, range(stages))
+    plan = Plan(
+        epoch=1,
+        version=1,
+        reason="test",
+        layers=tuple((s, s + c) for s, c in zip(starts, counts, strict=True)),
+        stage_ranks=family.placement(ranks, chunks),
+        schedule=schedule,
+        chunks=chunks,
+        microbatches=config.microbatches,
+        replicas=config.replicas,
+        recompute=tuple(range(sum(counts))) if recompute else (),
+    )
+    return Job(config, plan, table, **fields)

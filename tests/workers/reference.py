@@ -1,0 +1,84 @@
+"""A plain one-process autograd loop: no stages, no deferral, no engine. What the engine's bits are held against."""
+
+import math
+from pathlib import Path
+
+import torch
+
+from workers import rng
+from workers.build import build_module
+from workers.canonical import canonical
+from workers.config import WorkerConfig
+from workers.data.registry import open_dataset
+from workers.data.sampling import train_indices
+from workers.layer_state import LayerState, digest, state_digest
+from workers.models.registry import build_definition
+from workers.optim import make_optimizer
+
+
+class Boundary(torch.autograd.Function):
+    """The layout rule at a layer's boundary, as one more differentiable step."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return canonical(x).clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return canonical(grad)
+
+
+def train_plainly(config: WorkerConfig, output: Path, *, boundaries: bool = False) -> tuple[str, list[float]]:
+    """state_sha256 after `config.steps` steps of ordinary training, and the loss of each step.
+
+    One graph from input to loss per microbatch; each microbatch's gradient is formed by autograd and added in
+    ascending order. Ties are not known here. With `boundaries` the canonical layout is imposed between layers, which
+    matters only to models whose layers return something else, such as a transposed view.
+    """
+    torch.set_num_threads(config.threads)
+    data = open_dataset(config.data, config.model, str(output))
+    definition = build_definition(config.model, data.vocabulary)
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    modules = [build_module(definition, i, config.seed) for i in range(len(definition.layers))]
+    states = [LayerState.of(i, definition.names[i], m, optimizer) for i, m in enumerate(modules)]
+    losses = []
+    for step in range(config.steps):
+        total = 0.0
+        for microbatch in range(config.microbatches):
+            indices = train_indices(
+                config.seed,
+                step,
+                microbatch,
+                config.microbatches,
+                config.microbatch_size,
+                data.dataset.train_samples,
+            )
+            batch = data.dataset.train(indices)
+            tensors = batch.inputs
+            autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16")
+            for module, name in zip(modules, definition.names, strict=True):
+                with rng.keyed(rng.key(config.seed, "forward", step, microbatch, name)), autocast:
+                    outputs = module(*tensors)
+                tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+                if boundaries:
+                    tensors = tuple(Boundary.apply(t) for t in tensors)
+            with autocast:
+                loss = definition.loss(*tensors, *batch.targets)
+            loss.backward()
+            total += float(loss.detach())
+        squares = 0.0
+        for module in modules:
+            of_layer = 0.0
+            for _, p in sorted(module.named_parameters()):
+                if p.grad is not None:
+                    of_layer += float(torch.linalg.vector_norm(p.grad, dtype=torch.float64)) ** 2
+            squares += of_layer
+        norm = math.sqrt(squares) / config.microbatches
+        clip_norm = config.optimizer.clip_norm
+        clip = clip_norm / norm if clip_norm is not None and norm > clip_norm else 1.0
+        for module, state in zip(modules, states, strict=True):
+            gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+            optimizer.update_(state, gradients, clip / config.microbatches, step)
+            module.zero_grad()
+        losses.append(total / config.microbatches)
+    return state_digest([digest(s) for s in states]), losses

@@ -1,0 +1,49 @@
+"""The engine's weights are those of a plain autograd loop, bit for bit, whatever the schedule and the partition."""
+
+from pathlib import Path
+
+import pytest
+from jobs import FAMILIES, job, small_config
+from reference import train_plainly
+
+from workers.config import DataConfig, ModelConfig, WorkerConfig
+from workers.launch import run_threads
+from workers.protocol import StepReport
+
+TRAITS = ("plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-matrix", "attention")
+REAL = {
+    "gpt": ModelConfig(family="gpt", layers=6, width=32, heads=2, context=16),
+    "gpt-dropout": ModelConfig(family="gpt", layers=6, width=32, heads=2, context=16, dropout=0.1),
+    "llama": ModelConfig(family="llama", layers=6, width=32, heads=4, kv_heads=2, context=16),
+    "vit": ModelConfig(family="vit", layers=6, width=32, heads=2),
+}
+
+
+def real_config(output: Path, name: str, **changes: object) -> WorkerConfig:
+    source = "digits" if name == "vit" else "python-docs"
+    return small_config(output, model=REAL[name], data=DataConfig(source=source), **changes)
+
+
+def losses(run: object) -> list[float]:
+    return [r.loss for r in run.reports if isinstance(r, StepReport)]
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_every_family_equals_the_plain_loop(tmp_path: Path, trait: str) -> None:
+    config = small_config(tmp_path, trait)
+    expected, expected_losses = train_plainly(config, tmp_path, boundaries=trait == "transposed")
+    for family in FAMILIES:
+        for recompute in (False, True):
+            run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
+            assert run.state_sha256 == expected, (family, recompute)
+            assert losses(run) == expected_losses
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_equal_the_plain_loop(tmp_path: Path, name: str) -> None:
+    config = real_config(tmp_path, name)
+    expected, _ = train_plainly(config, tmp_path)
+    for family in FAMILIES:
+        for recompute in (False, True):
+            run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
+            assert run.state_sha256 == expected, (family, recompute)

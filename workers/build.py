@@ -1,0 +1,78 @@
+"""Builds the layers that one rank holds, each under its own key, and nothing else of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from workers import rng
+from workers.layer import Layer
+from workers.layer_state import LayerState
+from workers.models.definition import ModelDefinition, ParameterRef
+from workers.optim import Optimizer
+from workers.protocol import JobError
+from workers.weight_grad import Workspace
+
+
+def build_module(definition: ModelDefinition, layer: int, seed: int) -> nn.Module:
+    """Layer number `layer`, built on the CPU with the initial values that `seed` gives it.
+
+    A tied parameter gets the initial value of the first use in its group, whichever rank that lives on.
+    """
+    builder = definition.layers[layer]
+    module = _keyed_build(definition, layer, seed)
+    for group in definition.ties:
+        first = group[0]
+        for use in group[1:]:
+            if use.layer == builder.name:
+                source = _parameter(
+                    _keyed_build(definition, definition.names.index(first.layer), seed), first
+                )
+                target = _parameter(module, use)
+                if source.shape != target.shape:
+                    raise JobError(
+                        f"{first} {tuple(source.shape)} and {use} {tuple(target.shape)} are tied but differ in shape"
+                    )
+                with torch.no_grad():
+                    target.copy_(source)
+    return module
+
+
+def _keyed_build(definition: ModelDefinition, layer: int, seed: int) -> nn.Module:
+    builder = definition.layers[layer]
+    with rng.keyed(rng.key(seed, "init", builder.name)):
+        return builder.build()
+
+
+def _parameter(module: nn.Module, ref: ParameterRef) -> nn.Parameter:
+    try:
+        return module.get_parameter(ref.parameter)
+    except AttributeError as error:
+        raise JobError(
+            f"the model ties {ref}, but layer {ref.layer} has no parameter {ref.parameter}"
+        ) from error
+
+
+def build_layers(
+    definition: ModelDefinition,
+    layers: Iterable[int],
+    *,
+    seed: int,
+    precision: str,
+    device: torch.device,
+    optimizer: Optimizer,
+) -> dict[int, tuple[Layer, LayerState]]:
+    """The given layers on `device`, with fresh optimizer state."""
+    workspace = Workspace()
+    built: dict[int, tuple[Layer, LayerState]] = {}
+    for index in layers:
+        name = definition.layers[index].name
+        module = build_module(definition, index, seed).to(device).train()
+        state = LayerState.of(index, name, module, optimizer)
+        built[index] = (
+            Layer(index, name, module, precision=precision, device=device, workspace=workspace),
+            state,
+        )
+    return built

@@ -1,0 +1,27 @@
+"""One layout for everything that crosses a layer boundary, cut or not.
+
+Kernels choose their path, and with it the last bits, by strides and alignment. A tensor that arrived over the wire
+is a fresh contiguous allocation; so everything that stays must look the same.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, contiguous_format
+
+
+def canonical(tensor: Tensor) -> Tensor:
+    """`tensor` itself if it is laid out as a fresh allocation of its shape would be, else a copy that is."""
+    if tensor.storage_offset() == 0 and tensor.stride() == contiguous_strides(tensor.shape):
+        return tensor
+    return tensor.clone(memory_format=contiguous_format)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a fresh contiguous tensor. Sizes of one have no free stride here, though torch would allow it:
+    a matrix of one row must not look transposed."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,172 @@
+"""Checkpoints of a running job: every rank writes its layers in the background, checksums travel in later commits,
+and the first rank writes the manifest when all have come. Knows the commit records, not the training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from planner.plan import Plan
+from workers.checkpoint import checkpoint_folder, discard, prune, write_manifest
+from workers.checkpoint_manifest import FileRecord, Manifest, layer_files
+from workers.checkpoint_writer import CheckpointWriter, WriteResult
+from workers.commit import CommitRecord
+from workers.config import WorkerConfig
+from workers.layer_state import LayerState, host_copy
+from workers.protocol import CheckpointReport, Generation, Report
+from workers.transport.channel import Channel
+
+Files = dict[str, dict[str, list[int | str]]]
+
+
+class Checkpointing:
+    """One rank's part in the checkpoints of a generation.
+
+    Args:
+        names: of all the model's layers, in order.
+        plan: the plan in force, for the manifest.
+        report: takes a `CheckpointReport` per checkpoint, on the first rank.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        names: tuple[str, ...],
+        plan: Plan,
+        generation: Generation,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._config = config
+        self._names = names
+        self._plan = plan
+        self._generation = generation
+        self._report = report
+        self._writer = CheckpointWriter()
+        self._finished: list[WriteResult] = []
+        self._expected = {file for i, name in enumerate(names) for file in layer_files(i, name)}
+        self._steps: dict[str, int] = {}
+        self._files: dict[str, dict[str, FileRecord]] = {}
+        self._failed: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
+
+    def start(self, step: int, states: Sequence[LayerState]) -> None:
+        """Begin the checkpoint of `step` with a host copy of `states`; waits only for this rank's previous one."""
+        folder = checkpoint_folder(self._config.output, step, self._generation.number)
+        if folder in self._steps:
+            return
+        self._steps[folder] = step
+        if not states:
+            return
+        self._take(self._writer.wait())
+        self._writer.start(folder, step, [host_copy(state) for state in states])
+
+    def finished_files(self) -> tuple[Files, dict[str, str]]:
+        """What this rank finished since the last call: files by folder, errors by folder."""
+        self._take(self._writer.poll())
+        files: Files = {}
+        errors: dict[str, str] = {}
+        for result in self._finished:
+            self._seconds[result.folder] = result.seconds
+            if result.error is not None:
+                errors[result.folder] = result.error
+            else:
+                files[result.folder] = {r.name: [r.bytes, r.sha256] for r in result.records}
+        self._finished = []
+        return files, errors
+
+    def observe(self, records: Sequence[CommitRecord], rank: int) -> str | None:
+        """Take in what all ranks finished; the first rank completes checkpoints. Returns its newest error."""
+        if rank != 0:
+            return None
+        for record in records:
+            for folder, files in record.files.items():
+                mine = self._files.setdefault(folder, {})
+                for name, (size, sha256) in files.items():
+                    mine[name] = FileRecord(name=name, bytes=int(size), sha256=str(sha256))
+            self._failed.update(record.files_errors)
+        error = None
+        for folder in sorted({*self._files, *self._failed}):
+            if folder in self._failed:
+                error = self._failed[folder]
+                self._drop(folder, error)
+            elif self._files[folder].keys() == self._expected:
+                error = self._complete(folder)
+        return error
+
+    def finish(self, channel: Channel, rank: int, step: int) -> str | None:
+        """Wait until the checkpoint of the last step is whole, on every rank.
+
+        Returns:
+            Why it could not be written; the same on every rank.
+        """
+        self._take(self._writer.wait())
+        files, errors = self.finished_files()
+        record = CommitRecord(
+            rank=rank, generation=self._generation.number, step=step, files=files, files_errors=errors
+        )
+        records = [CommitRecord.decode(r) for r in channel.all_gather(record.encode())]
+        error = self.observe(records, rank)
+        told = channel.all_gather((error or "").encode())[0].decode()
+        self._writer.close()
+        return told or None
+
+    def _take(self, result: WriteResult | None) -> None:
+        if result is not None:
+            self._finished.append(result)
+
+    def _complete(self, folder: str) -> str | None:
+        files = self._files.pop(folder)
+        step = self._steps[folder]
+        config = self._config
+        manifest = Manifest(
+            step=step,
+            generation=self._generation.number,
+            spec=config.model_dump(mode="json"),
+            plan=json.loads(json.dumps(asdict(self._plan))),
+            layers=self._names,
+            samples=step * config.replicas * config.microbatches * config.microbatch_size,
+            files=files,
+        )
+        try:
+            write_manifest(folder, manifest)
+            prune(config.output, config.checkpoint.keep)
+        except OSError as error:
+            self._drop(folder, str(error))
+            return str(error)
+        self._tell(folder, sum(file.bytes for file in files.values()), None)
+        return None
+
+    def _drop(self, folder: str, error: str) -> None:
+        # The others' files go with the checkpoint; a rank that still writes into it is cleared by the next prune.
+        self._files.pop(folder, None)
+        self._failed.pop(folder, None)
+        discard(folder)
+        self._tell(folder, 0, error)
+
+    def _tell(self, folder: str, size: int, error: str | None) -> None:
+        self._report(
+            CheckpointReport(
+                step=self._steps[folder],
+                path=folder,
+                bytes=size,
+                seconds=self._seconds.get(folder, 0.0),
+                error=error,
+            )
+        )
+
+
+def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, tuple[object, object]]:
+    """The settings that decide the trajectory and differ: dotted key -> (in the checkpoint, now)."""
+    before, now = manifest.spec, config.model_dump(mode="json")
+    keys = ("seed", "precision", "microbatch_size", "microbatches", "replicas", "model", "data", "optimizer")
+    differing: dict[str, tuple[object, object]] = {}
+    for key in keys:
+        old, new = before.get(key), now[key]
+        if isinstance(old, dict) and isinstance(new, dict):
+            for part in sorted({*old, *new}):
+                if old.get(part) != new.get(part):
+                    differing[f"{key}.{part}"] = (old.get(part), new.get(part))
+        elif old != new:
+            differing[key] = (old, new)
+    return differing

@@ -1,0 +1,25 @@
+"""Fixes what torch would otherwise choose by itself: threads, kernels, precision of matrix products."""
+
+from __future__ import annotations
+
+import torch
+
+
+def fix(*, threads: int, cuda: bool) -> None:
+    """Make this process compute the same bits in every run on the same kind of hardware.
+
+    On CUDA this also needs `CUBLAS_WORKSPACE_CONFIG=:4096:8` in the environment before CUDA starts; the process's
+    entry point sets it.
+    """
+    torch.set_num_threads(threads)
+    if not cuda:
+        return
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    # The backward passes of these two add with atomics; flash and math stay.
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,0 +1,54 @@
+"""An NVIDIA GPU. Actions are timed with events on the stream, so that timing does not make the host wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from planner.ir import Action
+from workers.devices.device import Device
+from workers.protocol import JobError, Span
+
+
+class CudaDevice(Device):
+    """GPU number `index` of this process."""
+
+    def __init__(self, index: int = 0) -> None:
+        if index >= torch.cuda.device_count():
+            raise JobError(
+                f"GPU {index} was asked for, but this process sees {torch.cuda.device_count()};"
+                " set cluster.device to cpu, or give each rank a GPU with cluster.resources_per_rank"
+            )
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self._events: list[tuple[Action, torch.cuda.Event, torch.cuda.Event]] = []
+        self._window = self._mark()
+        self._begun = self._window
+
+    @staticmethod
+    def _mark() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start_window(self) -> None:
+        self._window = self._mark()
+        self._events = []
+
+    def begin(self) -> None:
+        self._begun = self._mark()
+
+    def end(self, action: Action, layers: Sequence[int]) -> None:
+        self._events.append((action, self._begun, self._mark()))
+
+    def spans(self) -> tuple[Span, ...]:
+        torch.cuda.synchronize(self.torch_device)
+        return tuple(
+            Span(
+                action=str(action),
+                start_s=self._window.elapsed_time(start) / 1e3,
+                end_s=self._window.elapsed_time(end) / 1e3,
+            )
+            for action, start, end in self._events
+        )

@@ -1,0 +1,61 @@
+"""What a rank computes on, and the clock that times its actions."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from planner.ir import Action
+from workers.protocol import Span
+
+
+class Device(ABC):
+    """A device and the record of what ran on it since the last commit."""
+
+    torch_device: torch.device
+    emulated = False
+    """Whether its times are modelled: figures from it say so."""
+
+    @abstractmethod
+    def start_window(self) -> None:
+        """Begin a window: times count from here."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """An action's computation begins; its input has arrived."""
+
+    @abstractmethod
+    def end(self, action: Action, layers: Sequence[int]) -> None:
+        """The computation of `action` on `layers` has been issued."""
+
+    @abstractmethod
+    def spans(self) -> tuple[Span, ...]:
+        """The window's actions so far, complete: waits for the device to finish them."""
+
+
+class CpuDevice(Device):
+    """The host's own cores."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self._window_s = self._begun_s = time.perf_counter()
+        self._spans: list[tuple[Action, float, float]] = []
+
+    def start_window(self) -> None:
+        self._window_s = time.perf_counter()
+        self._spans = []
+
+    def begin(self) -> None:
+        self._begun_s = time.perf_counter()
+
+    def end(self, action: Action, layers: Sequence[int]) -> None:
+        self._spans.append((action, self._begun_s, time.perf_counter()))
+
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(
+            Span(action=str(action), start_s=start - self._window_s, end_s=end - self._window_s)
+            for action, start, end in self._spans
+        )

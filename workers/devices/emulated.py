@@ -1,0 +1,78 @@
+"""A device whose layers do a small real computation and then wait out the modelled time.
+
+Ranks, transport, commits and faults are real; only the arithmetic is small. Figures from it say so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.ir import Action, Kind
+from workers.config import EmulatedConfig
+from workers.devices.device import CpuDevice
+from workers.protocol import JobError
+
+_PARTS = {
+    Kind.FORWARD: ("forward_s",),
+    Kind.RECOMPUTE: ("forward_s",),
+    Kind.INPUT_GRAD: ("input_grad_s",),
+    Kind.WEIGHT_GRAD: ("weight_grad_s",),
+    Kind.BACKWARD: ("input_grad_s", "weight_grad_s"),
+    Kind.UPDATE: (),
+}
+
+
+class EmulatedDevice(CpuDevice):
+    """Times from `times`: per layer, seconds of each part of a microbatch's work."""
+
+    emulated = True
+
+    def __init__(self, times: dict[str, tuple[float, ...]]) -> None:
+        super().__init__()
+        self._times = times
+
+    def end(self, action: Action, layers: Sequence[int]) -> None:
+        modelled_s = sum(self._times[part][layer] for part in _PARTS[action.kind] for layer in layers)
+        left_s = self._begun_s + modelled_s - time.perf_counter()
+        if left_s > 0:
+            time.sleep(left_s)
+        super().end(action, layers)
+
+
+def layer_times(config: EmulatedConfig, layers: int) -> dict[str, tuple[float, ...]]:
+    """Per part (`forward_s`, `input_grad_s`, `weight_grad_s`), the seconds of each of `layers` layers.
+
+    Raises:
+        JobError: the profile cannot be read, or a list has another length, or a time is negative.
+    """
+    given: dict[str, object] = {
+        "forward_s": config.forward_s,
+        "input_grad_s": config.input_grad_s,
+        "weight_grad_s": config.weight_grad_s,
+    }
+    source = "cluster.emulated"
+    if config.profile is not None:
+        source = config.profile
+        try:
+            profile = json.loads(Path(config.profile).read_text())
+            given = {part: profile[part] for part in given}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise JobError(
+                f"cannot read layer times from {config.profile}: {error}; it must be JSON with the lists {', '.join(given)}"
+            ) from error
+    times: dict[str, tuple[float, ...]] = {}
+    for part, value in given.items():
+        if isinstance(value, int | float):
+            value = (value,) * layers
+        if not isinstance(value, list | tuple) or len(value) != layers:
+            held = len(value) if isinstance(value, list | tuple) else 0
+            raise JobError(
+                f"{source}: {part} has {held} times, but the model has {layers} layers; give one for each"
+            )
+        if any(not isinstance(t, int | float) or not 0 <= t < float("inf") for t in value):
+            raise JobError(f"{source}: {part} must hold times of zero or more seconds, got {list(value)}")
+        times[part] = tuple(float(t) for t in value)
+    return times

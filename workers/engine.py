@@ -1,0 +1,201 @@
+"""One rank's loop over a window: it interprets a `Schedule`, action by action. The only interpreter there is.
+
+For each action: wait for the input, compute, send on. Two stages on one rank pass references. It knows neither
+optimizer nor commit: a window ends with gradients summed and sent nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planner.ir import Action, Kind, Schedule
+from workers.data.dataset import Batch
+from workers.devices.device import Device
+from workers.protocol import Span
+from workers.stage import Stage
+from workers.transport.channel import Channel, Stream
+
+Tensors = tuple[Tensor, ...]
+Batches = Callable[[int], Batch]
+"""Microbatch of this replica -> its batch, on the CPU."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a rank did in one window."""
+
+    losses: dict[int, float]
+    """Global microbatch -> mean loss, on the rank with the last stage."""
+    spans: tuple[Span, ...]
+
+    @property
+    def busy_s(self) -> float:
+        return sum(span.end_s - span.start_s for span in self.spans)
+
+
+class Engine:
+    """The interpreter of one rank's program.
+
+    Args:
+        schedule: what all ranks of one pipeline do.
+        rank: this rank in the pipeline; `replica` says in which pipeline.
+        stages: the stages that the schedule gives this rank.
+        channel: to the other ranks; global rank = replica * P + rank.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        replica: int,
+        stages: dict[int, Stage],
+        channel: Channel,
+        device: Device,
+    ) -> None:
+        assert set(stages) == set(schedule.stages_of_rank(rank))
+        self._schedule = schedule
+        self._program = schedule.programs[rank]
+        self._rank = rank
+        self._replica = replica
+        self._stages = stages
+        self._channel = channel
+        self._device = device
+        self._handed: dict[tuple[Stream, int], Tensors] = {}
+
+    def run(self, step: int, batches: Batches) -> Window:
+        """Run one training window; gradients are added to the parameters' `.grad`.
+
+        Raises:
+            ChannelError: a neighbour is gone or sent what does not fit.
+        """
+        self._device.start_window()
+        self._expect(self._program, purpose=0)
+        losses: dict[int, Tensor] = {}
+        for action in self._program:
+            self._execute(action, step, batches, losses)
+        self._channel.flush()
+        return Window({g: float(loss) for g, loss in losses.items()}, self._device.spans())
+
+    def evaluate(self, batches: Batches, microbatches: int, *, purpose: int) -> dict[int, Tensors]:
+        """Run forward passes only, in evaluation mode, in the order of the schedule's own forwards.
+
+        Args:
+            microbatches: how many, from 0; at most the schedule's.
+            purpose: from 1; messages of different shapes must have different purposes.
+
+        Returns:
+            On the rank with the last stage: per microbatch the scalar loss, or the last layer's outputs where the
+            batch has no targets. Elsewhere nothing.
+        """
+        program = [a for a in self._program if a.kind is Kind.FORWARD and a.index < microbatches]
+        self._expect(program, purpose)
+        results: dict[int, Tensors] = {}
+        for action in program:
+            stage = self._stages[action.stage]
+            batch = batches(action.index) if self._reads_data(action.stage) else None
+            inputs = self._inputs(action, batch, purpose)
+            outputs = stage.evaluate(inputs, self._targets(action.stage, batch))
+            if action.stage == self._schedule.stages - 1:
+                results[action.index] = outputs
+            else:
+                self._send(self._forward_stream(action.stage + 1, purpose), action.index, outputs)
+        self._channel.flush()
+        return results
+
+    def _execute(self, action: Action, step: int, batches: Batches, losses: dict[int, Tensor]) -> None:
+        stage = self._stages[action.stage]
+        layers = [layer.index for layer in stage.layers]
+        microbatch = self._replica * self._schedule.microbatches + action.index
+        match action.kind:
+            case Kind.FORWARD:
+                batch = batches(action.index) if self._reads_data(action.stage) else None
+                inputs = self._inputs(action, batch, purpose=0)
+                self._device.begin()
+                outputs = stage.forward(microbatch, step, inputs, self._targets(action.stage, batch))
+                self._device.end(action, layers)
+                if action.stage == self._schedule.stages - 1:
+                    losses[microbatch] = outputs[0]
+                else:
+                    self._send(self._forward_stream(action.stage + 1, 0), action.index, outputs)
+            case Kind.BACKWARD | Kind.INPUT_GRAD:
+                last = action.stage == self._schedule.stages - 1
+                grads = () if last else self._receive(self._backward_stream(action.stage, 0), action.index)
+                self._device.begin()
+                grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD)
+                self._device.end(action, layers)
+                if action.stage > 0:
+                    self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
+            case Kind.WEIGHT_GRAD:
+                self._device.begin()
+                stage.weight_grad(microbatch)
+                self._device.end(action, layers)
+            case Kind.RECOMPUTE:
+                self._device.begin()
+                stage.recompute(microbatch)
+                self._device.end(action, layers)
+            case Kind.UPDATE:
+                raise AssertionError(f"{action}: a synchronous window's updates follow its commit")
+
+    def _inputs(self, action: Action, batch: Batch | None, purpose: int) -> Tensors:
+        if action.stage == 0:
+            assert batch is not None
+            return tuple(t.to(self._device.torch_device) for t in batch.inputs)
+        return self._receive(self._forward_stream(action.stage, purpose), action.index)
+
+    def _targets(self, stage: int, batch: Batch | None) -> Tensors | None:
+        if stage != self._schedule.stages - 1 or batch is None or not batch.targets:
+            return None
+        return tuple(t.to(self._device.torch_device) for t in batch.targets)
+
+    def _reads_data(self, stage: int) -> bool:
+        return stage in (0, self._schedule.stages - 1)
+
+    def _send(self, stream: Stream, microbatch: int, tensors: Tensors) -> None:
+        if stream.target == stream.source:
+            self._handed[stream, microbatch] = tensors
+        else:
+            self._channel.send(stream, tensors)
+
+    def _receive(self, stream: Stream, microbatch: int) -> Tensors:
+        if stream.target == stream.source:
+            return self._handed.pop((stream, microbatch))
+        return self._channel.receive(stream)
+
+    def _expect(self, program: Iterable[Action], purpose: int) -> None:
+        due: dict[Stream, int] = {}
+        for action in program:
+            stream = None
+            if action.kind is Kind.FORWARD and action.stage > 0:
+                stream = self._forward_stream(action.stage, purpose)
+            elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage < self._schedule.stages - 1:
+                stream = self._backward_stream(action.stage, purpose)
+            if stream is not None and stream.source != stream.target:
+                due[stream] = due.get(stream, 0) + 1
+        for stream, messages in due.items():
+            self._channel.expect(stream, messages)
+
+    def _forward_stream(self, stage: int, purpose: int) -> Stream:
+        """Into `stage`, from the stage before."""
+        return self._stream(stage - 1, stage, 2 * stage, purpose, "forward")
+
+    def _backward_stream(self, stage: int, purpose: int) -> Stream:
+        """Into `stage`, from the stage after."""
+        return self._stream(stage + 1, stage, 2 * stage + 1, purpose, "backward")
+
+    def _stream(self, source: int, target: int, tag: int, purpose: int, direction: str) -> Stream:
+        base = self._replica * self._schedule.ranks
+        rank_of = self._schedule.rank_of_stage
+        return Stream(
+            base + rank_of[source],
+            base + rank_of[target],
+            tag + purpose * 2 * self._schedule.stages,
+            f"{direction} stage {source} -> {target}",
+        )
+
+    @property
+    def first_free_tag(self) -> int:
+        """Tags from here on are not the engine's (it uses purposes 0 to 2)."""
+        return 6 * self._schedule.stages

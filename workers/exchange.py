@@ -1,0 +1,183 @@
+"""Gradients that must meet before a commit: those of replicas, and those of tied parameters.
+
+Every sum has one order (replicas ascending, then layers ascending) and is formed by exchange, never by a library's
+reduction, so that siblings and tied copies hold the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workers.transport.channel import Channel, Stream
+
+Parameters = dict[tuple[int, str], nn.Parameter]
+"""(layer, name within the layer) -> parameter, in order of layer and name."""
+
+
+@dataclass(frozen=True)
+class TiedUse:
+    """One use of a tied parameter: a copy of it in one layer."""
+
+    layer: int
+    name: str
+    rank: int
+    """The pipeline rank that holds the layer."""
+
+
+class ReplicaExchange:
+    """Sums the gradients of one pipeline rank's layers over its siblings, the work spread over them.
+
+    Each tensor is gathered at one sibling, summed there in replica order, and sent back.
+
+    Args:
+        siblings: global ranks that hold the same layers, by replica.
+        tags: first tag that is free on the channel.
+    """
+
+    def __init__(self, channel: Channel, siblings: Sequence[int], parameters: Parameters, tags: int) -> None:
+        self._channel = channel
+        self._siblings = tuple(siblings)
+        self._own = self._siblings.index(channel.rank)
+        self._parameters = list(parameters.values())
+        self._tags = tags
+        load = [0] * len(self._siblings)
+        self._reducer: list[int] = []
+        for parameter in self._parameters:
+            replica = load.index(min(load))
+            load[replica] += parameter.numel()
+            self._reducer.append(replica)
+
+    @property
+    def tags_used(self) -> int:
+        return 2 * len(self._parameters) + 1
+
+    def sum(self) -> None:
+        """Replace each parameter's `.grad` by the sum over replicas; a gradient absent everywhere stays absent."""
+        others = [r for r in range(len(self._siblings)) if r != self._own]
+        present = self._agree_on_presence(others)
+        indices = [i for i in range(len(self._parameters)) if present[i]]
+        for i in indices:
+            if self._reducer[i] != self._own:
+                self._channel.send(self._stream(self._own, self._reducer[i], 1 + 2 * i), (self._grad(i),))
+        for i in indices:
+            if self._reducer[i] == self._own:
+                self._reduce(i, others)
+        for i in indices:
+            if self._reducer[i] != self._own:
+                (total,) = self._channel.receive(self._stream(self._reducer[i], self._own, 2 + 2 * i))
+                self._set(i, total)
+        self._channel.flush()
+
+    def _reduce(self, i: int, others: Sequence[int]) -> None:
+        parts = {self._own: self._grad(i)}
+        for replica in others:
+            (parts[replica],) = self._channel.receive(self._stream(replica, self._own, 1 + 2 * i))
+        total = parts[0].clone()
+        for replica in range(1, len(self._siblings)):
+            total.add_(parts[replica])
+        for replica in others:
+            self._channel.send(self._stream(self._own, replica, 2 + 2 * i), (total,))
+        self._set(i, total)
+
+    def _agree_on_presence(self, others: Sequence[int]) -> list[bool]:
+        mine = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.bool)
+        for replica in others:
+            self._channel.send(self._stream(self._own, replica, 0), (mine,))
+        union = mine.clone()
+        for replica in others:
+            union |= self._channel.receive(self._stream(replica, self._own, 0))[0].cpu()
+        return union.tolist()
+
+    def _grad(self, i: int) -> Tensor:
+        parameter = self._parameters[i]
+        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+    def _set(self, i: int, total: Tensor) -> None:
+        parameter = self._parameters[i]
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(total)
+
+    def _stream(self, source: int, target: int, tag: int) -> Stream:
+        return Stream(
+            self._siblings[source],
+            self._siblings[target],
+            self._tags + tag,
+            f"gradients replica {source} -> {target}",
+        )
+
+
+class TieExchange:
+    """Gives every copy of a tied parameter the sum of the gradients of all its uses, in layer order.
+
+    Args:
+        groups: per tied parameter, its uses in layer order.
+        base: global rank of this pipeline's rank 0.
+        tags: first tag that is free on the channel.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        groups: Sequence[Sequence[TiedUse]],
+        parameters: Parameters,
+        base: int,
+        tags: int,
+    ) -> None:
+        self._channel = channel
+        self._rank = channel.rank - base
+        self._base = base
+        self._parameters = parameters
+        self._groups = [list(g) for g in groups]
+        self._tags = tags
+
+    def sum(self) -> None:
+        """Replace each tied copy's `.grad` by the sum over its uses; absent everywhere stays absent."""
+        mine = [(tag, group) for tag, group in self._tagged() if any(use.rank == self._rank for use in group)]
+        for tag, group in mine:
+            for number, use in enumerate(group):
+                if use.rank == self._rank:
+                    self._tell(use, group, tag + number)
+        for tag, group in mine:
+            self._sum_group(group, tag)
+        self._channel.flush()
+
+    def _tagged(self) -> list[tuple[int, list[TiedUse]]]:
+        tagged, tag = [], self._tags
+        for group in self._groups:
+            tagged.append((tag, group))
+            tag += len(group)
+        return tagged
+
+    def _tell(self, use: TiedUse, group: list[TiedUse], tag: int) -> None:
+        parameter = self._parameters[use.layer, use.name]
+        present = torch.tensor([parameter.grad is not None])
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for target in sorted({other.rank for other in group} - {self._rank}):
+            self._channel.send(self._stream(use, target, tag), (present, grad))
+
+    def _sum_group(self, group: list[TiedUse], tag: int) -> None:
+        total: Tensor | None = None
+        for number, use in enumerate(group):
+            if use.rank == self._rank:
+                grad = self._parameters[use.layer, use.name].grad
+            else:
+                present, grad = self._channel.receive(self._stream(use, self._rank, tag + number))
+                grad = grad if bool(present) else None
+            if grad is not None:
+                total = grad.clone() if total is None else total.add_(grad)
+        if total is None:
+            return
+        for use in group:
+            if use.rank == self._rank:
+                parameter = self._parameters[use.layer, use.name]
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(total)
+
+    def _stream(self, use: TiedUse, target: int, tag: int) -> Stream:
+        return Stream(self._base + use.rank, self._base + target, tag, f"tied gradient of layer {use.layer}")

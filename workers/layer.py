@@ -1,0 +1,223 @@
+"""One layer on its rank: forward, backward, weight gradient of single microbatches.
+
+Every layer is an autograd graph of its own, from detached inputs to canonical outputs. So its numbers cannot depend
+on whether its neighbours live on the same rank: there is nothing to cut. This module knows no schedule and no rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from workers import rng
+from workers.canonical import canonical
+from workers.protocol import JobError
+from workers.weight_grad import WeightGradQueue, Workspace, cover
+
+Tensors = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass
+class Pass:
+    """What one microbatch leaves behind in one layer between its actions."""
+
+    draw_key: int
+    """Key of the forward pass's random draws; a recomputation repeats them."""
+    inputs: Tensors
+    """Leaves of the layer's graph."""
+    outputs: Tensors | None
+    """Roots of the graph; None where the activations were dropped to be recomputed."""
+    queue: WeightGradQueue
+    root_grads: Tensors = ()
+    """Kept only for parameters whose gradient takes a second walk of the graph."""
+
+
+class Layer:
+    """A built layer. Weight gradients accumulate in its parameters' `.grad`."""
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        module: nn.Module,
+        *,
+        precision: str,
+        device: torch.device,
+        workspace: Workspace,
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.module = module
+        self.device = device
+        self.recomputations = 0
+        """How often `recompute` ran, for tests and reports."""
+        self._precision = precision
+        self._workspace = workspace
+        self._deferral, self.uncovered = cover(module)
+        self._uncovered = [module.get_parameter(n) for n in self.uncovered]
+        self._light = [p for n, p in module.named_parameters() if n not in self.uncovered]
+        self._trainable = any(p.requires_grad for p in module.parameters())
+        self._buffers = _persistent_buffers(module)
+
+    def forward(self, inputs: Tensors, draw_key: int, *, keep: bool) -> tuple[Tensors, Pass]:
+        """Run one microbatch.
+
+        Args:
+            inputs: canonical tensors, each [B, ...]; those with `requires_grad` set get a gradient.
+            draw_key: keys the random draws.
+            keep: whether to keep the activations; else `recompute` must precede `backward`.
+
+        Returns:
+            The canonical outputs, detached, with `requires_grad` set where they carry a gradient; and the pass.
+        """
+        leaves = tuple(_leaf(t) for t in inputs)
+        queue = WeightGradQueue()
+        with torch.set_grad_enabled(keep):
+            outputs = self._train(leaves, draw_key, queue, write_buffers=True)
+        # Asked of the layer, not of autograd: with the activations dropped autograd does not know.
+        carries = self._trainable or any(t.requires_grad for t in leaves)
+        detached = tuple(_leaf(canonical(t.detach()), carries) for t in outputs)
+        return detached, Pass(draw_key, leaves, outputs if keep else None, queue)
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensors) -> Tensors:
+        """Forward pass in evaluation mode: no draws, no gradients, no change of buffers."""
+        self.module.eval()
+        try:
+            return tuple(canonical(t) for t in self._run(inputs, 0, WeightGradQueue()))
+        finally:
+            self.module.train()
+
+    def recompute(self, done: Pass) -> None:
+        """Rebuild the activations that `forward` dropped. Draws are repeated, buffers stay as they are."""
+        assert done.outputs is None, f"layer {self.name}: activations are there already"
+        with torch.enable_grad():
+            done.outputs = self._train(done.inputs, done.draw_key, done.queue, write_buffers=False)
+        self.recomputations += 1
+
+    def backward(self, done: Pass, grads: Tensors) -> Tensors:
+        """Input gradient: walk the graph, queue the weight gradients.
+
+        Args:
+            grads: of each output that carries one (the floating ones, if the layer has weights or its inputs carry
+                gradients), canonical, in order.
+
+        Returns:
+            The canonical gradient of each input that carries one, in order; zeros where the layer did not use it.
+        """
+        assert done.outputs is not None, f"layer {self.name}: backward before its activations were recomputed"
+        leaves = [t for t in done.inputs if t.requires_grad]
+        carrying = [o for o in done.outputs if o.is_floating_point()] if self._trainable or leaves else []
+        roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad]
+        if roots:
+            split = bool(self._uncovered)
+            torch.autograd.backward(
+                [o for o, _ in roots],
+                [g for _, g in roots],
+                retain_graph=split,
+                inputs=[*leaves, *(p for p in self._light if p.requires_grad)] if split else None,
+            )
+            if split:
+                done.root_grads = tuple(g for _, g in roots)
+                done.outputs = tuple(o for o, _ in roots)
+        if not done.root_grads:
+            done.outputs = None
+        gradients = tuple(canonical(_grad_of(t)) for t in leaves)
+        for leaf in leaves:
+            leaf.grad = None
+        return gradients
+
+    def weight_grad(self, done: Pass) -> None:
+        """Form the weight gradients that `backward` queued and add them to `.grad`."""
+        done.queue.drain(self._workspace)
+        if done.root_grads:
+            assert done.outputs is not None
+            torch.autograd.backward(done.outputs, done.root_grads, inputs=self._uncovered)
+            done.outputs, done.root_grads = None, ()
+            done.queue.uses.clear()  # the second walk queued the covered parameters again
+
+    def _train(
+        self, inputs: Tensors, draw_key: int, queue: WeightGradQueue, *, write_buffers: bool
+    ) -> Tensors:
+        # Autograd keeps the buffers that a forward pass saw, and the next microbatch's would change them under it:
+        # each pass gets a copy, and what it wrote there is taken over afterwards.
+        for owner, name, buffer in self._buffers:
+            owner._buffers[name] = buffer.clone()
+        try:
+            outputs = self._run(inputs, draw_key, queue)
+            if write_buffers:
+                with torch.no_grad():
+                    for owner, name, buffer in self._buffers:
+                        buffer.copy_(getattr(owner, name))
+        finally:
+            for owner, name, buffer in self._buffers:
+                owner._buffers[name] = buffer
+        return outputs
+
+    def _run(self, inputs: Tensors, draw_key: int, queue: WeightGradQueue) -> Tensors:
+        self._deferral.queue = queue
+        with rng.keyed(draw_key, self.device), autocast(self._precision, self.device):
+            outputs = self.module(*inputs)
+        if isinstance(outputs, Tensor):
+            return (outputs,)
+        if isinstance(outputs, tuple | list) and outputs and all(isinstance(t, Tensor) for t in outputs):
+            return tuple(outputs)
+        raise JobError(
+            f"layer {self.name} returned {type(outputs).__name__}; a layer returns a tensor or a tuple of tensors"
+        )
+
+
+class Loss:
+    """The loss after the last layer, treated as a layer without weights of its own."""
+
+    def __init__(self, function: Callable[..., Tensor], *, precision: str, device: torch.device) -> None:
+        self._function = function
+        self._precision = precision
+        self._device = device
+
+    def forward(self, outputs: Tensors, targets: Tensors, *, keep: bool) -> tuple[Tensor, Pass]:
+        """The microbatch's mean loss, a detached scalar, and the pass to go back through."""
+        leaves = tuple(_leaf(t, t.requires_grad and keep) for t in outputs)
+        with torch.set_grad_enabled(keep), autocast(self._precision, self._device):
+            loss = self._function(*leaves, *targets)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
+        return loss.detach(), Pass(0, leaves, (loss,) if keep else None, WeightGradQueue())
+
+    def backward(self, done: Pass) -> Gradients:
+        """The canonical gradient of each output of the last layer; None where it carries none."""
+        assert done.outputs is not None
+        torch.autograd.backward(done.outputs)
+        return tuple(canonical(_grad_of(t)) if t.requires_grad else None for t in done.inputs)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to `precision` on `device`; nothing for float32."""
+    if precision == "float32":
+        return nullcontext()
+    # Casts are cached by the deferral, across microbatches; autocast's own cache would hold a step's weights too long.
+    return torch.autocast(device.type, getattr(torch, precision), cache_enabled=False)
+
+
+def _persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """(module that holds it, its name there, buffer) of every buffer that is state, not a constant."""
+    return [
+        (owner, name, buffer)
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None and name not in owner._non_persistent_buffers_set
+    ]
+
+
+def _leaf(tensor: Tensor, carries: bool | None = None) -> Tensor:
+    carries = tensor.requires_grad if carries is None else carries
+    return tensor.detach().requires_grad_(carries and tensor.is_floating_point())
+
+
+def _grad_of(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

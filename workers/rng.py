@@ -1,0 +1,38 @@
+"""Random draws that depend on what they are for, never on who makes them or what was drawn before.
+
+Every draw is keyed by (seed, purpose, ...): the same layer draws the same numbers on whichever rank it lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Torch's default generators belong to the process, so ranks that are threads of one process take turns.
+_turn = threading.RLock()
+
+
+def key(seed: int, purpose: str, *parts: int | str) -> int:
+    """A 63-bit key for one draw, e.g. `key(seed, "dropout", step, microbatch, layer_name)`."""
+    text = repr((seed, purpose, *parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+@contextmanager
+def keyed(draw_key: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch's default generators (the CPU's, and `device`'s if it is a CUDA device) for the block."""
+    with _turn:
+        torch.default_generator.manual_seed(draw_key)
+        if device is not None and device.type == "cuda":
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            torch.cuda.default_generators[index].manual_seed(draw_key)
+        yield
+
+
+def generator(draw_key: int) -> torch.Generator:
+    """A CPU generator of its own for the draw `draw_key`."""
+    return torch.Generator().manual_seed(draw_key)

@@ -1,0 +1,98 @@
+"""A run of consecutive layers on one rank: what the engine's actions do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from workers import rng
+from workers.layer import Layer, Loss, Pass, Tensors
+
+
+class Stage:
+    """Layers in order, and what each microbatch in flight left in them.
+
+    Args:
+        layers: consecutive layers of the model.
+        loss: the loss that follows, if the last of them is the model's last.
+        recompute: indices of the layers that drop their activations after the forward pass.
+        seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], loss: Loss | None, recompute: frozenset[int], seed: int
+    ) -> None:
+        self.layers = tuple(layers)
+        self.loss = loss
+        self._recompute = recompute
+        self._seed = seed
+        self._passes: dict[int, list[Pass]] = {}
+        self._loss_passes: dict[int, Pass] = {}
+
+    def forward(self, microbatch: int, step: int, inputs: Tensors, targets: Tensors | None) -> Tensors:
+        """Run the forward pass of (global) `microbatch`; with a loss, its outputs are the one scalar loss."""
+        tensors = inputs
+        passes = self._passes[microbatch] = []
+        for layer in self.layers:
+            draw_key = rng.key(self._seed, "forward", step, microbatch, layer.name)
+            tensors, done = layer.forward(tensors, draw_key, keep=layer.index not in self._recompute)
+            passes.append(done)
+        if self.loss is None:
+            return tensors
+        assert targets is not None
+        loss, self._loss_passes[microbatch] = self.loss.forward(tensors, targets, keep=True)
+        return (loss,)
+
+    def recompute(self, microbatch: int) -> None:
+        """Rebuild the dropped activations of `microbatch`."""
+        for layer, done in zip(self.layers, self._passes[microbatch], strict=True):
+            if layer.index in self._recompute:
+                layer.recompute(done)
+
+    def backward(self, microbatch: int, grads: Tensors, *, weights: bool) -> Tensors:
+        """Input gradient of `microbatch`, and its weight gradients at once if `weights`.
+
+        Args:
+            grads: of the outputs that carry a gradient; ignored where a loss follows.
+
+        Returns:
+            The gradient of each input that carries one.
+        """
+        passes = self._passes.pop(microbatch) if weights else self._passes[microbatch]
+        if self.loss is not None:
+            outputs = self.loss.backward(self._loss_passes.pop(microbatch))
+            grads = tuple(g for g in outputs if g is not None)
+        for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
+            grads = layer.backward(done, grads)
+            if weights:
+                layer.weight_grad(done)
+        return grads
+
+    def weight_grad(self, microbatch: int) -> None:
+        """The weight gradients that `backward` left behind."""
+        for layer, done in zip(reversed(self.layers), reversed(self._passes.pop(microbatch)), strict=True):
+            layer.weight_grad(done)
+
+    def evaluate(self, inputs: Tensors, targets: Tensors | None) -> Tensors:
+        """Forward pass in evaluation mode; the scalar loss if a loss follows and `targets` are given."""
+        for layer in self.layers:
+            inputs = layer.evaluate(inputs)
+        if self.loss is None or targets is None:
+            return inputs
+        return (self.loss.forward(inputs, targets, keep=False)[0],)
+
+    def drop(self) -> None:
+        """Forget the microbatches in flight, and the gradients they left."""
+        self._passes.clear()
+        self._loss_passes.clear()
+        for layer in self.layers:
+            for parameter in layer.module.parameters():
+                parameter.grad = None
+
+    def gradients(self) -> dict[int, dict[str, Tensor]]:
+        """Per layer, the gradients summed so far; a parameter that got none is absent."""
+        return {
+            layer.index: {n: p.grad for n, p in layer.module.named_parameters() if p.grad is not None}
+            for layer in self.layers
+        }

@@ -1,0 +1,83 @@
+"""Ranks that are threads of one process: messages are references."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+
+
+class Hub:
+    """Where the threads of one generation meet."""
+
+    def __init__(self, size: int, timeout_s: float = 600.0) -> None:
+        self.size = size
+        self.timeout_s = timeout_s
+        self.closed = threading.Event()
+        self.barrier = threading.Barrier(size)
+        self.records: list[bytes] = [b""] * size
+        self._queues: dict[Stream, queue.Queue[Tensors | None]] = defaultdict(queue.Queue)
+        self._lock = threading.Lock()
+
+    def queue_of(self, stream: Stream) -> queue.Queue[Tensors | None]:
+        with self._lock:
+            return self._queues[stream]
+
+    def close(self) -> None:
+        self.closed.set()
+        self.barrier.abort()
+        with self._lock:
+            for waiting in self._queues.values():
+                waiting.put(None)
+
+
+class LocalChannel(Channel):
+    """One thread's end of a `Hub`."""
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self.rank = rank
+        self.size = hub.size
+        self._hub = hub
+        self._shapes: dict[Stream, Shape] = {}
+
+    def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        self._shapes.setdefault(stream, Shape.of(tensors)).check(stream, tensors)
+        self._hub.queue_of(stream).put(tuple(tensors))
+
+    def expect(self, stream: Stream, messages: int) -> None:
+        pass
+
+    def receive(self, stream: Stream) -> Tensors:
+        waiting = self._hub.queue_of(stream)
+        if self._hub.closed.is_set():
+            raise ChannelError(f"{stream.name}: the channel is closed")
+        try:
+            tensors = waiting.get(timeout=self._hub.timeout_s)
+        except queue.Empty:
+            raise ChannelError(
+                f"{stream.name}: nothing from rank {stream.source} for {self._hub.timeout_s} s"
+            ) from None
+        if tensors is None:
+            raise ChannelError(f"{stream.name}: the channel is closed")
+        return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
+
+    def flush(self) -> None:
+        pass
+
+    def all_gather(self, record: bytes) -> list[bytes]:
+        try:
+            self._hub.records[self.rank] = record
+            self._hub.barrier.wait(self._hub.timeout_s)
+            records = list(self._hub.records)
+            self._hub.barrier.wait(self._hub.timeout_s)
+        except threading.BrokenBarrierError:
+            raise ChannelError("the channel is closed, or a rank did not come to the commit") from None
+        return records
+
+    def close(self) -> None:
+        self._hub.close()

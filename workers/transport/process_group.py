@@ -1,0 +1,146 @@
+"""Ranks that are processes: Gloo over sockets, through host memory where the tensors live on a GPU.
+
+Each directed edge is one ordered, tagged stream, and receives are posted ahead in the sender's order. A process group
+belongs to one generation; closing it makes every neighbour's wait fail.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workers.protocol import Generation
+from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+
+POSTED_AHEAD = 4
+"""Receives that wait in advance on each stream: enough to keep the link busy, few enough to cost little memory."""
+
+HEADER_BYTES = 4096
+
+
+class ProcessGroupChannel(Channel):
+    """One rank's end of a Gloo process group.
+
+    Args:
+        generation: the membership; the store it names must be up.
+        rank: this process's rank among `generation.members`.
+        device: where received tensors go.
+    """
+
+    def __init__(self, generation: Generation, rank: int, device: torch.device) -> None:
+        self.rank = generation.members.index(rank)
+        self.size = len(generation.members)
+        self._device = device
+        timeout = timedelta(seconds=generation.timeout_s)
+        store = dist.TCPStore(generation.store_host, generation.store_port, is_master=False, timeout=timeout)
+        scope = f"epoch-{generation.epoch}/generation-{generation.number}"
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore(scope, store), self.rank, self.size, timeout)
+        self._out_shapes: dict[Stream, Shape] = {}
+        self._in_shapes: dict[Stream, Shape] = {}
+        self._sent: deque[tuple[Any, Tensor]] = deque()
+        self._posted: dict[Stream, deque[tuple[list[Any], Tensors]]] = defaultdict(deque)
+        self._due: dict[Stream, int] = defaultdict(int)
+
+    def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        shape = self._out_shapes.get(stream)
+        if shape is None:
+            shape = self._out_shapes[stream] = Shape.of(tensors)
+            self._send_bytes(stream, _padded(shape.encode(), stream))
+        shape.check(stream, tensors)
+        for tensor in tensors:
+            self._send_bytes(stream, tensor.detach().cpu())
+
+    def _send_bytes(self, stream: Stream, tensor: Tensor) -> None:
+        if tensor.numel():
+            raw = tensor.reshape(-1).view(torch.uint8)
+            self._sent.append((self._group.send([raw], stream.target, stream.tag), raw))
+
+    def expect(self, stream: Stream, messages: int) -> None:
+        self._due[stream] += messages
+        self._post(stream)
+
+    def _post(self, stream: Stream) -> None:
+        shape = self._in_shapes.get(stream)
+        posted = self._posted[stream]
+        while shape is not None and self._due[stream] and len(posted) < POSTED_AHEAD:
+            self._due[stream] -= 1
+            tensors = shape.allocate()
+            works = [
+                self._group.recv([t.reshape(-1).view(torch.uint8)], stream.source, stream.tag)
+                for t in tensors
+                if t.numel()
+            ]
+            posted.append((works, tensors))
+
+    def receive(self, stream: Stream) -> Tensors:
+        if stream not in self._in_shapes:
+            header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+            self._wait(self._group.recv([header], stream.source, stream.tag), stream)
+            self._in_shapes[stream] = Shape.decode(_unpadded(header))
+        if not self._posted[stream]:
+            self._due[stream] = max(self._due[stream], 1)
+            self._post(stream)
+        works, tensors = self._posted[stream].popleft()
+        for work in works:
+            self._wait(work, stream)
+        self._post(stream)
+        if self._device.type == "cuda":
+            tensors = tuple(t.to(self._device) for t in tensors)
+        return self._in_shapes[stream].mark(tensors)
+
+    def _wait(self, work: Any, stream: Stream) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise ChannelError(f"{stream.name} (rank {stream.source} -> {stream.target}): {error}") from error
+
+    def flush(self) -> None:
+        while self._sent:
+            work, _ = self._sent.popleft()
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise ChannelError(
+                    f"a message from rank {self.rank} could not be delivered: {error}"
+                ) from error
+
+    def all_gather(self, record: bytes) -> list[bytes]:
+        try:
+            lengths = self._gather(torch.tensor([len(record)], dtype=torch.int64))
+            longest = max(int(length) for length in lengths)
+            payload = torch.zeros(longest, dtype=torch.uint8)
+            payload[: len(record)] = torch.frombuffer(bytearray(record), dtype=torch.uint8)
+            return [
+                bytes(p[: int(n)].numpy().tobytes())
+                for p, n in zip(self._gather(payload), lengths, strict=True)
+            ]
+        except RuntimeError as error:
+            raise ChannelError(f"a rank did not come to the commit: {error}") from error
+
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        out = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._group.allgather([out], [tensor]).wait()
+        return out
+
+    def close(self) -> None:
+        self._group.abort()
+
+
+def _padded(text: bytes, stream: Stream) -> Tensor:
+    if len(text) > HEADER_BYTES - 4:
+        raise ChannelError(
+            f"{stream.name}: a message of so many tensors that their shapes fill {len(text)} bytes"
+        )
+    framed = len(text).to_bytes(4, "little") + text
+    return torch.frombuffer(bytearray(framed.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _unpadded(header: Tensor) -> bytes:
+    raw = header.numpy().tobytes()
+    return raw[4 : 4 + int.from_bytes(raw[:4], "little")]
