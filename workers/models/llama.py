@@ -1,0 +1,203 @@
+"""`llama`: a decoder with RMSNorm, rotary positions, grouped queries and SwiGLU, as a list of layers.
+
+No biases anywhere. Knows nothing of how the layers are cut into stages.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workers.config import ModelConfig
+from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
+from workers.models.loss import mean_cross_entropy
+from workers.models.transformer import initialise, initialise_residual
+
+ROTARY_BASE = 10_000.0
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a gain, in float32 whatever the input (Zhang and Sennrich 2019, eq. 4)."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[..., D] -> float[..., D]."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (normed * self.weight).type_as(x)
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding (Su et al. 2021, eq. 34), turning one half of a head against the other."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, *, head_width: int, context: int) -> None:
+        super().__init__()
+        frequencies = ROTARY_BASE ** (-np.arange(0, head_width, 2) / head_width)
+        angles = np.outer(np.arange(context), frequencies)
+        # A function of the sizes alone: in no checkpoint and in no digest.
+        self.register_buffer("cosine", torch.from_numpy(np.cos(angles).astype(np.float32)), persistent=False)
+        self.register_buffer("sine", torch.from_numpy(np.sin(angles).astype(np.float32)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, heads, T, head_width] -> the same shape, position t rotated by t."""
+        cosine, sine = self.cosine[: x.shape[-2]], self.sine[: x.shape[-2]]
+        first, second = x.float().chunk(2, dim=-1)
+        rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+        return rotated.type_as(x)
+
+
+class GroupedQueryAttention(nn.Module):
+    """Causal attention whose query heads share keys and values in groups (Ainslie et al. 2023, sec. 2.2)."""
+
+    def __init__(self, *, width: int, heads: int, kv_heads: int, context: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_width = width // heads
+        self.query = nn.Linear(width, heads * self.head_width, bias=False)
+        self.key = nn.Linear(width, kv_heads * self.head_width, bias=False)
+        self.value = nn.Linear(width, kv_heads * self.head_width, bias=False)
+        self.projection = nn.Linear(heads * self.head_width, width, bias=False)
+        self.rotary = Rotary(head_width=self.head_width, context=context)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, T, D] -> float[B, T, D]."""
+        batch, length, width = x.shape
+
+        def split(projected: Tensor, heads: int) -> Tensor:
+            return projected.view(batch, length, heads, self.head_width).transpose(1, 2)
+
+        query = self.rotary(split(self.query(x), self.heads))
+        key = self._per_query_head(self.rotary(split(self.key(x), self.kv_heads)))
+        value = self._per_query_head(split(self.value(x), self.kv_heads))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, length, width)))
+
+    def _per_query_head(self, x: Tensor) -> Tensor:
+        """x: float[B, kv_heads, T, head_width] -> float[B, heads, T, head_width]."""
+        # Spelled out, because not every attention backend takes groups.
+        group = self.heads // self.kv_heads
+        if group == 1:
+            return x
+        return x.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
+
+
+class SwiGLU(nn.Module):
+    """Gated feed-forward layer (Shazeer 2020, eq. 6)."""
+
+    def __init__(self, *, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.expansion = nn.Linear(width, hidden, bias=False)
+        self.projection = nn.Linear(hidden, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, T, D] -> float[B, T, D]."""
+        return self.dropout(self.projection(F.silu(self.gate(x)) * self.expansion(x)))
+
+
+class LlamaEmbedding(nn.Module):
+    """Token embedding; positions are told by the rotary embedding of every block."""
+
+    def __init__(self, *, vocabulary: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.dropout = nn.Dropout(dropout)
+        initialise(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens: int64[B, T] -> float[B, T, D]."""
+        return self.dropout(self.token(tokens))
+
+
+class LlamaBlock(nn.Module):
+    """Pre-norm block: attention, then SwiGLU, each on a residual branch with dropout."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        hidden: int,
+        context: int,
+        dropout: float,
+        layers: int,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(width)
+        self.attention = GroupedQueryAttention(
+            width=width, heads=heads, kv_heads=kv_heads, context=context, dropout=dropout
+        )
+        self.feed_forward_norm = RMSNorm(width)
+        self.feed_forward = SwiGLU(width=width, hidden=hidden, dropout=dropout)
+        initialise(self)
+        initialise_residual(self.attention.projection, layers)
+        initialise_residual(self.feed_forward.projection, layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, T, D] -> float[B, T, D]."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class LlamaHead(nn.Module):
+    """Final norm and projection to the vocabulary."""
+
+    def __init__(self, *, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width)
+        self.projection = nn.Linear(width, vocabulary, bias=False)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, T, D] -> logits float[B, T, vocabulary]."""
+        return self.projection(self.norm(x))
+
+
+def default_hidden(width: int) -> int:
+    """8/3 of `width`, rounded up to a multiple of 32: three such matrices weigh as two of 4 x width."""
+    return 32 * -(-8 * width // 96)
+
+
+def llama(config: ModelConfig, vocabulary: int) -> ModelDefinition:
+    """Layers `embed`, `block0`, ..., `head`. With `tied_embeddings`, embedding and head are one matrix.
+
+    Source: Touvron et al., "LLaMA" (2023), section 2.2; grouped queries as in "Llama 2" (2023), appendix
+    A.2.1.
+    """
+    block = partial(
+        LlamaBlock,
+        width=config.width,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
+        hidden=config.hidden or default_hidden(config.width),
+        context=config.context,
+        dropout=config.dropout,
+        layers=config.layers,
+    )
+    embed = partial(LlamaEmbedding, vocabulary=vocabulary, width=config.width, dropout=config.dropout)
+    tie = (ParameterRef("embed", "token.weight"), ParameterRef("head", "projection.weight"))
+    return ModelDefinition(
+        layers=(
+            LayerBuilder("embed", embed),
+            *(LayerBuilder(f"block{index}", block) for index in range(config.layers)),
+            LayerBuilder("head", partial(LlamaHead, vocabulary=vocabulary, width=config.width)),
+        ),
+        loss=mean_cross_entropy,
+        ties=(tie,) if config.tied_embeddings else (),
+        language=True,
+    )

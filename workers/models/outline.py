@@ -1,0 +1,100 @@
+"""How large each layer of a model is, found without allocating the model.
+
+Knows nothing of stages or partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.protocol import JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOutline:
+    """One layer's size. A tied parameter counts in each layer that uses it: each holds a copy."""
+
+    name: str
+    parameters: int
+    """Scalars, not tensors."""
+    parameter_bytes: int
+
+
+def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
+    """The size of every layer, in order.
+
+    One layer after another is built on the meta device (on the CPU where that fails) and dropped.
+
+    Raises:
+        JobError: a layer cannot be built or is no module, a tied parameter is missing or of another shape.
+    """
+    tied = {(ref.layer, ref.parameter) for group in definition.ties for ref in group}
+    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    outlines = []
+    with torch.random.fork_rng(devices=[]):
+        for builder in definition.layers:
+            module = _build(builder)
+            parameters = sum(parameter.numel() for parameter in module.parameters())
+            size = sum(parameter.nbytes for parameter in module.parameters())
+            outlines.append(LayerOutline(name=builder.name, parameters=parameters, parameter_bytes=size))
+            # Duplicates kept: a parameter used under two names in one layer may be tied by either.
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                if (builder.name, name) in tied:
+                    shapes[builder.name, name] = tuple(parameter.shape)
+    _check_ties(definition, shapes)
+    return tuple(outlines)
+
+
+class _NoNormalDraws(TorchFunctionMode):
+    """Skips `normal_` on the meta device: nothing is filled there, yet it would import torch's compiler."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.Tensor.normal_, nn.init.normal_):
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+def _build(builder: LayerBuilder) -> nn.Module:
+    try:
+        with torch.device("meta"), _NoNormalDraws():
+            module = builder.build()
+    except Exception:  # a builder may read values, which the meta device does not have
+        try:
+            module = builder.build()
+        except Exception as error:
+            raise JobError(
+                f"layer {builder.name!r} could not be built: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(module, nn.Module):
+        raise JobError(
+            f"the builder of layer {builder.name!r} returned a {type(module).__name__}: it must return a"
+            " torch.nn.Module"
+        )
+    return module
+
+
+def _check_ties(definition: ModelDefinition, shapes: dict[tuple[str, str], tuple[int, ...]]) -> None:
+    for group in definition.ties:
+        first, *others = group
+        for ref in group:
+            if (ref.layer, ref.parameter) not in shapes:
+                raise JobError(f"{ref} is tied, but layer {ref.layer!r} has no parameter {ref.parameter!r}")
+        first_shape = shapes[first.layer, first.parameter]
+        for ref in others:
+            shape = shapes[ref.layer, ref.parameter]
+            if shape != first_shape:
+                raise JobError(
+                    f"{first} of shape {list(first_shape)} and {ref} of shape {list(shape)} are tied:"
+                    " tied parameters must have one shape"
+                )
