@@ -1,8 +1,8 @@
 """The schedule as data: `Action` and `Schedule`, the leaf that every other module reads.
 
-A schedule says, for each rank, which actions it takes in which order during one window. Sends and receives are
-not written down: they follow from the actions and from where the stages live. This module knows no schedule
-family, no cost and no device; `planner/validate.py` says which schedules are legal.
+A schedule says, for each rank, which actions it takes in which order during one window. Sends and receives
+are not written down: they follow from the actions and from where the stages live. This module knows no
+schedule family, no cost and no device; `planner/validate.py` says which schedules are legal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Kind(StrEnum):
     """Optimizer update, only in asynchronous windows: a synchronous window's updates follow its commit."""
 
 
-_TOKEN = re.compile(r"(\d+)([FBIWRU])(\d+)")
+_TOKEN = re.compile(r"(\d+)([FBIWRU])(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Action:
     """The microbatch; the minibatch for `Kind.UPDATE`."""
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind.value}{self.index}"
+        return f"{self.stage}{self.kind}{self.index}"
 
     @staticmethod
     def parse(token: str) -> Action:
@@ -55,8 +55,8 @@ class Action:
         match = _TOKEN.fullmatch(token.strip())
         if match is None:
             raise ValueError(
-                f"{token!r} is not an action: expected <stage><kind><microbatch> with a kind of F, B, I, W, R or U,"
-                " such as 2F0"
+                f"{token!r} is not an action: expected <stage><kind><microbatch> with a kind of F, B, I, W, R"
+                " or U, such as 2F0"
             )
         stage, kind, index = match.groups()
         return Action(Kind(kind), int(stage), int(index))
@@ -80,7 +80,8 @@ class Schedule:
     programs: tuple[Program, ...]
     """`programs[rank]`."""
     frozen_stages: int = 0
-    """How many stages from the input up are wholly frozen: they have no B, I or W at all."""
+    """How many stages from the input up are wholly frozen: they have no B, I or W at all. All of them in a
+    forward-only window."""
     synchronous: bool = True
     """Whether the window is one optimizer step over all its microbatches."""
 

@@ -1,0 +1,93 @@
+"""Schedule -> execution graph: program order on each rank, data between stages, one source and one sink.
+
+Knows no costs. The graph is TimelyFreeze's (section 3.2.1, appendix B) for any family: as a stage lives on
+one rank, its own edges follow from the program order; and every action without a successor joins the sink,
+not only the last backward of the first stage, whose rank need not finish last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from planner.ir import Action, Kind, Schedule
+
+
+def awaited(action: Action, stages: int, actions: Container[Action]) -> Action | None:
+    """The action of the neighbouring stage whose output `action` needs, or None if it needs none.
+
+    A forward needs the forward of the stage before; a backward or input gradient needs the backward or input
+    gradient of the stage after, whichever of the two is among `actions`. What an action needs of its own
+    stage (its forward, its input gradient) is on its own rank, earlier in the program.
+    """
+    if action.kind is Kind.FORWARD:
+        return Action(Kind.FORWARD, action.stage - 1, action.index) if action.stage > 0 else None
+    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage + 1 < stages:
+        full = Action(Kind.BACKWARD, action.stage + 1, action.index)
+        return full if full in actions else Action(Kind.INPUT_GRAD, action.stage + 1, action.index)
+    return None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes 0..N-1 are the actions, rank by rank in program order; node N is the source, N + 1 the sink."""
+
+    actions: tuple[Action, ...]
+    ranks: tuple[int, ...]
+    """`ranks[node]` of each action."""
+    predecessors: tuple[tuple[int, ...], ...]
+    """`predecessors[node]`, for all N + 2 nodes."""
+    order: tuple[int, ...]
+    """All N + 2 nodes, each after its predecessors: the source first, the sink last."""
+
+    @property
+    def source(self) -> int:
+        return len(self.actions)
+
+    @property
+    def sink(self) -> int:
+        return len(self.actions) + 1
+
+    def crosses_ranks(self, earlier: int, later: int) -> bool:
+        """Whether the edge between two nodes is a message from one rank to another."""
+        actions = len(self.actions)
+        return earlier < actions and later < actions and self.ranks[earlier] != self.ranks[later]
+
+
+def build_graph(schedule: Schedule) -> Graph:
+    """The execution graph of a schedule that `validate` has accepted."""
+    actions = tuple(action for program in schedule.programs for action in program)
+    ranks = tuple(rank for rank, program in enumerate(schedule.programs) for _ in program)
+    node_of = {action: node for node, action in enumerate(actions)}
+    source, sink = len(actions), len(actions) + 1
+
+    predecessors: list[tuple[int, ...]] = []
+    has_successor = [False] * len(actions)
+    for node, action in enumerate(actions):
+        before = [node - 1] if node > 0 and ranks[node - 1] == ranks[node] else []
+        needed = awaited(action, schedule.stages, node_of)
+        if needed is not None and node_of[needed] not in before:
+            before.append(node_of[needed])
+        for earlier in before:
+            has_successor[earlier] = True
+        predecessors.append(tuple(before) or (source,))
+    predecessors.append(())
+    predecessors.append(tuple(node for node in range(len(actions)) if not has_successor[node]))
+    return Graph(actions, ranks, tuple(predecessors), _topological_order(predecessors, source, sink))
+
+
+def _topological_order(predecessors: list[tuple[int, ...]], source: int, sink: int) -> tuple[int, ...]:
+    successors: list[list[int]] = [[] for _ in predecessors]
+    for node, before in enumerate(predecessors):
+        for earlier in before:
+            successors[earlier].append(node)
+    missing = [len(before) for before in predecessors]
+    order = [source]
+    for node in order:
+        for later in successors[node]:
+            missing[later] -= 1
+            if missing[later] == 0:
+                order.append(later)
+    assert len(order) == len(predecessors), "the schedule has a cycle: validate it first"
+    assert order[-1] == sink
+    return tuple(order)
