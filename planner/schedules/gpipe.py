@@ -1,0 +1,22 @@
+"""GPipe: all forwards, then all backwards (Huang et al. 2019). One stage per rank."""
+
+from __future__ import annotations
+
+from planner.ir import Action, Kind, Program, Schedule
+
+
+def gpipe(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Makespan 3(M + P - 1) at F = 1, B = 2; every rank holds all M microbatches in flight.
+
+    Backwards go in ascending microbatch order too, unlike the paper's figure, so that gradients add up in the
+    order of every other family.
+    """
+    return Schedule(
+        "gpipe", ranks * chunks, microbatches, tuple(_program(rank, microbatches) for rank in range(ranks))
+    )
+
+
+def _program(stage: int, microbatches: int) -> Program:
+    forwards = [Action(Kind.FORWARD, stage, index) for index in range(microbatches)]
+    backwards = [Action(Kind.BACKWARD, stage, index) for index in range(microbatches)]
+    return (*forwards, *backwards)

@@ -1,0 +1,63 @@
+"""ZB-V: two chunks per rank, placed as a V, with split backwards (Qi et al. 2024, section 6)."""
+
+from __future__ import annotations
+
+from planner.ir import Action, Kind, Program, Schedule
+
+
+def zbv(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Makespan 6M + P - 1 at F = I = W = 1 per chunk, for M >= 2P - 1: no rank idles once begun.
+
+    At most min(2M, 2P) chunk activations are in flight on any rank, 1F1B's peak on its first. With fewer
+    microbatches than 2P - 1 the same order runs without those that are not there.
+    """
+    full = max(microbatches, 2 * ranks - 1)
+    programs = (_program(rank, ranks, full) for rank in range(ranks))
+    return Schedule(
+        "zbv",
+        ranks * chunks,
+        microbatches,
+        tuple(tuple(action for action in program if action.index < microbatches) for program in programs),
+    )
+
+
+def _program(rank: int, ranks: int, microbatches: int) -> Program:
+    """For M >= 2P - 1. The downward chunk is stage s, the upward one 2P - 1 - s."""
+    down, up = rank, 2 * ranks - 1 - rank
+    program: list[Action] = []
+    taken: dict[tuple[Kind, int], int] = {}
+
+    def take(stage: int, *kinds: Kind) -> None:
+        """The next microbatch of each kind on this stage."""
+        for kind in kinds:
+            index = taken.get((kind, stage), 0)
+            program.append(Action(kind, stage, index))
+            taken[kind, stage] = index + 1
+
+    forward, input_grad, weight_grad = Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD
+
+    # Fill: downward forwards until the first microbatch comes back up, then both in turn.
+    for _ in range(2 * (ranks - rank) - 1):
+        take(down, forward)
+    for _ in range(rank):
+        take(up, forward)
+        take(down, forward)
+    for _ in range(ranks - rank):
+        take(up, forward, input_grad, weight_grad)
+    # Steady state: both chunks in turn, while forwards are left; the downward chunk's end first.
+    for _ in range(microbatches - 2 * ranks + rank + 1):
+        take(down, forward, input_grad, weight_grad)
+        take(up, forward, input_grad, weight_grad)
+    for _ in range(ranks - 1 - rank):
+        take(down, input_grad, weight_grad)
+        take(up, forward, input_grad, weight_grad)
+    # Drain: input gradients first, other ranks wait for them; the weight gradients left over fill the end.
+    for _ in range(rank):
+        take(down, input_grad)
+        take(up, input_grad)
+    for _ in range(ranks - rank):
+        take(down, input_grad, weight_grad)
+    for stage in (up, down):
+        for _ in range(rank):
+            take(stage, weight_grad)
+    return tuple(program)
