@@ -1,0 +1,75 @@
+"""Parameter partition: contiguous stages of as equal a parameter count as can be. Knows no times, no memory.
+
+The simplest of the three heuristics that TimelyFreeze compares (appendix G.1): no profile is needed, and the
+count stands in for compute and memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+def partition(parameter_counts: Sequence[int], stages: int) -> tuple[tuple[int, int], ...]:
+    """The layers of each stage as [first, stop): the largest stage is as small as can be.
+
+    Among the cuts that reach that, the one with the least sum of squared stage sizes; among those, the one
+    with the fewest layers in the first stage, then in the second, and so on: earlier stages hold more
+    microbatches.
+
+    Args:
+        parameter_counts: per layer, 0 or more.
+        stages: how many, each of at least one layer.
+
+    Raises:
+        ValueError: more stages than layers, or no stage.
+    """
+    layers = len(parameter_counts)
+    if not 1 <= stages <= layers:
+        raise ValueError(
+            f"cannot cut {layers} layers into {stages} stages of at least one layer:"
+            f" use 1 to {layers} stages (fewer ranks or chunks), or a model with more layers"
+        )
+    limit = _least_largest(parameter_counts, stages)
+    sums = [0, *accumulate(parameter_counts)]
+
+    # cost[first] is the least sum of squares of cutting layers first.. into the stages placed so far, from
+    # the last stage to the first; stops remembers where the first of them ends.
+    cost: list[int | None] = [None] * layers + [0]
+    stops: list[list[int]] = []
+    for _ in range(stages):
+        best: list[int | None] = [None] * (layers + 1)
+        stop_at = [layers] * (layers + 1)
+        for first in range(layers):
+            for stop in range(first + 1, layers + 1):
+                size = sums[stop] - sums[first]
+                if size > limit:
+                    break
+                rest = cost[stop]
+                if rest is not None and ((known := best[first]) is None or size * size + rest < known):
+                    best[first], stop_at[first] = size * size + rest, stop
+        cost = best
+        stops.append(stop_at)
+
+    ranges: list[tuple[int, int]] = []
+    first = 0
+    for stop_at in reversed(stops):
+        ranges.append((first, stop_at[first]))
+        first = stop_at[first]
+    return tuple(ranges)
+
+
+def _least_largest(parameter_counts: Sequence[int], stages: int) -> int:
+    """The least size that the largest of `stages` contiguous stages can have."""
+
+    def fits(limit: int) -> bool:
+        needed, size = 1, 0
+        for count in parameter_counts:
+            if size + count > limit:
+                needed, size = needed + 1, 0
+            size += count
+        return needed <= stages
+
+    largest, total = max(parameter_counts), sum(parameter_counts)
+    return largest + bisect_left(range(largest, total + 1), True, key=fits)
