@@ -1,0 +1,148 @@
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+import pytest
+from rich.text import Text
+
+from planner.passes import add_recompute
+from planner.picture import legend, seconds_text, svg, terminal
+from planner.schedules.registry import build
+from planner.simulate import Costs, simulate
+
+SVG = "{http://www.w3.org/2000/svg}"
+UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A span as the ranks report it: the action is a token."""
+
+    action: str
+    start_s: float
+    end_s: float
+
+
+MEASURED = [
+    [Measured("0F0", 0.0, 0.010), Measured("0B0", 0.040, 0.060)],
+    [Measured("1F0", 0.012, 0.022), Measured("1B0", 0.022, 0.038)],
+]
+
+
+def boxes(picture: str) -> list[tuple[str, float, float]]:
+    """(tooltip, x, width) of every action's box."""
+    root = ElementTree.fromstring(picture)
+    return [
+        (title.text or "", float(box.get("x", "")), float(box.get("width", "")))
+        for box in root.iter(f"{SVG}rect")
+        if (title := box.find(f"{SVG}title")) is not None
+    ]
+
+
+def test_svg_has_a_box_per_action_at_its_time():
+    simulation = simulate(build("1f1b", 2, 2), UNIT)
+    found = boxes(svg(simulation.timeline, "1f1b"))
+    assert [tooltip for tooltip, _, _ in found] == [
+        "0F0: 0 to 1 s",
+        "0F1: 1 to 2 s",
+        "0B0: 4 to 6 s",
+        "0B1: 7 to 9 s",
+        "1F0: 1 to 2 s",
+        "1B0: 2 to 4 s",
+        "1F1: 4 to 5 s",
+        "1B1: 5 to 7 s",
+    ]
+    scale = found[1][1] - found[0][1]
+    for (_, x, width), start in zip(found, [0, 1, 4, 7, 1, 2, 4, 5], strict=True):
+        assert x == pytest.approx(found[0][1] + start * scale, abs=0.02)
+        assert 0 < width < 2 * scale
+
+
+def test_svg_shows_tokens_ranks_kinds_bubbles_and_the_unit():
+    texts = [
+        element.text
+        for element in ElementTree.fromstring(
+            svg(simulate(add_recompute(build("zb-h1", 2, 2), {0}), UNIT).timeline, "a < b & c")
+        ).iter(f"{SVG}text")
+    ]
+    for expected in ("rank 0", "rank 1", "0F0", "0R1", "1W1", "F forward", "W weight gradient", "bubble"):
+        assert expected in texts
+    assert "R recompute" in texts
+    assert "B backward" not in texts
+    assert "time, s" in texts
+    assert "a < b & c" in texts
+
+
+def test_measured_and_simulated_timelines_draw_alike():
+    simulation = simulate(build("zbv", 3, 6), UNIT)
+    measured = [
+        [Measured(str(span.action), span.start_s, span.end_s) for span in spans]
+        for spans in simulation.timeline
+    ]
+    assert svg(measured) == svg(simulation.timeline)
+    assert terminal(measured, 80) == terminal(simulation.timeline, 80)
+
+
+def test_a_measured_step_in_its_own_unit_with_its_commit():
+    picture = svg(MEASURED, "step 7", end_s=0.08)
+    assert boxes(picture)[0][0] == "0F0: 0 to 10 ms"
+    assert "time, ms" in picture
+    assert ">80<" in picture
+
+
+def test_svg_is_self_contained():
+    picture = svg(MEASURED)
+    assert "href" not in picture
+    assert "<script" not in picture
+    assert picture.count("http") == 1
+
+
+def test_tokens_are_left_out_where_they_do_not_fit():
+    tiny = [[Measured("0F0", 0.0, 1.0), Measured("0B0", 1.0, 1000.0)]]
+    tokens = [text.text for text in ElementTree.fromstring(svg(tiny)).iter(f"{SVG}text")]
+    assert "0B0" in tokens
+    assert "0F0" not in tokens
+
+
+def test_terminal_text():
+    timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
+    assert terminal(timeline, 43, markup=False) == (
+        "rank 0 0F0 0F1 ········0B0     ····0B1     \n"
+        "rank 1 ····1F0 1B0     1F1 1B1     ········\n"
+        "       0                                9 s"
+    )
+
+
+def test_terminal_text_shortens_tokens_to_what_fits():
+    timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
+    assert terminal(timeline, 34, markup=False).splitlines()[:2] == [
+        "rank 0 F0 F1 ······0B0   ···0B1   ",
+        "rank 1 ···F0 1B0   F1 1B1   ······",
+    ]
+    assert terminal(timeline, 16, markup=False).splitlines()[0] == "rank 0 FF··B0 ·B "
+
+
+def test_terminal_markup_is_rich_and_changes_no_character():
+    timeline = simulate(build("zb-h1", 3, 5), UNIT).timeline
+    assert Text.from_markup(terminal(timeline, 90)).plain == terminal(timeline, 90, markup=False)
+    assert Text.from_markup(legend(timeline)).plain == legend(timeline, markup=False)
+    assert legend(timeline, markup=False) == (
+        " F  forward   I  input gradient   W  weight gradient  · bubble"
+    )
+
+
+@pytest.mark.parametrize("timeline", [[], [[]], [[], []], [[Measured("0F0", 0.0, 0.0)]]])
+def test_nothing_to_draw_is_drawn(timeline: list[list[Measured]]):
+    assert ElementTree.fromstring(svg(timeline)).tag == f"{SVG}svg"
+    assert len(terminal(timeline, 40).splitlines()) == len(timeline) + 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0 s"), (33, "33 s"), (1.2345678, "1.235 s"), (0.0123, "12.3 ms"), (5e-6, "5 µs")],
+)
+def test_seconds_for_people(seconds: float, expected: str):
+    assert seconds_text(seconds) == expected
+
+
+def test_seconds_in_the_unit_of_a_scale():
+    assert seconds_text(0.0005, scale_s=0.02) == "0.5 ms"
