@@ -19,7 +19,10 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """Samples by index. Which samples a microbatch holds is decided by `workers/data/sampling.py`, not here."""
+    """Samples by index.
+
+    Which samples a microbatch holds is decided by `workers/data/sampling.py`, not here.
+    """
 
     @property
     def train_samples(self) -> int:
@@ -49,3 +52,19 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, tokens: list[int]) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenData:
+    """A data set and what the model must know of it.
+
+    A source given by import path may return one, or a bare `Dataset`.
+    """
+
+    dataset: Dataset
+    tokenizer: Tokenizer | None = None
+    """None where samples are not text."""
+    vocabulary: int | None = None
+    """Tokens the tokenizer knows; None where there are none."""
+    tokens_per_sample: int = 0
+    """Tokens a sample trains on; 0 where there are none."""

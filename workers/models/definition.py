@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class LayerBuilder:
-    """One layer, not yet built. A layer is the unit of partition: it is never cut, and never built where it
-    is not held.
+    """One layer, not yet built: the unit of partition, never cut, and never built where it is not held.
 
     The built module takes the outputs of the layer before as positional arguments (the first layer: the
     batch's inputs) and returns a tensor or a tuple of tensors.
@@ -20,9 +19,7 @@ class LayerBuilder:
     name: str
     """Unique in the model; letters, digits, `_` and `-`. Keys the layer's random draws."""
     build: Callable[[], nn.Module]
-    """Makes the module on the CPU; draws its initial values from torch's global generator, which is keyed
-    beforehand.
-    """
+    """Makes the module on the CPU; draws initial values from torch's global generator, keyed beforehand."""
 
 
 @dataclass(frozen=True, order=True)
@@ -44,13 +41,9 @@ class ModelDefinition:
     loss: Callable[..., Tensor]
     """`loss(*outputs of the last layer, *targets of the batch)` -> scalar: the mean over the microbatch."""
     ties: tuple[tuple[ParameterRef, ...], ...] = ()
-    """Groups of parameters that are one: the first of each group gives the initial value, all get the summed
-    gradient.
-    """
+    """Groups of parameters that are one: the first gives the initial value, all get the summed gradient."""
     language: bool = False
-    """Whether the last layer's output is float[B, T, vocabulary] logits over next tokens (so that text can
-    be sampled).
-    """
+    """Whether the last layer returns float[B, T, vocabulary] logits over next tokens: text can be sampled."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,0 +1,132 @@
+"""From `[data]` to an open data set: the built-in sources by name, anything else by import path.
+
+Checks what a user can get wrong; imports a source's libraries only when that source is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from workers.config import DataConfig, ModelConfig
+from workers.data.corpus import (
+    JSONL_SUFFIXES,
+    TEXT_SUFFIXES,
+    Corpus,
+    JsonLines,
+    TextFiles,
+    find_files,
+    python_docs,
+)
+from workers.data.dataset import OpenData
+from workers.data.digits import open_digits
+from workers.data.token_cache import open_tokens
+from workers.data.tokenizer import load_tokenizer, tokenizer_identity
+from workers.data.windows import TokenWindows
+from workers.import_path import call_import_path
+from workers.protocol import JobError
+
+_TEXT_SOURCES = ("python-docs", "text", "jsonl")
+_SOURCES = (*_TEXT_SOURCES, "digits")
+_DATASET_MEMBERS = ("train_samples", "validation_samples", "train", "validation")
+
+
+def open_dataset(config: DataConfig, model: ModelConfig, output: str) -> OpenData:
+    """The data that `config` describes, cut to what `model` takes.
+
+    `output` is the job's folder; tokens are cached in its `data/` unless `config.cache` names another.
+
+    Raises:
+        JobError: an unknown source, a file that is missing, empty or broken, too little text, sizes that do
+            not fit the model, or a source by import path that does not work.
+    """
+    if ":" in config.source:
+        _refuse_path(config)
+        return _imported(config)
+    if config.source not in _SOURCES:
+        close = difflib.get_close_matches(config.source, _SOURCES, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "write one of them, or package.module:function"
+        raise JobError(f"data.source = {config.source!r} is not one of {', '.join(_SOURCES)}: {hint}")
+    if config.arguments:
+        raise JobError(
+            f"data.arguments are passed to a source given by import path, and {config.source!r} takes none:"
+            " remove them"
+        )
+    if config.source == "digits":
+        _refuse_path(config)
+        if model.family in ("gpt", "llama"):
+            raise JobError(
+                f"data.source = 'digits' is images, and model.family = {model.family!r} reads tokens:"
+                " set model.family to vit, or choose a text source such as python-docs"
+            )
+        return OpenData(dataset=open_digits(model, config.validation_fraction))
+    if model.family == "vit":
+        raise JobError(
+            f"data.source = {config.source!r} is text, and model.family = 'vit' reads images:"
+            " set data.source to digits, or model.family to gpt or llama"
+        )
+    return _text(config, model, output)
+
+
+def _text(config: DataConfig, model: ModelConfig, output: str) -> OpenData:
+    corpus = _corpus(config)
+    tokenizer = load_tokenizer(config.tokenizer)
+    folder = _cache_folder(config.cache, output)
+    tokens = open_tokens(corpus, tokenizer, tokenizer_identity(config.tokenizer), folder)
+    if model.vocabulary is not None and model.vocabulary < tokenizer.vocabulary:
+        largest = int(tokens.max())
+        if largest >= model.vocabulary:
+            raise JobError(
+                f"model.vocabulary = {model.vocabulary}, but the text holds token {largest}: leave"
+                f" model.vocabulary unset, or set it to the tokenizer's {tokenizer.vocabulary}"
+            )
+    return OpenData(
+        dataset=TokenWindows(tokens, model.context, config.validation_fraction),
+        tokenizer=tokenizer,
+        vocabulary=tokenizer.vocabulary,
+        tokens_per_sample=model.context,
+    )
+
+
+def _corpus(config: DataConfig) -> Corpus:
+    if config.source == "python-docs":
+        _refuse_path(config)
+        return python_docs()
+    if config.source == "text":
+        return TextFiles(find_files(config.path, TEXT_SUFFIXES, config.source))
+    return JsonLines(find_files(config.path, JSONL_SUFFIXES, config.source), config.field)
+
+
+def _refuse_path(config: DataConfig) -> None:
+    if config.path is not None:
+        raise JobError(
+            f"data.path is set, but data.source = {config.source!r} reads no files:"
+            " set data.source to text or jsonl, or remove data.path"
+        )
+
+
+def _cache_folder(cache: str | None, output: str) -> Path:
+    if cache is not None:
+        return Path(cache)
+    if output.startswith("file://"):
+        return Path(output.removeprefix("file://")) / "data"
+    if "://" in output:  # nothing can be memory-mapped there
+        return Path.home() / ".cache" / "freshet" / "data"
+    return Path(output) / "data"
+
+
+def _imported(config: DataConfig) -> OpenData:
+    returned = call_import_path(config.source, config.arguments, "data.source")
+    opened = returned if isinstance(returned, OpenData) else OpenData(dataset=returned)
+    missing = [member for member in _DATASET_MEMBERS if not hasattr(opened.dataset, member)]
+    if missing:
+        raise JobError(
+            f"data.source = {config.source!r} returned a {type(opened.dataset).__name__} without"
+            f" {', '.join(missing)}: return an object with the members of workers.data.dataset.Dataset"
+        )
+    if opened.dataset.train_samples < 1:
+        raise JobError(
+            f"data.source = {config.source!r} returned a data set with {opened.dataset.train_samples}"
+            " training samples: it needs at least one"
+        )
+    return opened

@@ -1,0 +1,90 @@
+"""Tokens on disk, memory-mapped: a corpus is tokenised once and shared by every rank on the machine.
+
+A cache file is nothing but the tokens, as the smallest unsigned integers that hold the vocabulary. Its name
+is a hash of all that decides on them, so a changed file is another cache. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workers.data.corpus import Corpus
+from workers.data.dataset import Tokenizer
+from workers.data.tokenizer import encode_array
+from workers.protocol import JobError
+
+_FORMAT = 1
+"""Raised whenever the same corpus would give other tokens."""
+_SEPARATOR = "\n\n"
+"""Between two documents."""
+
+
+def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Path) -> np.memmap[Any, Any]:
+    """The tokens of `corpus`, read-only: uint8, uint16 or uint32 [tokens].
+
+    They are written to `folder` unless they are there. `identity` stands for the tokenizer in its key.
+    Several processes may open at once: each writes a file of its own and renames it over the others', which
+    hold the same bytes.
+
+    Raises:
+        JobError: the corpus cannot be read or holds no text, or the folder cannot be written.
+    """
+    dtype = _token_dtype(tokenizer.vocabulary)
+    path = folder / f"{_key(corpus, identity)}.{dtype.name}"
+    if not path.exists():
+        try:
+            _write(corpus, tokenizer, dtype, path)
+        except OSError as error:
+            raise JobError(
+                f"the token cache {path} cannot be written ({error.strerror}): set data.cache to a folder"
+                " that takes it"
+            ) from error
+    try:
+        return np.memmap(path, dtype=dtype, mode="r")
+    except (OSError, ValueError) as error:
+        raise JobError(
+            f"the token cache {path} cannot be read ({error}): delete it, it is made again"
+        ) from error
+
+
+def _token_dtype(vocabulary: int) -> np.dtype[Any]:
+    for dtype in (np.uint8, np.uint16):
+        if vocabulary <= np.iinfo(dtype).max + 1:
+            return np.dtype(dtype)
+    return np.dtype(np.uint32)
+
+
+def _key(corpus: Corpus, identity: str) -> str:
+    stats = [(path, path.stat()) for path in corpus.files]
+    files = [(str(path.resolve()), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    text = json.dumps([_FORMAT, corpus.name, identity, files])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _write(corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any], path: Path) -> None:
+    """Raises OSError where the disk does not take it, JobError where there is nothing to write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial")
+    try:
+        with open(descriptor, "wb") as file:
+            for index, document in enumerate(corpus.documents()):
+                text = _SEPARATOR + document if index else document
+                file.write(encode_array(tokenizer, text, dtype).tobytes())
+            if file.tell() == 0:
+                raise JobError(f"{', '.join(map(str, corpus.files))}: there is no text in it")
+            # On disk before the name is: a crash must not leave a whole-looking file with a hole.
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
