@@ -122,9 +122,7 @@ def terminal(timeline: Timeline, width: int, end_s: float | None = None, markup:
             line += _box(actions[rank], owners[column], stop - column, markup)
             column = stop
         lines.append(line)
-    unit, factor = _unit(end_s)
-    last = f"{end_s * factor:.4g} {unit}"
-    lines.append(" " * label + "0" + last.rjust(columns - 1))
+    lines.append(" " * label + "0" + seconds_text(end_s).rjust(columns - 1))
     return "\n".join(lines)
 
 
@@ -139,12 +137,16 @@ def legend(timeline: Timeline, markup: bool = True) -> str:
 def seconds_text(seconds: float, scale_s: float | None = None) -> str:
     """`seconds` for people, in s, ms or µs: the unit that suits `scale_s` (unset: itself)."""
     unit, factor = _unit(seconds if scale_s is None else scale_s)
-    return f"{seconds * factor:.4g} {unit}"
+    return f"{_number(seconds * factor)} {unit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _span_text(span: Span, end_s: float) -> str:
     _, factor = _unit(end_s)
-    return f"{span.start_s * factor:.4g} to {seconds_text(span.end_s, end_s)}"
+    return f"{_number(span.start_s * factor)} to {seconds_text(span.end_s, end_s)}"
 
 
 def _parsed(timeline: Timeline) -> list[list[Action]]:

@@ -138,7 +138,14 @@ def test_nothing_to_draw_is_drawn(timeline: list[list[Measured]]):
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [(0, "0 s"), (33, "33 s"), (1.2345678, "1.235 s"), (0.0123, "12.3 ms"), (5e-6, "5 µs")],
+    [
+        (0, "0 s"),
+        (33, "33 s"),
+        (12345.6, "12346 s"),
+        (1.2345678, "1.235 s"),
+        (0.0123, "12.3 ms"),
+        (5e-6, "5 µs"),
+    ],
 )
 def test_seconds_for_people(seconds: float, expected: str):
     assert seconds_text(seconds) == expected
