@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 
 from planner.plan import Plan
@@ -130,11 +131,13 @@ class Checkpointing:
         )
         try:
             write_manifest(folder, manifest)
-            prune(config.output, config.checkpoint.keep)
         except OSError as error:
             self._drop(folder, str(error))
             return str(error)
         self._tell(folder, sum(file.bytes for file in files.values()), None)
+        # An old checkpoint that cannot be deleted now is tried again after the next one.
+        with suppress(OSError):
+            prune(config.output, config.checkpoint.keep)
         return None
 
     def _drop(self, folder: str, error: str) -> None:

@@ -51,10 +51,6 @@ class ReplicaExchange:
             load[replica] += parameter.numel()
             self._reducer.append(replica)
 
-    @property
-    def tags_used(self) -> int:
-        return 2 * len(self._parameters) + 1
-
     def sum(self) -> None:
         """Replace each parameter's `.grad` by the sum over replicas; a gradient absent everywhere stays absent."""
         others = [r for r in range(len(self._siblings)) if r != self._own]
@@ -68,8 +64,8 @@ class ReplicaExchange:
                 self._reduce(i, others)
         for i in indices:
             if self._reducer[i] != self._own:
-                (total,) = self._channel.receive(self._stream(self._reducer[i], self._own, 2 + 2 * i))
-                self._set(i, total)
+                stream = self._stream(self._reducer[i], self._own, 2 + 2 * i)
+                (self._parameters[i].grad,) = self._channel.receive(stream)
         self._channel.flush()
 
     def _reduce(self, i: int, others: Sequence[int]) -> None:
@@ -81,7 +77,7 @@ class ReplicaExchange:
             total.add_(parts[replica])
         for replica in others:
             self._channel.send(self._stream(self._own, replica, 2 + 2 * i), (total,))
-        self._set(i, total)
+        self._parameters[i].grad = total
 
     def _agree_on_presence(self, others: Sequence[int]) -> list[bool]:
         mine = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.bool)
@@ -95,12 +91,6 @@ class ReplicaExchange:
     def _grad(self, i: int) -> Tensor:
         parameter = self._parameters[i]
         return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-    def _set(self, i: int, total: Tensor) -> None:
-        parameter = self._parameters[i]
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(total)
 
     def _stream(self, source: int, target: int, tag: int) -> Stream:
         return Stream(
@@ -174,10 +164,8 @@ class TieExchange:
             return
         for use in group:
             if use.rank == self._rank:
-                parameter = self._parameters[use.layer, use.name]
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                parameter.grad.copy_(total)
+                # Not written in place: the use's own gradient may still be on its way to the others.
+                self._parameters[use.layer, use.name].grad = total
 
     def _stream(self, use: TiedUse, target: int, tag: int) -> Stream:
         return Stream(self._base + use.rank, self._base + target, tag, f"tied gradient of layer {use.layer}")

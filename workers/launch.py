@@ -18,7 +18,7 @@ from planner.ir import Schedule
 from planner.plan import Plan
 from workers.config import WorkerConfig
 from workers.layer_state import state_digest
-from workers.protocol import CheckpointRef, Generation, Outcome, Report, Request
+from workers.protocol import CheckpointRef, Generation, Outcome, Report, Request, StepReport
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
 
@@ -46,17 +46,23 @@ class Job:
     schedule: Schedule
     start: CheckpointRef | None = None
     stop_at: int | None = None
-    """Ask for a STOP once this step is reported."""
+    """The step whose commit is to carry a STOP."""
     generation: int = 1
 
 
 def _host(job: Job, rank: Rank, join: Callable[[Rank], None]) -> Outcome:
+    if job.stop_at == 1:
+        rank.request(Request.STOP)
     rank.setup()
     damage = rank.follow(job.plan, job.schedule, job.start)
     if damage is not None:
         raise RuntimeError(f"{damage.path}: {damage.file} {damage.problem}")
     join(rank)
     return rank.train()
+
+
+def _before_stop(job: Job, report: Report) -> bool:
+    return isinstance(report, StepReport) and job.stop_at is not None and report.step == job.stop_at - 1
 
 
 def _generation(job: Job, port: int) -> Generation:
@@ -81,7 +87,7 @@ def run_threads(job: Job) -> Run:
 
     def take(report: Report) -> None:
         reports.append(report)
-        if getattr(report, "step", None) == job.stop_at:
+        if _before_stop(job, report):
             ranks[0].request(Request.STOP)
 
     def host(number: int) -> None:
@@ -118,7 +124,7 @@ def _process(job: Job, number: int, pipe: Connection) -> None:
 
     def take(report: Report) -> None:
         pipe.send(report)
-        if number == 0 and getattr(report, "step", None) == job.stop_at:
+        if _before_stop(job, report):
             rank.request(Request.STOP)
 
     rank = Rank(job.config, number, take)

@@ -96,16 +96,16 @@ class Training:
             for name, parameter in sorted(layer.module.named_parameters())
         }
         base = setting.replica * plan.pipeline_ranks
-        tags = self._engine.first_free_tag
-        siblings = [r * plan.pipeline_ranks + setting.pipeline_rank for r in range(plan.replicas)]
+        self._siblings = [r * plan.pipeline_ranks + setting.pipeline_rank for r in range(plan.replicas)]
+        groups = _tied_uses(setting)
+        # Tags mean the same on both sides of a pair: the siblings' own, whose number differs by rank, come last.
+        tie_tags = self._engine.first_free_tag
+        self._buffer_tags = tie_tags + sum(len(group) for group in groups)
+        replica_tags = self._buffer_tags + len(setting.definition.layers)
+        self._ties = TieExchange(channel, groups, self._parameters, base, tie_tags) if groups else None
         self._replicas = None
         if plan.replicas > 1:
-            self._replicas = ReplicaExchange(channel, siblings, self._parameters, tags)
-            self._buffer_tags = tags + self._replicas.tags_used
-            tags = self._buffer_tags + len(setting.definition.layers)
-        self._siblings = siblings
-        groups = _tied_uses(setting)
-        self._ties = TieExchange(channel, groups, self._parameters, base, tags) if groups else None
+            self._replicas = ReplicaExchange(channel, self._siblings, self._parameters, replica_tags)
         self._checkpointing = Checkpointing(
             config, setting.definition.names, plan, generation, setting.report
         )

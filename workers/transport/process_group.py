@@ -113,12 +113,12 @@ class ProcessGroupChannel(Channel):
     def all_gather(self, record: bytes) -> list[bytes]:
         try:
             lengths = self._gather(torch.tensor([len(record)], dtype=torch.int64))
-            longest = max(int(length) for length in lengths)
-            payload = torch.zeros(longest, dtype=torch.uint8)
-            payload[: len(record)] = torch.frombuffer(bytearray(record), dtype=torch.uint8)
+            # One byte more than the longest: an empty tensor cannot be gathered.
+            longest = max(int(length) for length in lengths) + 1
+            padded = torch.frombuffer(bytearray(record.ljust(longest, b"\0")), dtype=torch.uint8)
             return [
-                bytes(p[: int(n)].numpy().tobytes())
-                for p, n in zip(self._gather(payload), lengths, strict=True)
+                payload.numpy().tobytes()[: int(length)]
+                for payload, length in zip(self._gather(padded), lengths, strict=True)
             ]
         except RuntimeError as error:
             raise ChannelError(f"a rank did not come to the commit: {error}") from error
