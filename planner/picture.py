@@ -60,18 +60,19 @@ _TOKEN_PIXELS = 6.2
 """Width of a character of a token."""
 
 
-def svg(timeline: Timeline, title: str = "", end_s: float | None = None) -> str:
+def svg(timeline: Timeline, title: str = "", end_s: float | None = None, width: int | None = None) -> str:
     """A self-contained SVG: a lane per rank, a box with its token per action, bubbles grey, a time axis.
 
     Args:
         timeline: spans per rank, in seconds from 0.
         title: stands above the lanes.
         end_s: where the axis ends; unset, with the last span.
+        width: of the time axis, in pixels; unset, what lets most boxes show their tokens.
     """
     actions = _parsed(timeline)
     end_s = _end(timeline, end_s)
-    most = max((len(spans) for spans in timeline), default=0)
-    width = min(max(30 * most, 640), 6000)
+    if width is None:
+        width = min(max(30 * max((len(spans) for spans in timeline), default=0), 640), 6000)
     scale = width / end_s if end_s else 0.0
     bottom = _TOP + len(timeline) * (_LANE + _GAP)
     total, height = _LEFT + width + _RIGHT, bottom + 34
