@@ -1,0 +1,88 @@
+"""`report.html`: one self-contained page about a job, made from its event log alone.
+
+No script, no font, no file from elsewhere: styles and pictures are inline, and the page's own
+Content-Security-Policy forbids the rest. Every value is escaped. The sections are in `report_sections.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from html import escape
+from pathlib import Path
+
+from orchestrator import events
+from orchestrator.report_facts import facts
+from orchestrator.report_sections import (
+    charts,
+    checkpoints,
+    footer,
+    header,
+    notes,
+    sample,
+    spec,
+    tiles,
+    timeline,
+)
+from orchestrator.report_style import STYLE
+from orchestrator.run_record import RunRecord, fold
+
+REPORT_NAME = "report.html"
+
+
+def render(run: RunRecord) -> str:
+    """The page about `run`, as HTML."""
+    measured = timeline(run)
+    styles = [STYLE, *re.findall(r"<style>(.*?)</style>", measured, re.DOTALL)]
+    body = "\n".join(
+        section
+        for section in (
+            header(run),
+            notes(run),
+            tiles(run),
+            charts(run),
+            measured,
+            f'<div class="columns">{facts(run)}{checkpoints(run)}</div>',
+            sample(run),
+            spec(run),
+            footer(run),
+        )
+        if section
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(styles)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{escape(run.job)} · Freshet report</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def policy(styles: list[str]) -> str:
+    """The Content-Security-Policy of a page that needs these inline styles and nothing else."""
+    digests = (base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in styles)
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; style-src {sources}; base-uri 'none'; form-action 'none'"
+
+
+def write_report(log: Path, destination: Path | None = None) -> Path:
+    """Write the page about the event log `log`, by default beside it, and return its path.
+
+    A reader sees the page before or the new one, never half of one.
+
+    Raises:
+        OSError: the log cannot be read or the page not be written.
+        ValueError: the log is damaged; names the line.
+    """
+    destination = destination or log.with_name(REPORT_NAME)
+    page = render(fold(events.read(log)))
+    scratch = destination.with_name(f".{destination.name}.{os.getpid()}")
+    try:
+        scratch.write_text(page, encoding="utf-8")
+        scratch.replace(destination)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return destination
