@@ -100,8 +100,8 @@ class Layer:
             done.outputs = self._train(done.inputs, done.draw_key, done.queue, write_buffers=False)
         self.recomputations += 1
 
-    def backward(self, done: Pass, grads: Tensors) -> Tensors:
-        """Input gradient: walk the graph, queue the weight gradients.
+    def backward(self, done: Pass, grads: Tensors, *, weights: bool) -> Tensors:
+        """Input gradient: walk the graph, queue the weight gradients; with `weights`, form them too.
 
         Args:
             grads: of each output that carries one (the floating ones, if the layer has weights or its inputs carry
@@ -111,6 +111,8 @@ class Layer:
             The canonical gradient of each input that carries one, in order; zeros where the layer did not use it.
         """
         assert done.outputs is not None, f"layer {self.name}: backward before its activations were recomputed"
+        if weights:
+            done.queue.drain_at_once(self._workspace)
         leaves = [t for t in done.inputs if t.requires_grad]
         carrying = [o for o in done.outputs if o.is_floating_point()] if self._trainable or leaves else []
         roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad]
@@ -130,16 +132,18 @@ class Layer:
         gradients = tuple(canonical(_grad_of(t)) for t in leaves)
         for leaf in leaves:
             leaf.grad = None
+        if weights:
+            self.weight_grad(done)
         return gradients
 
     def weight_grad(self, done: Pass) -> None:
-        """Form the weight gradients that `backward` queued and add them to `.grad`."""
+        """Form the weight gradients that `backward` left queued and add them to `.grad`."""
         done.queue.drain(self._workspace)
+        done.queue.close()
         if done.root_grads:
             assert done.outputs is not None
             torch.autograd.backward(done.outputs, done.root_grads, inputs=self._uncovered)
             done.outputs, done.root_grads = None, ()
-            done.queue.uses.clear()  # the second walk queued the covered parameters again
 
     def _train(
         self, inputs: Tensors, draw_key: int, queue: WeightGradQueue, *, write_buffers: bool

@@ -64,9 +64,7 @@ class Stage:
             outputs = self.loss.backward(self._loss_passes.pop(microbatch))
             grads = tuple(g for g in outputs if g is not None)
         for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
-            grads = layer.backward(done, grads)
-            if weights:
-                layer.weight_grad(done)
+            grads = layer.backward(done, grads, weights=weights)
         return grads
 
     def weight_grad(self, microbatch: int) -> None:

@@ -35,28 +35,47 @@ class WeightGradQueue:
     """The uses of one layer's parameters in one microbatch, in the order the backward pass met them."""
 
     def __init__(self) -> None:
-        self.uses: list[Use] = []
+        self._uses: dict[int, list[Use]] = {}
+        self._forward_uses: dict[int, int] = {}
+        self._at_once: Workspace | None = None
+        self._closed = False
+
+    def used(self, parameter: nn.Parameter) -> None:
+        """The forward pass used `parameter`."""
+        self._forward_uses[id(parameter)] = self._forward_uses.get(id(parameter), 0) + 1
+
+    def put(self, use: Use) -> None:
+        """The backward pass came to a use."""
+        if self._closed:
+            return
+        uses = self._uses.setdefault(id(use.parameter), [])
+        uses.append(use)
+        if self._at_once is not None and len(uses) == self._forward_uses[id(use.parameter)]:
+            _accumulate(self._uses.pop(id(use.parameter)), self._at_once)
+
+    def drain_at_once(self, workspace: Workspace) -> None:
+        """From now on form each parameter's gradient as soon as its last use has come, while its operands are still
+        in the cache."""
+        self._at_once = workspace
 
     def drain(self, workspace: Workspace) -> None:
-        """Form every queued gradient and add it to its parameter's `.grad`, once per parameter.
+        """Form every gradient that is queued and add it to its parameter's `.grad`, once per parameter.
 
         The uses of one parameter are summed in queue order, in the dtype they were computed in; the sum is added to
         `.grad` in the parameter's dtype.
         """
-        of_parameter: dict[int, list[Use]] = {}
-        for use in self.uses:
-            of_parameter.setdefault(id(use.parameter), []).append(use)
-        self.uses = []
-        for uses in of_parameter.values():
-            _accumulate(uses, workspace)
+        while self._uses:
+            _accumulate(self._uses.pop(next(iter(self._uses))), workspace)
+
+    def close(self) -> None:
+        """Take no more uses: a further walk of the graph comes to those again that were drained already."""
+        self._closed = True
 
     @property
     def held_bytes(self) -> int:
         """Bytes that wait for the weight gradients; a storage that several uses hold counts once."""
-        storages = {
-            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for u in self.uses for t in u.held
-        }
-        return sum(storages.values())
+        held = [t.untyped_storage() for uses in self._uses.values() for use in uses for t in use.held]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
 
 
 class Workspace:
@@ -140,6 +159,7 @@ class _Linear(Function):
     ) -> Tensor:  # type: ignore[override]
         ctx.x, ctx.weight, ctx.parameter, ctx.queue = x, weight, parameter, queue
         ctx.version = x._version
+        queue.used(parameter)
         with torch.autocast(x.device.type, enabled=False):
             return functional.linear(x, weight, bias)
 
@@ -156,7 +176,7 @@ class _Linear(Function):
             def form(out: Tensor | None) -> Tensor:
                 return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
 
-            ctx.queue.uses.append(Use(parameter, form, weight.dtype, (x_rows, rows)))
+            ctx.queue.put(Use(parameter, form, weight.dtype, (x_rows, rows)))
         return grad_x, grad_bias, None, None, None
 
 
@@ -166,6 +186,7 @@ class _Embedding(Function):
         ctx: Any, parameter: nn.Parameter, weight: Tensor, tokens: Tensor, padding_idx: int, queue: Any
     ) -> Tensor:  # type: ignore[override]
         ctx.parameter, ctx.tokens, ctx.padding_idx, ctx.queue = parameter, tokens, padding_idx, queue
+        queue.used(parameter)
         return functional.embedding(tokens, weight, None if padding_idx < 0 else padding_idx)
 
     @staticmethod
@@ -180,7 +201,7 @@ class _Embedding(Function):
             return dense if out is None else out.copy_(dense)
 
         if parameter.requires_grad:
-            ctx.queue.uses.append(Use(parameter, form, grad_output.dtype, (tokens, grad_output)))
+            ctx.queue.put(Use(parameter, form, grad_output.dtype, (tokens, grad_output)))
         return None, None, None, None, None
 
 
@@ -197,6 +218,7 @@ class _Convolution(Function):
     ) -> Tensor:
         ctx.x, ctx.weight, ctx.parameter, ctx.geometry, ctx.queue = x, weight, parameter, geometry, queue
         ctx.version = x._version
+        queue.used(parameter)
         with torch.autocast(x.device.type, enabled=False):
             return torch.convolution(x, weight, bias, *geometry)
 
@@ -217,7 +239,7 @@ class _Convolution(Function):
             return grad if out is None else out.copy_(grad)
 
         if parameter.requires_grad:
-            ctx.queue.uses.append(Use(parameter, form, weight.dtype, (x, grad_output)))
+            ctx.queue.put(Use(parameter, form, weight.dtype, (x, grad_output)))
         return grad_x, grad_bias, None, None, None, None
 
 
