@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -99,6 +100,8 @@ class RankFailed:
 
     rank: int
     error: str
+    details: str = ""
+    """A traceback, where the error alone does not say enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,12 +212,24 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
+        # No buffer: what could not be written must not come back with the next line.
+        self._file = path.open("a+b", buffering=0)
         self._drop_torn_line()
 
     def append(self, record: Record) -> None:
-        self._file.write(record.to_json().encode() + b"\n")
-        self._file.flush()
+        """Write `record` through to the file.
+
+        Raises:
+            OSError: the disk is full or gone; no part of the line stays.
+        """
+        whole = self._file.seek(0, os.SEEK_END)
+        line = memoryview(record.to_json().encode() + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            self._file.truncate(whole)
+            raise
 
     def close(self) -> None:
         self._file.close()

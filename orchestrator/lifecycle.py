@@ -144,7 +144,7 @@ def _loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
 
 def _store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
     generation = Generation(
-        number=1,
+        number=order.generation,
         epoch=order.epoch,
         members=tuple(range(order.plan.world_size)),
         store_host=stimulus.host,
@@ -223,6 +223,10 @@ def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
     return closing, (log, *commands)
 
 
+def _log_loss(loss: RankLost) -> Log:
+    return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
+
+
 def _lost(
     order: Order,
     state: Preparing | Loading | Hosting | Joining | Training | Stopping,
@@ -233,7 +237,7 @@ def _lost(
         {outcome.rank for outcome in state.outcomes} if isinstance(state, Training | Stopping) else set[int]()
     )
     others = _everyone(order) - ended - {stimulus.rank}
-    log = Log(events.RankFailed(rank=stimulus.rank, error=stimulus.error))
+    log = _log_loss(stimulus)
     # Before the ranks are joined they do not wait for each other, so nobody else has a side to tell.
     if not isinstance(state, Joining | Training | Stopping) or not others:
         closing, commands = _close(_verdict((stimulus,)))
@@ -242,7 +246,7 @@ def _lost(
 
 
 def _lost_too(order: Order, state: Failing, stimulus: RankLost) -> Step:
-    log = Log(events.RankFailed(rank=stimulus.rank, error=stimulus.error))
+    log = _log_loss(stimulus)
     failing = replace(state, failures=(*state.failures, stimulus))
     step, commands = _heard(failing, stimulus.rank)
     return step, (log, *commands)

@@ -46,8 +46,8 @@ def _sections(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[str]:
             yield f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |\n"
     for name, field in section.model_fields.items():
         if _is_section(field.annotation):
-            assert field.annotation is not None
-            yield from _sections(field.annotation, (*path, name))
+            section_type: Any = field.annotation
+            yield from _sections(section_type, (*path, name))
 
 
 def _is_section(annotation: Any) -> bool:

@@ -27,6 +27,8 @@ class Order:
     job: str
     epoch: int
     """Incarnation of the controller."""
+    generation: int
+    """Number of the first generation of ranks; those before it were of earlier controllers."""
     plan: Plan
     checkpoints: tuple[CheckpointRef, ...]
     """To start from, newest first; the next is tried if one is damaged. Empty: from initial weights."""
@@ -234,6 +236,7 @@ class RankLost:
     error: str
     cause: Cause
     user_error: bool = False
+    details: str = ""
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,9 @@ PLAN = Plan(
     microbatches=2,
     replicas=1,
 )
-ORDER = Order(job="j", epoch=1, plan=PLAN, checkpoints=(), timeout_s=30.0)
+ORDER = Order(job="j", epoch=1, generation=3, plan=PLAN, checkpoints=(), timeout_s=30.0)
 OLD, NEW = CheckpointRef(path="/out/4", step=4), CheckpointRef(path="/out/8", step=8)
-RESUMED = Order(job="j", epoch=1, plan=PLAN, checkpoints=(NEW, OLD), timeout_s=30.0)
+RESUMED = Order(job="j", epoch=1, generation=3, plan=PLAN, checkpoints=(NEW, OLD), timeout_s=30.0)
 DAMAGE = DamagedCheckpoint(path="/out/8", file="head.safetensors", problem="its checksum differs")
 
 
@@ -156,6 +156,7 @@ def test_a_whole_life() -> None:
 def test_what_is_sent_is_logged_before() -> None:
     job = Job().take(*TO_TRAINING)
     generation = next(command.generation for command in job.commands if isinstance(command, Join))
+    assert (generation.number, generation.epoch) == (3, 1)
     assert generation.members == (0, 1)
     assert (generation.store_host, generation.store_port, generation.timeout_s) == ("h", 7, 30.0)
     formed = Log(events.Formed(generation=generation, start=None))
@@ -234,7 +235,7 @@ def test_the_cause_is_named_whoever_is_heard_first(order: tuple[int, ...]) -> No
         RankLost(1, "was killed by signal 9", Cause.DIED),
         RankLost(2, "out of memory", Cause.RAISED),
     ]
-    job = Job(Order(job="j", epoch=1, plan=plan, checkpoints=(), timeout_s=1.0))
+    job = Job(Order(job="j", epoch=1, generation=3, plan=plan, checkpoints=(), timeout_s=1.0))
     job.state = Training(5, frozenset({0, 1, 2}), ())
     job.take(losses[order[0]])
     assert job.effects[-2:] == [Leave(frozenset({0, 1, 2}) - {order[0]}), Wait(5.0)]

@@ -155,13 +155,34 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             "pipeline.ranks = 5 is not divisible by pipeline.replicas = 2.*choose 4 or 6",
         ),
         (PipelineConfig(ranks=1, replicas=2), ClusterConfig(), "choose 2"),
-        (PipelineConfig(ranks=2, partition=(2, 2, 2)), ClusterConfig(), "lists 3 stages, but there are 2"),
+        (
+            PipelineConfig(ranks=2, partition=(2, 2, 2)),
+            ClusterConfig(),
+            "lists 3 stages, but 1f1b on 2 ranks has 2",
+        ),
         (
             PipelineConfig(ranks=2, schedule="zbv", partition=(2, 2)),
             ClusterConfig(),
-            "lists 2 stages, but there are 4",
+            "lists 2 stages, but zbv on 2 ranks has 4",
         ),
         (PipelineConfig(), ClusterConfig(device="cuda", resources_per_rank={"CPU": 1}), "reserves no GPU"),
+        (
+            PipelineConfig(),
+            ClusterConfig(address="http://x"),
+            "use local, auto, HOST:PORT, or ray://HOST:PORT",
+        ),
+        (
+            PipelineConfig(schedule="1f2b"),
+            ClusterConfig(),
+            "pipeline.schedule: unknown schedule '1f2b', did you mean '1f1b'",
+        ),
+        (
+            PipelineConfig(ranks=4, schedule="interleaved", microbatches=2),
+            ClusterConfig(),
+            "2 microbatches on 4 ranks, needs a multiple of the ranks: use 4 microbatches",
+        ),
+        (PipelineConfig(schedule="csv:/nowhere.csv"), ClusterConfig(), "cannot read it: No such file"),
+        (PipelineConfig(schedule="csv:x", chunks=2), ClusterConfig(), "pipeline.chunks does not go with"),
     ],
 )
 def test_keys_that_do_not_fit_together(
@@ -169,6 +190,25 @@ def test_keys_that_do_not_fit_together(
 ) -> None:
     with pytest.raises(JobError, match=expected):
         check(Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster))
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("0F0,0B0\n1F0,1B0,1X0", "row 2, column 3: '1X0' is not an action"),
+        ("0F0,0B0", "1 ranks (rows), but 2 are asked for"),
+        ("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1", "2 microbatches, but 1 are asked for"),
+        ("0B0,0F0\n1F0,1B0", "row 1, column 1"),
+        ("", "no actions"),
+    ],
+)
+def test_a_table_with_a_mistake_is_named_with_its_place(tmp_path: Path, table: str, expected: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(table)
+    pipeline = PipelineConfig(ranks=2, microbatches=1, schedule=f"csv:{path}")
+    with pytest.raises(JobError) as caught:
+        check(Spec(job=JobConfig(name="a"), pipeline=pipeline))
+    assert expected in str(caught.value)
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:

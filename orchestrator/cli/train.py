@@ -1,0 +1,109 @@
+"""`freshet train`: a spec from the command line, progress for people, a report and a summary at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from orchestrator import events
+from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
+from orchestrator.folder import JobFolder
+from orchestrator.progress import BarProgress, LineProgress, open_progress
+from orchestrator.report import write_report
+from orchestrator.spec import load
+from orchestrator.submit import Run, run
+from orchestrator.summary import summarize
+from workers.protocol import JobError
+
+
+def train_command(path: Path, overrides: Sequence[str], *, resume: bool, summary: Path | None) -> int:
+    """Run the job; returns the exit code.
+
+    Raises:
+        JobError: something that the user can mend.
+    """
+    started_s = psutil.Process().create_time()
+    spec = load(path, overrides)
+    if summary is not None and not summary.resolve().parent.is_dir():
+        raise JobError(f"--summary {summary}: there is no folder {summary.resolve().parent}")
+    console = Console()
+    with open_progress(console, spec.job.name, spec.job.steps) as progress:
+        done = run(spec, resume=resume, observe=_observer(progress), say=progress.note)
+    report = _write_report(done)
+    if summary is not None:
+        numbers = summarize(done.events_path, started_s=started_s).to_dict()
+        summary.write_text(json.dumps(numbers, indent=1) + "\n")
+    return _conclude(console, done, report)
+
+
+def _observer(progress: BarProgress | LineProgress) -> Callable[[events.Record], None]:
+    """Shows reports as progress and the rest in words."""
+    hosts: list[str] = []
+
+    def observe(record: events.Record) -> None:
+        match record.event:
+            case (
+                events.StepReport()
+                | events.ValidationReport()
+                | events.CheckpointReport()
+                | events.TimelineReport()
+                | events.SampleReport()
+            ):
+                progress.show(record.event)
+            case events.Issued(plan=plan):
+                counts = [stop - first for first, stop in plan.layers]
+                progress.note(f"plan: {plan.schedule}, layers per stage {counts}, {plan.world_size} ranks")
+            case events.RankStarted(host=host):
+                hosts.append(host)
+            case events.Formed(generation=generation, start=start):
+                where = f"{len(generation.members)} ranks on {len(set(hosts))} hosts"
+                begin = f"resuming from {start.path}" if start is not None else "from initial weights"
+                progress.note(f"training: {where}, {begin}")
+            case events.Skipped(damage=damage):
+                progress.note(
+                    f"checkpoint {damage.path} is damaged and skipped: {damage.file} {damage.problem}",
+                    warning=True,
+                )
+            case events.RankFailed(rank=rank, error=error):
+                progress.note(f"rank {rank}: {error}", warning=True)
+            case _:
+                return
+
+    return observe
+
+
+def _write_report(done: Run) -> Path | None:
+    if not done.events_path.exists():
+        return None
+    report = write_report(done.events_path)
+    JobFolder(done.spec.job.folder).publish(report)
+    return report
+
+
+def _conclude(console: Console, done: Run, report: Path | None) -> int:
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    records = list(events.read(done.events_path))
+    samples = [record.event for record in records if isinstance(record.event, events.SampleReport)]
+    if isinstance(done.end, events.Failed):
+        failures = [record.event for record in records if isinstance(record.event, events.RankFailed)]
+        details = next((failure.details for failure in reversed(failures) if failure.details), "")
+        if details:
+            tell(details)
+        tell(f"FAILED: {done.end.reason}")
+    elif done.end.stopped:
+        tell(f"stopped at step {done.end.step} of {done.spec.job.steps}; go on with --resume")
+    else:
+        if samples:
+            tell(f"sample: {samples[-1].prompt}{samples[-1].text}")
+        tell(f"done: {done.end.step} steps")
+    if report is not None:
+        tell(f"report: {report}")
+    if isinstance(done.end, events.Failed):
+        return INTERRUPTED if done.interrupted else FAILED
+    return INTERRUPTED if done.interrupted and done.end.stopped else DONE

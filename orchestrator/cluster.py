@@ -1,0 +1,146 @@
+"""Joining a Ray cluster, or starting one on this machine for the length of a job.
+
+A cluster of our own listens on the loopback interface only, asks for its token, and leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.placement import Node
+from workers.protocol import JobError
+
+NAMESPACE = "freshet"
+OBJECT_STORE_BYTES = 128 * 2**20
+"""Only small messages pass through Ray; the ranks exchange tensors among themselves."""
+SHUTDOWN_S = 10.0
+
+
+def prepare_local(environment: dict[str, str]) -> None:
+    """Set what Ray reads from `environment` when it is first imported, for a cluster of our own.
+
+    Call it before `import ray`. What the user has set stays.
+    """
+    environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Despite its name: 0 makes Ray treat this machine as a cluster of one, bound to 127.0.0.1.
+    environment.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    environment.setdefault("RAY_AUTH_MODE", "token")
+    token_file = Path(environment.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    if not token_file.exists() and not _writable(token_file.parent):
+        # Ray would write a new token there. One in the environment serves this job and its processes.
+        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
+
+
+@contextmanager
+def connected(address: str, *, cpus: float) -> Iterator[None]:
+    """Be a driver of the cluster at `address`; a process that is one already stays what it is.
+
+    Args:
+        address: `local`, `auto`, `HOST:PORT` or `ray://HOST:PORT`.
+        cpus: what the job needs of a local cluster; it claims at least that many, whatever the machine has.
+
+    Raises:
+        JobError: there is no such cluster.
+    """
+    if address == "local":
+        prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
+    import ray
+    from ray.exceptions import RayError
+
+    if ray.is_initialized():
+        yield
+        return
+    before = set(psutil.Process().children())
+    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        options |= {
+            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
+    try:
+        try:
+            ray.init(address, **options)
+        except (ConnectionError, RuntimeError, RayError) as error:
+            raise JobError(_unreachable(address, error)) from error
+        yield
+    finally:
+        started = set(psutil.Process().children()) - before if address == "local" else set()
+        # Detached actors are children of the raylet: they are gone when it is.
+        family = started | {child for process in started for child in _descendants(process)}
+        ray.shutdown()
+        _wait_or_kill(family)
+
+
+def nodes() -> tuple[Node, ...]:
+    """The live nodes of the cluster that this process is connected to."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    available: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+    return tuple(
+        Node(
+            id=node["NodeID"],
+            host=node["NodeManagerAddress"],
+            total=node["Resources"],
+            available=available.get(node["NodeID"], {}),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+
+
+def import_paths() -> list[str]:
+    """The entries of this process's import path that are not the interpreter's own: the user's code, and ours
+    where it is not installed."""
+    own = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+    found = [os.path.realpath(path or os.curdir) for path in sys.path]
+    return list(
+        dict.fromkeys(
+            path
+            for path in found
+            if os.path.isdir(path) and not any(path.startswith(prefix + os.sep) for prefix in own)
+        )
+    )
+
+
+def _unreachable(address: str, error: Exception) -> str:
+    reason = str(error).strip().split("\n")[0]
+    if address == "local":
+        return f"could not start Ray on this machine: {reason}"
+    return (
+        f"cluster.address = {address!r}: no Ray cluster answers there ({reason})."
+        " Start one with `ray start --head`, or use cluster.address = 'local'"
+    )
+
+
+def _writable(folder: Path) -> bool:
+    while not folder.exists():
+        folder = folder.parent
+    return os.access(folder, os.W_OK)
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _wait_or_kill(family: set[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=SHUTDOWN_S)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(alive, timeout=SHUTDOWN_S)

@@ -1,0 +1,80 @@
+"""Which node each rank goes to, and what to say when the cluster cannot take the job. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A live node of the cluster."""
+
+    id: str
+    host: str
+    total: Resources
+    available: Resources
+
+
+def assign(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> tuple[str | None, ...]:
+    """Per rank, the id of the node to put it on; None where the cluster has no room now.
+
+    The ranks are spread over as many nodes as have room, as evenly as they have it; neighbours in rank order
+    share a node, so that few edges of the pipeline cross the network.
+    """
+    room = {node.id: _fits(node.available, per_rank) for node in nodes}
+    given = dict.fromkeys(room, 0)
+    for _ in range(ranks):
+        open_nodes = [node for node in room if given[node] < room[node]]
+        if not open_nodes:
+            break
+        given[min(open_nodes, key=lambda node: given[node])] += 1
+    placed = [node for node, count in given.items() for _ in range(count)]
+    return (*placed, *[None] * (ranks - len(placed)))
+
+
+def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | None:
+    """Why `ranks` ranks of `per_rank` each do not fit into the cluster, were it idle; None if they do."""
+    missing = []
+    for name, each in per_rank.items():
+        needed, there = each * ranks, sum(node.total.get(name, 0.0) for node in nodes)
+        if there < needed * (1 - 1e-9):
+            missing.append(
+                f"{_number(needed - there)} {name} ({_number(needed)} needed, {_number(there)} there)"
+            )
+    needs = f"{ranks} ranks of {_listed(per_rank)} each"
+    if missing:
+        return f"the cluster lacks {' and '.join(missing)} for {needs}"
+    room = sum(_fits(node.total, per_rank) for node in nodes)
+    if room < ranks:
+        return f"the cluster's nodes have room for {room} of {needs}: no node holds a share of two"
+    return None
+
+
+def congestion(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str:
+    """What others hold, where the cluster is large enough but busy."""
+    room = sum(_fits(node.available, per_rank) for node in nodes)
+    held = {
+        name: sum(node.total.get(name, 0.0) - node.available.get(name, 0.0) for node in nodes)
+        for name in per_rank
+    }
+    return (
+        f"the cluster has room for {room} of {ranks} ranks of {_listed(per_rank)} each now:"
+        f" others hold {_listed(held)}"
+    )
+
+
+def _fits(resources: Resources, per_rank: Resources) -> int:
+    """How many ranks fit."""
+    return min(math.floor(resources.get(name, 0.0) / each + 1e-9) for name, each in per_rank.items())
+
+
+def _listed(resources: Resources) -> str:
+    return " and ".join(f"{_number(amount)} {name}" for name, amount in resources.items())
+
+
+def _number(amount: float) -> str:
+    return f"{amount:.4g}"

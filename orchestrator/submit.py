@@ -1,0 +1,232 @@
+"""A job from the driver's side: check it, connect, hand it to a controller, follow it to its end.
+
+Whatever can be told wrong is told before any actor starts. What is shown and what is returned to whom is up
+to the command line and `trainer.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import cluster, events
+from orchestrator.folder import JobFolder, Marker, starting_points
+from orchestrator.interrupts import Interrupts
+from orchestrator.placement import shortage
+from orchestrator.resolve import Resolved, Survey, absolute, resolve, survey
+from orchestrator.spec import Spec
+from orchestrator.spec_checks import check
+from orchestrator.states import Order
+from workers.protocol import CheckpointRef, JobError, Request
+
+Observer = Callable[[events.Record], None]
+
+POLL_S = 0.5
+"""How long the driver waits for events before it looks for signals."""
+DEFAULT_CPU = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a job went."""
+
+    spec: Spec
+    """As resolved."""
+    partition: tuple[int, ...]
+    """Layers per stage."""
+    end: events.Finished | events.Failed
+    events_path: Path
+    interrupted: bool
+    """Whether a signal to the driver asked for the end."""
+
+
+def run(spec: Spec, *, resume: bool, observe: Observer, say: Callable[[str], None]) -> Run:
+    """Run a job to its end, with Ctrl-C for an orderly stop and a second one for an end at once.
+
+    Args:
+        resume: go on from the newest checkpoint in the job's folder.
+        observe: is given every event as it comes.
+        say: is given phases in words.
+
+    Raises:
+        JobError: something that the user can mend.
+        KeyboardInterrupt: a signal came before the job was running.
+    """
+    spec = absolute(spec)
+    check(spec)
+    folder = JobFolder(spec.job.folder)
+    folder.admit(spec.job.name, resume=resume)
+    per_rank = spec.cluster.resources_per_rank or {}
+    cpus = spec.pipeline.ranks * per_rank.get("CPU", DEFAULT_CPU)
+    with Interrupts() as interrupts:
+        opening = _Opening(spec)
+        with cluster.connected(spec.cluster.address, cpus=cpus):
+            resolved = _resolve(spec, opening.result(), folder)
+            start = starting_points(resolved.config) if resume else ()
+            if start and start[0].step == spec.job.steps:
+                say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
+                end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
+                return _run(resolved, end, folder, interrupted=False)
+            marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
+            interrupts.hold()
+            controller = _submit(resolved, folder, start, marker)
+            end = _follow(spec.job.name, controller, interrupts, observe, say)
+    if isinstance(end, events.Failed) and end.user_error:
+        raise JobError(end.reason)
+    return _run(resolved, end, folder, interrupted=interrupts.count > 0)
+
+
+def _run(
+    resolved: Resolved, end: events.Finished | events.Failed, folder: JobFolder, *, interrupted: bool
+) -> Run:
+    return Run(
+        spec=resolved.spec,
+        partition=resolved.counts,
+        end=end,
+        events_path=folder.fetch_events(),
+        interrupted=interrupted,
+    )
+
+
+class _Opening:
+    """The survey of model and data, in a thread: importing torch takes as long as Ray takes to start."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._found: Survey | BaseException | None = None
+        self._thread = threading.Thread(target=self._open, daemon=True)
+        self._thread.start()
+
+    def result(self) -> Survey:
+        """What was found; waits for it. Raises what opening raised."""
+        self._thread.join()
+        if isinstance(self._found, BaseException):
+            raise self._found
+        assert self._found is not None
+        return self._found
+
+    def _open(self) -> None:
+        try:
+            self._found = survey(self._spec)
+        except BaseException as error:
+            self._found = error
+
+
+def _resolve(spec: Spec, found: Survey, folder: JobFolder) -> Resolved:
+    import ray
+
+    epoch, _ = folder.incarnations()
+    resolved = resolve(spec, found, ray.cluster_resources(), epoch=epoch + 1)
+    if spec.cluster.address == "local":
+        # Nothing will join a cluster of our own: there is no point in waiting.
+        lacking = shortage(cluster.nodes(), spec.pipeline.ranks, resolved.per_rank)
+        if lacking is not None:
+            raise JobError(
+                f"{lacking}; lower pipeline.ranks or cluster.resources_per_rank, or join a larger cluster"
+                " with cluster.address"
+            )
+    return resolved
+
+
+def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, ...], marker: Marker) -> Any:
+    """Start the job's controller and give it the job.
+
+    Raises:
+        JobError: a job of that name is running, or another controller holds the folder.
+    """
+    import ray
+    from ray.exceptions import RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from orchestrator.controller import Controller, find
+    from orchestrator.folder import MARKER
+    from orchestrator.runtime import Crew
+
+    spec, name = resolved.spec, resolved.spec.job.name
+    if (running := find(name)) is not None:
+        status: Any = ray.get(running.status.remote())
+        if status.state not in ("finished", "failed"):
+            raise JobError(
+                f"a job {name!r} is running in this cluster (step {status.step} of {status.steps}, in"
+                f" {status.output}): stop it with `freshet stop {name}`, or choose another job.name"
+            )
+        ray.kill(running)
+    paths = tuple(cluster.import_paths())
+    crew = Crew(
+        config=resolved.config,
+        plan=resolved.plan,
+        schedule=resolved.schedule,
+        per_rank=resolved.per_rank,
+        wait_s=spec.cluster.wait_s,
+        timeout_s=spec.cluster.timeout_s,
+        marker=(MARKER, marker.to_bytes()),
+        paths=paths,
+    )
+    _, generation = folder.incarnations()
+    order = Order(
+        job=name,
+        epoch=resolved.plan.epoch,
+        generation=generation + 1,
+        plan=resolved.plan,
+        checkpoints=start,
+        timeout_s=spec.cluster.timeout_s,
+    )
+    remote: Any = ray.remote(Controller)
+    controller = remote.options(
+        name=name,
+        namespace=cluster.NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
+        # Beside the driver, whose files it shares, if the driver is on a node at all.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        ),
+    ).remote(order, crew, spec.model_dump(mode="json"))
+    try:
+        ray.get(controller.start.remote())
+    except RayTaskError as error:
+        ray.kill(controller)
+        if isinstance(error.cause, JobError):
+            raise error.cause from None
+        raise
+    return controller
+
+
+def _follow(
+    job: str, controller: Any, interrupts: Interrupts, observe: Observer, say: Callable[[str], None]
+) -> events.Finished | events.Failed:
+    """Pass on every event until the job has ended; pass signals on to it."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    from orchestrator.runtime import reap
+
+    heard, obeyed, over = 0, 0, False
+    end: events.Finished | events.Failed | None = None
+    while not over:
+        if interrupts.count > obeyed:
+            obeyed = interrupts.count
+            if obeyed == 1:
+                say("stopping after this step, with a checkpoint; once more to end at once")
+                controller.request.remote(Request.STOP)
+            else:
+                say("ending at once, without a checkpoint")
+                controller.abort.remote()
+        try:
+            page: Any = ray.get(controller.read.remote(heard, POLL_S))
+        except RayActorError as error:
+            reap(job)
+            return events.Failed(reason=f"the controller died: {error}", user_error=False)
+        heard, over = page.next, page.over
+        for record in page.records:
+            observe(record)
+            if isinstance(record.event, events.Finished | events.Failed):
+                end = record.event
+    ray.kill(controller)
+    assert end is not None
+    return end

@@ -1,0 +1,100 @@
+"""`PipelineTrainer`: a job from Python, with Ray Train's result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator import events
+from orchestrator.spec import Spec
+from orchestrator.submit import Run, run
+from orchestrator.summary import summarize
+from workers.protocol import CheckpointReport
+
+if TYPE_CHECKING:
+    import ray.train
+
+
+class PipelineTrainer:
+    """Trains what `spec` says.
+
+    Args:
+        spec: the same object that a TOML file gives.
+        resume: go on from the newest checkpoint in the job's folder.
+        observe: is given every event of the job as it comes.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        resume: bool = False,
+        observe: Callable[[events.Record], None] = lambda record: None,
+    ) -> None:
+        self._spec = spec
+        self._resume = resume
+        self._observe = observe
+
+    def fit(self) -> ray.train.Result:
+        """Train to the end. Ctrl-C stops with a checkpoint; a job that fails has its `error` in the result.
+
+        Returns:
+            `metrics` as `freshet train --summary` writes them, `checkpoint` the newest checkpoint's folder,
+            `path` the job's folder, `metrics_dataframe` a row per step of the newest start.
+
+        Raises:
+            JobError: something that the user can mend: the spec, the data, the cluster.
+        """
+        started_s = time.time()
+        steps: list[dict[str, object]] = []
+
+        def observe(record: events.Record) -> None:
+            if isinstance(record.event, events.StepReport):
+                steps.append(_row(record.event))
+            self._observe(record)
+
+        done = run(self._spec, resume=self._resume, observe=observe, say=lambda text: None)
+        return _result(done, steps, started_s)
+
+
+def _result(done: Run, steps: list[dict[str, object]], started_s: float) -> ray.train.Result:
+    # Imported here: Ray Train brings pandas and pyarrow along, which no other part of a job needs.
+    import pandas
+    import ray.train
+    from ray.train import Checkpoint
+    from ray.train.v2.api.exceptions import ControllerError
+
+    newest = _newest_checkpoint(done)
+    error = None
+    if isinstance(done.end, events.Failed):
+        error = ControllerError(RuntimeError(done.end.reason))
+    return ray.train.Result(
+        metrics=summarize(done.events_path, started_s=started_s).to_dict(),
+        checkpoint=Checkpoint(newest) if newest is not None else None,
+        error=error,
+        path=done.spec.job.folder,
+        metrics_dataframe=pandas.DataFrame(steps) if steps else None,
+    )
+
+
+def _newest_checkpoint(done: Run) -> str | None:
+    """The newest checkpoint that the event log tells of."""
+    paths = [
+        record.event.path
+        for record in events.read(done.events_path)
+        if isinstance(record.event, CheckpointReport) and record.event.error is None
+    ]
+    return paths[-1] if paths else None
+
+
+def _row(step: events.StepReport) -> dict[str, object]:
+    return {
+        "step": step.step,
+        "loss": step.loss,
+        "grad_norm": step.grad_norm,
+        "lr": step.lr,
+        "step_s": step.step_s,
+        "tokens": step.tokens,
+        "bubble": step.bubble,
+    }

@@ -1,0 +1,205 @@
+"""From spec to plan and ranks' configuration, and the user's mistakes that only model and data bring out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.resolve import Survey, absolute, resolve, survey
+from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec
+from planner.ir import Kind
+from workers.config import DataConfig, EmulatedConfig
+from workers.protocol import JobError
+
+FOUND = Survey(
+    layers=("embed", "block0", "block1", "block2", "head"),
+    parameters=(50, 10, 10, 10, 50),
+    vocabulary=256,
+    language=True,
+    emulated=EmulatedConfig(),
+)
+
+
+def spec(pipeline: PipelineConfig, **cluster: object) -> Spec:
+    return absolute(
+        Spec(
+            job=JobConfig(name="a", sample_tokens=5),
+            pipeline=pipeline,
+            cluster=ClusterConfig.model_validate(cluster),
+        )
+    )
+
+
+def test_the_plan_follows_from_schedule_and_partition() -> None:
+    done = resolve(spec(PipelineConfig(ranks=4, replicas=2, microbatches=3)), FOUND, {"CPU": 8}, epoch=2)
+    assert done.plan.layers == ((0, 2), (2, 5))
+    assert done.plan.stage_ranks == (0, 1)
+    assert (done.plan.replicas, done.plan.world_size, done.plan.microbatches) == (2, 4, 3)
+    assert done.plan.epoch == 2
+    assert done.counts == (2, 3)
+    assert done.schedule.ranks == 2
+    assert done.config.model.vocabulary == 256
+    assert done.config.sample_tokens == 5
+    assert done.spec.pipeline.partition == (2, 3)
+    assert done.spec.pipeline.chunks == 1
+
+
+def test_zbv_folds_its_stages_over_the_ranks() -> None:
+    pipeline = PipelineConfig(ranks=2, schedule="zbv", partition=(1, 1, 2, 1))
+    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    assert done.plan.stage_ranks == (0, 1, 1, 0)
+    assert done.plan.layers_of_rank(0) == (0, 4)
+    assert done.spec.pipeline.chunks == 2
+
+
+def test_a_table_places_its_own_stages(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("1F0,1B0\n0F0,0B0")
+    pipeline = PipelineConfig(ranks=2, microbatches=1, schedule=f"csv:{path}")
+    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    assert done.plan.stage_ranks == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "layers", "stages"),
+    [(True, (0, 1, 2, 3, 4), {0, 1}), ((3, 4), (3, 4), {1}), (False, (), set())],
+)
+def test_recompute_reaches_plan_and_schedule(
+    wanted: bool | tuple[int, ...], layers: tuple[int, ...], stages: set[int]
+) -> None:
+    done = resolve(spec(PipelineConfig(ranks=2, recompute=wanted)), FOUND, {}, epoch=1)
+    assert done.plan.recompute == layers
+    recomputed = {
+        action.stage
+        for program in done.schedule.programs
+        for action in program
+        if action.kind is Kind.RECOMPUTE
+    }
+    assert recomputed == stages
+
+
+@pytest.mark.parametrize(
+    ("cluster", "resources", "device", "per_rank"),
+    [
+        ({}, {"CPU": 8}, "cpu", {"CPU": 1.0}),
+        ({}, {"CPU": 8, "GPU": 2}, "cuda", {"CPU": 1.0, "GPU": 1.0}),
+        ({}, {"CPU": 8, "GPU": 1}, "cpu", {"CPU": 1.0}),
+        ({"resources_per_rank": {"GPU": 0.5}}, {"GPU": 1}, "cuda", {"GPU": 0.5}),
+        ({"resources_per_rank": {"CPU": 2}}, {"GPU": 4}, "cpu", {"CPU": 2}),
+        ({"device": "emulated"}, {"GPU": 4}, "emulated", {"CPU": 0.05}),
+        ({"device": "cpu"}, {"GPU": 4}, "cpu", {"CPU": 1.0}),
+    ],
+)
+def test_auto_is_settled_by_what_the_cluster_has(
+    cluster: dict[str, object], resources: dict[str, float], device: str, per_rank: dict[str, float]
+) -> None:
+    done = resolve(spec(PipelineConfig(ranks=2), **cluster), FOUND, resources, epoch=1)
+    assert done.config.device == device
+    assert done.spec.cluster.device == device
+    assert done.per_rank == per_rank
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "expected"),
+    [
+        (
+            PipelineConfig(ranks=8),
+            "pipeline.ranks = 8 .* 8 stages, and the model has 5 layers .*at most 5 ranks",
+        ),
+        (
+            PipelineConfig(ranks=4, schedule="zbv"),
+            r"4 ranks per pipeline x 2 stages each are 8 stages.* at most 2 ranks",
+        ),
+        (PipelineConfig(ranks=2, partition=(2, 2)), "covers 4 layers, but the model has 5"),
+        (PipelineConfig(ranks=2, recompute=(5,)), "recompute names layer 5, but the model has layers 0 to 4"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_so(pipeline: PipelineConfig, expected: str) -> None:
+    with pytest.raises(JobError, match=expected):
+        resolve(spec(pipeline), FOUND, {}, epoch=1)
+
+
+def test_paths_are_made_absolute_and_uris_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = absolute(
+        Spec(
+            job=JobConfig(name="a"),
+            data=DataConfig(source="text", path="books", tokenizer="tok.json", cache="cache"),
+            cluster=ClusterConfig(emulated=EmulatedConfig(profile="times.json")),
+        )
+    )
+    assert done.job.folder == str(tmp_path / "runs" / "a")
+    assert done.data.path == (str(tmp_path / "books"),)
+    assert done.data.tokenizer == str(tmp_path / "tok.json")
+    assert done.data.cache == str(tmp_path / "cache")
+    assert done.cluster.emulated.profile == str(tmp_path / "times.json")
+    assert absolute(done) == done
+    remote = absolute(Spec(job=JobConfig(name="a", output="s3://bucket/a")))
+    assert remote.job.folder == "s3://bucket/a"
+    assert remote.data == DataConfig()
+    local = absolute(Spec(job=JobConfig(name="a", output="file:///tmp/a")))
+    assert local.job.folder == "/tmp/a"
+
+
+def gpt(tmp_path: Path, **sections: object) -> Spec:
+    return absolute(
+        Spec.model_validate(
+            {
+                "job": {"name": "a", "output": str(tmp_path / "run")},
+                "model": {"family": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8},
+                "data": {"source": "text", "path": str(tmp_path / "text.txt")},
+                **sections,
+            }
+        )
+    )
+
+
+def test_a_survey_opens_model_and_data(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
+    found = survey(gpt(tmp_path))
+    assert len(found.layers) == len(found.parameters) == 4
+    assert found.vocabulary == 256
+    assert found.language
+
+
+def test_emulated_times_are_read_by_the_driver(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
+    times = {"forward_s": [1, 2, 3, 4], "input_grad_s": [1, 1, 1, 1], "weight_grad_s": [0, 0, 0, 0.5]}
+    profile = tmp_path / "times.json"
+    profile.write_text(json.dumps(times))
+    given = gpt(tmp_path, cluster={"device": "emulated", "emulated": {"profile": str(profile)}})
+    found = survey(given)
+    assert found.emulated == EmulatedConfig.model_validate(times)
+    assert resolve(given, found, {}, epoch=1).config.emulated == found.emulated
+    profile.write_text(json.dumps({**times, "forward_s": [1]}))
+    with pytest.raises(JobError, match="forward_s has 1 times, but the model has 4 layers"):
+        survey(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "sections", "expected"),
+    [
+        (None, {}, r"text\.txt"),
+        ("", {}, "empty"),
+        ("short", {}, "context"),
+        (
+            "x" * 20_000,
+            {"model": {"family": "gpt", "width": 10, "heads": 3}},
+            "not divisible by model.heads = 3",
+        ),
+        ("x" * 20_000, {"model": {"factory": "no.such.module:build"}}, "does not import"),
+        ("x" * 20_000, {"model": {"factory": "os.path:join"}}, "os.path:join"),
+        ("x" * 20_000, {"model": {"factory": "builtins:dict"}}, "return"),
+        ("x" * 20_000, {"model": {}}, "names no model"),
+        ("x" * 20_000, {"data": {"source": "testt"}}, "did you mean 'text'"),
+    ],
+)
+def test_a_mistake_in_model_or_data_is_told_before_anything_starts(
+    tmp_path: Path, text: str | None, sections: dict[str, object], expected: str
+) -> None:
+    if text is not None:
+        (tmp_path / "text.txt").write_text(text)
+    with pytest.raises(JobError, match=expected):
+        survey(gpt(tmp_path, **sections))

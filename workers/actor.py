@@ -1,0 +1,166 @@
+"""The Ray shell around one rank: it carries calls in and reports out, and makes errors fit to travel.
+
+Training runs in the default concurrency group, on one thread; control calls have their own, so that they
+reach a rank while it trains. Knows nothing of what is trained.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from planner.ir import Schedule
+from planner.plan import Plan
+from workers.config import WorkerConfig
+from workers.protocol import (
+    CheckpointRef,
+    DamagedCheckpoint,
+    Generation,
+    JobError,
+    Outcome,
+    Report,
+    Request,
+)
+from workers.storage import open_folder
+
+CONTROL = "control"
+"""Concurrency group of the calls that must not wait for training."""
+UNREAD_REPORTS = 256
+"""How many of the newest reports are waited for before a rank's training returns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """Where a rank lives."""
+
+    node: str
+    host: str
+    pid: int
+
+
+class RankError(Exception):
+    """What a rank raised, without the types of torch: any process can read it."""
+
+    def __init__(
+        self, message: str, user_error: bool = False, cut_off: bool = False, details: str = ""
+    ) -> None:
+        super().__init__(message, user_error, cut_off, details)
+        self.message = message
+        self.user_error = user_error
+        """The user can mend it."""
+        self.cut_off = cut_off
+        """The rank lost another one, or was told to leave: the cause lies elsewhere."""
+        self.details = details
+        """The traceback, where the message alone does not say enough."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class RankActor:
+    """One rank.
+
+    Args:
+        rank: the global rank.
+        controller: takes the reports, in a method `report`.
+        marker: name of a file in the job's folder, and what it must hold: a node that does not see it does
+            not share the folder.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, rank: int, controller: ActorHandle, marker: tuple[str, bytes]
+    ) -> None:
+        from workers.rank import Rank  # torch: only the rank's own process loads it
+
+        self._config = config
+        self._marker = marker
+        self._controller: Any = controller
+        self._unread: deque[ray.ObjectRef] = deque(maxlen=UNREAD_REPORTS)
+        self._rank = Rank(config, rank, self._send)
+
+    def setup(self) -> Home:
+        """Open model and data.
+
+        Raises:
+            RankError: either fails, or this node does not see the job's folder.
+        """
+        context = ray.get_runtime_context()
+        home = Home(node=context.get_node_id(), host=ray.util.get_node_ip_address(), pid=os.getpid())
+        with _travelling_errors():
+            self._check_folder(home.host)
+            self._rank.setup()
+        return home
+
+    def follow(self, plan: Plan, schedule: Schedule, start: CheckpointRef | None) -> DamagedCheckpoint | None:
+        """Build the layers that `plan` gives this rank and load them; see `Rank.follow`."""
+        with _travelling_errors():
+            return self._rank.follow(plan, schedule, start)
+
+    def host_store(self) -> tuple[str, int]:
+        """Host the store of the next generation: address and port."""
+        host = ray.util.get_node_ip_address()
+        with _travelling_errors():
+            return host, self._rank.host_store(host)
+
+    def join(self, generation: Generation) -> None:
+        """Form the process group."""
+        with _travelling_errors():
+            self._rank.join(generation)
+
+    def train(self) -> Outcome:
+        """Train; returns once the controller has taken in every report of this rank."""
+        try:
+            with _travelling_errors():
+                return self._rank.train()
+        finally:
+            if self._unread:
+                # A controller that is gone is no reason to hold a trained rank back.
+                ray.wait(list(self._unread), num_returns=len(self._unread), timeout=10.0)
+
+    @ray.method(concurrency_group=CONTROL)
+    def request(self, request: Request) -> None:
+        """Drop a request into the mailbox."""
+        self._rank.request(request)
+
+    @ray.method(concurrency_group=CONTROL)
+    def leave(self) -> None:
+        """Drop the process group: a blocked `join` or `train` raises."""
+        self._rank.leave()
+
+    def _send(self, report: Report) -> None:
+        self._unread.append(self._controller.report.remote(report))
+
+    def _check_folder(self, host: str) -> None:
+        name, content = self._marker
+        try:
+            seen = open_folder(self._config.output).read(name)
+        except OSError:
+            seen = None
+        if seen != content:
+            raise JobError(
+                f"node {host} does not see the job's folder {self._config.output}: put job.output on a file"
+                " system that all nodes share, or on a URI such as s3://bucket/folder"
+            )
+
+
+@contextmanager
+def _travelling_errors() -> Iterator[None]:
+    """Raise whatever is raised inside as a `RankError`."""
+    try:
+        yield
+    except JobError as error:
+        raise RankError(str(error), user_error=True) from None
+    except Exception as error:
+        from workers.transport.channel import ChannelError
+
+        message = f"{type(error).__name__}: {error}"
+        cut_off = isinstance(error, ChannelError)
+        raise RankError(message, cut_off=cut_off, details=traceback.format_exc()) from None
