@@ -5,6 +5,7 @@ A cluster of our own listens on the loopback interface only, asks for its token,
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -54,13 +55,16 @@ def connected(address: str, *, cpus: float) -> Iterator[None]:
     if address == "local":
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
     import ray
+    import ray.job_config
     from ray.exceptions import RayError
 
     if ray.is_initialized():
         yield
         return
     before = set(psutil.Process().children())
-    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    if not address.startswith("ray://"):  # where paths of this machine mean nothing
+        options["job_config"] = ray.job_config.JobConfig(_py_driver_sys_path=import_paths())
     if address == "local":
         options |= {
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),

@@ -100,6 +100,9 @@ class Controller:
         """Events so far, kept or not."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        """Everything that runs beside the crank."""
+        self._effects: list[asyncio.Task[None]] = []
+        """Of these, the commands that a release cuts short."""
         self._lock: IO[bytes] | None = None
         self._log: EventLog | None = None
         self._step = 0
@@ -176,24 +179,26 @@ class Controller:
             case Log(event):
                 self._record(event)
             case Place():
-                self._spawn(runtime.place())
+                self._effects.append(self._spawn(runtime.place()))
             case Prepare():
-                self._spawn(runtime.prepare())
+                self._effects.append(self._spawn(runtime.prepare()))
             case Load(start):
-                self._spawn(runtime.load(start))
+                self._effects.append(self._spawn(runtime.load(start)))
             case HostStore():
-                self._spawn(runtime.host_store())
+                self._effects.append(self._spawn(runtime.host_store()))
             case Join(generation):
-                self._spawn(runtime.join(generation))
+                self._effects.append(self._spawn(runtime.join(generation)))
             case Train():
-                self._spawn(runtime.train())
+                self._effects.append(self._spawn(runtime.train()))
             case Ask(request):
                 runtime.ask(request)
             case Leave(ranks):
                 runtime.leave(ranks)
             case Wait(seconds):
-                self._spawn(self._wait(seconds))
+                self._effects.append(self._spawn(self._wait(seconds)))
             case Release():
+                for effect in self._effects:
+                    effect.cancel()
                 self._spawn(self._release())
 
     async def _wait(self, seconds: float) -> None:
@@ -204,10 +209,11 @@ class Controller:
         await self._runtime.release()
         self._tell(Released())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -227,54 +227,50 @@ def _log_loss(loss: RankLost) -> Log:
     return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
 
 
-def _lost(
-    order: Order,
-    state: Preparing | Loading | Hosting | Joining | Training | Stopping,
-    stimulus: RankLost,
+def _lost(order: Order, state: State, stimulus: RankLost) -> Step:
+    closing, commands = _close(_verdict(stimulus))
+    return closing, (_log_loss(stimulus), *commands)
+
+
+def _lost_in_a_group(
+    order: Order, state: Joining | Training | Stopping | Failing, stimulus: RankLost
 ) -> Step:
+    """A failure among ranks that wait for each other: one that was only cut off is not the cause."""
+    if not stimulus.cut_off:
+        return _lost(order, state, stimulus)
+    log = _log_loss(stimulus)
+    if isinstance(state, Failing):
+        failing, commands = _heard(order, state, stimulus.rank)
+        return failing, (log, *commands)
     step = state.step if isinstance(state, Training | Stopping) else 0
-    ended = (
-        {outcome.rank for outcome in state.outcomes} if isinstance(state, Training | Stopping) else set[int]()
-    )
-    others = _everyone(order) - ended - {stimulus.rank}
-    log = _log_loss(stimulus)
-    # Before the ranks are joined they do not wait for each other, so nobody else has a side to tell.
-    if not isinstance(state, Joining | Training | Stopping) or not others:
-        closing, commands = _close(_verdict((stimulus,)))
-        return closing, (log, *commands)
-    return Failing(step, others, (stimulus,)), (log, Leave(others), Wait(order.grace_s))
-
-
-def _lost_too(order: Order, state: Failing, stimulus: RankLost) -> Step:
-    log = _log_loss(stimulus)
-    failing = replace(state, failures=(*state.failures, stimulus))
-    step, commands = _heard(failing, stimulus.rank)
-    return step, (log, *commands)
+    ended = state.outcomes if isinstance(state, Training | Stopping) else ()
+    others = _everyone(order) - {outcome.rank for outcome in ended} - {stimulus.rank}
+    if not others:
+        return _lost(order, state, stimulus)
+    return Failing(step, others, stimulus), (log, Leave(others), Wait(order.grace_s))
 
 
 def _ended_beside_a_failure(order: Order, state: Failing, stimulus: Ended) -> Step:
-    return _heard(state, stimulus.outcome.rank)
+    return _heard(order, state, stimulus.outcome.rank)
 
 
 def _joined_beside_a_failure(order: Order, state: Failing, stimulus: Joined) -> Step:
-    return _heard(state, stimulus.rank)
+    return _heard(order, state, stimulus.rank)
 
 
-def _heard(state: Failing, rank: int) -> Step:
+def _heard(order: Order, state: Failing, rank: int) -> Step:
     waiting = state.waiting - {rank}
     if waiting:
         return replace(state, waiting=waiting), ()
-    return _close(_verdict(state.failures))
+    return _close(_verdict(state.first))
 
 
 def _grace_over(order: Order, state: Failing, stimulus: GraceOver) -> Step:
-    return _close(_verdict(state.failures))
+    return _close(_verdict(state.first))
 
 
-def _verdict(failures: tuple[RankLost, ...]) -> Failed:
-    """The failure nearest to the cause; of equals, the first that was heard of."""
-    cause = min(failures, key=lambda failure: failure.cause)
-    return Failed(f"rank {cause.rank}: {cause.error}", cause.user_error)
+def _verdict(loss: RankLost) -> Failed:
+    return Failed(f"rank {loss.rank}: {loss.error}", loss.user_error)
 
 
 def _abort(order: Order, state: State, stimulus: Aborted) -> Step:
@@ -318,14 +314,14 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Stopping, Ended): _ended,
     (Stopping, Asked): _ignore,
     (Failing, Reported): _reported,
-    (Failing, RankLost): _lost_too,
     (Failing, Ended): _ended_beside_a_failure,
     (Failing, Joined): _joined_beside_a_failure,
     (Failing, Asked): _ignore,
     (Failing, GraceOver): _grace_over,
     (Closing, Released): _released,
     **{(state, Asked): _ask_early for state in _BEFORE_TRAINING},
-    **{(state, RankLost): _lost for state in (Preparing, Loading, Hosting, Joining, Training, Stopping)},
+    **{(state, RankLost): _lost for state in (Preparing, Loading, Hosting)},
+    **{(state, RankLost): _lost_in_a_group for state in (Joining, Training, Stopping, Failing)},
     **{(state, Aborted): _abort for state in (*_BEFORE_TRAINING, Training, Stopping, Failing)},
     # Once the end is known, what is still on its way changes nothing; a report is kept.
     **{

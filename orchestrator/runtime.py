@@ -6,7 +6,6 @@ Every answer comes back as a stimulus through `tell`. Decides nothing; runs on t
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orchestrator import cluster
 from orchestrator.placement import assign, congestion, shortage
 from orchestrator.states import (
-    Cause,
     Ended,
     Joined,
     Loaded,
@@ -62,8 +60,6 @@ class Crew:
     """How long loading and joining may take."""
     marker: tuple[str, bytes]
     """File in the job's folder by which a node knows it, and its content."""
-    paths: tuple[str, ...]
-    """Import path of the driver, for code that is not installed."""
 
 
 class Runtime:
@@ -112,7 +108,8 @@ class Runtime:
     async def prepare(self) -> None:
         """Start the rank processes and have them open model and data."""
         crew = self._crew
-        remote: Any = ray.remote(concurrency_groups={CONTROL: 2})(RankActor)
+        hosted: Any = ray.remote(concurrency_groups={CONTROL: 2})  # pyright: ignore[reportCallIssue]
+        remote: Any = hosted(RankActor)
         self._ranks = [
             remote.options(
                 name=_name(crew.config.job, rank),
@@ -120,7 +117,6 @@ class Runtime:
                 lifetime="detached",
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-                runtime_env={"env_vars": _environment(crew)},
                 **_actor_resources(crew.per_rank),
             ).remote(crew.config, rank, self._controller, crew.marker)
             for rank, group in enumerate(self._groups)
@@ -216,7 +212,7 @@ class Runtime:
             value = await asyncio.wait_for(_awaited(answer), timeout_s)
         except TimeoutError:
             late = f"did not {what} within {timeout_s:g} s"
-            self._tell(RankLost(rank, late, Cause.RAISED))
+            self._tell(RankLost(rank, late))
         except (RayError, RankError) as error:
             self._tell(self._loss(rank, error))
         else:
@@ -225,19 +221,17 @@ class Runtime:
     def _loss(self, rank: int, error: Exception) -> RankLost:
         cause = getattr(error, "cause", error)
         if isinstance(cause, RankError):
-            kind = Cause.CUT_OFF if cause.cut_off else Cause.RAISED
-            return RankLost(rank, cause.message, kind, cause.user_error, cause.details)
+            return RankLost(rank, cause.message, cause.cut_off, cause.user_error, cause.details)
         text = str(error).strip()
         if not isinstance(error, RayActorError):
-            return RankLost(rank, text.split("\n")[0], Cause.DIED, details=text)
+            return RankLost(rank, text.split("\n")[0], details=text)
         home = self._homes.get(rank)
         where = f" (pid {home.pid} on {home.host})" if home is not None else ""
         if "creation task" in text:
-            return RankLost(rank, f"could not start: {text.splitlines()[-1]}", Cause.DIED, details=text)
+            return RankLost(rank, f"could not start: {text.splitlines()[-1]}", details=text)
         return RankLost(
             rank,
             f"its process{where} died: killed, out of memory, or its node is gone",
-            Cause.DIED,
             details=text,
         )
 
@@ -255,19 +249,6 @@ def reap(job: str) -> None:
 
 def _name(job: str, rank: int | str) -> str:
     return f"{job}/rank-{rank}"
-
-
-def _environment(crew: Crew) -> dict[str, str]:
-    threads = str(crew.config.threads)
-    environment = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "PYTHONPATH": os.pathsep.join(crew.paths),
-    }
-    if crew.config.device == "cuda":
-        # cuBLAS is deterministic only with workspaces of fixed size, which it reads when CUDA starts.
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    return environment
 
 
 def _actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:

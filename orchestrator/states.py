@@ -6,7 +6,6 @@ Frozen values, each with only its own payload. No transition is decided here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 from orchestrator.events import Event
 from planner.plan import Plan
@@ -35,7 +34,7 @@ class Order:
     timeout_s: float
     """How long a collective may wait."""
     grace_s: float = 5.0
-    """How long the other ranks have to tell their side once one has failed."""
+    """How long the cause may take to show once a rank has lost another."""
 
 
 # States
@@ -102,11 +101,11 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Failing:
-    """A rank failed; the others were told to leave, and are heard before one failure is named the cause."""
+    """A rank lost another one; all were told to leave, and the cause has yet to be heard of."""
 
     step: int
     waiting: frozenset[int]
-    failures: tuple[RankLost, ...]
+    first: RankLost
 
 
 @dataclass(frozen=True)
@@ -217,24 +216,14 @@ class Ended:
     outcome: Outcome
 
 
-class Cause(IntEnum):
-    """How near a rank's failure is to the cause of the job's; the lowest is named."""
-
-    DIED = 0
-    """Its process is gone."""
-    RAISED = 1
-    """It raised an error of its own."""
-    CUT_OFF = 2
-    """It lost a peer, or was told to leave."""
-
-
 @dataclass(frozen=True)
 class RankLost:
     """A rank's process died, or a call to it raised."""
 
     rank: int
     error: str
-    cause: Cause
+    cut_off: bool = False
+    """It lost another rank: the cause lies there."""
     user_error: bool = False
     details: str = ""
 

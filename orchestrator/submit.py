@@ -6,7 +6,6 @@ to the command line and `trainer.py`.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,7 +154,6 @@ def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, .
                 f" {status.output}): stop it with `freshet stop {name}`, or choose another job.name"
             )
         ray.kill(running)
-    paths = tuple(cluster.import_paths())
     crew = Crew(
         config=resolved.config,
         plan=resolved.plan,
@@ -164,7 +162,6 @@ def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, .
         wait_s=spec.cluster.wait_s,
         timeout_s=spec.cluster.timeout_s,
         marker=(MARKER, marker.to_bytes()),
-        paths=paths,
     )
     _, generation = folder.incarnations()
     order = Order(
@@ -181,7 +178,6 @@ def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, .
         namespace=cluster.NAMESPACE,
         lifetime="detached",
         num_cpus=0,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
         # Beside the driver, whose files it shares, if the driver is on a node at all.
         scheduling_strategy=NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True

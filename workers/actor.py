@@ -78,7 +78,11 @@ class RankActor:
     def __init__(
         self, config: WorkerConfig, rank: int, controller: ActorHandle, marker: tuple[str, bytes]
     ) -> None:
-        from workers.rank import Rank  # torch: only the rank's own process loads it
+        _set_environment(config)
+        # PyTorch loads this at its first backward; the ranks of a pipeline would do so one after the other.
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+        from workers.rank import Rank
 
         self._config = config
         self._marker = marker
@@ -111,8 +115,8 @@ class RankActor:
             return host, self._rank.host_store(host)
 
     def join(self, generation: Generation) -> None:
-        """Form the process group."""
-        with _travelling_errors():
+        """Form the process group. Whatever fails here, another rank may have failed before."""
+        with _travelling_errors(cut_off=True):
             self._rank.join(generation)
 
     def train(self) -> Outcome:
@@ -151,9 +155,16 @@ class RankActor:
             )
 
 
+def _set_environment(config: WorkerConfig) -> None:
+    """Set what torch and cuBLAS read when they are loaded, which only a rank's own process does."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
+    # Without workspaces of fixed size cuBLAS is not deterministic.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
 @contextmanager
-def _travelling_errors() -> Iterator[None]:
-    """Raise whatever is raised inside as a `RankError`."""
+def _travelling_errors(cut_off: bool = False) -> Iterator[None]:
+    """Raise whatever is raised inside as a `RankError`; `cut_off`: blame none of it on this rank."""
     try:
         yield
     except JobError as error:
@@ -162,5 +173,6 @@ def _travelling_errors() -> Iterator[None]:
         from workers.transport.channel import ChannelError
 
         message = f"{type(error).__name__}: {error}"
-        cut_off = isinstance(error, ChannelError)
-        raise RankError(message, cut_off=cut_off, details=traceback.format_exc()) from None
+        raise RankError(
+            message, cut_off=cut_off or isinstance(error, ChannelError), details=traceback.format_exc()
+        ) from None

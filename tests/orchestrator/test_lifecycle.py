@@ -13,7 +13,6 @@ from orchestrator.states import (
     Aborted,
     Ask,
     Asked,
-    Cause,
     Closing,
     Command,
     Ended,
@@ -217,9 +216,11 @@ def test_no_whole_checkpoint_is_the_users_to_mend() -> None:
     assert "manifest.json in /out/4: is cut short" in job.state.reason
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_cause_is_named_whoever_is_heard_first(order: tuple[int, ...]) -> None:
-    plan = Plan(
+THREE = Order(
+    job="j",
+    epoch=1,
+    generation=1,
+    plan=Plan(
         epoch=1,
         version=1,
         reason="first",
@@ -229,46 +230,62 @@ def test_the_cause_is_named_whoever_is_heard_first(order: tuple[int, ...]) -> No
         chunks=1,
         microbatches=2,
         replicas=1,
-    )
+    ),
+    checkpoints=(),
+    timeout_s=1.0,
+)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_cause_is_named_whoever_is_heard_first(order: tuple[int, ...]) -> None:
     losses = [
-        RankLost(0, "connection reset", Cause.CUT_OFF),
-        RankLost(1, "was killed by signal 9", Cause.DIED),
-        RankLost(2, "out of memory", Cause.RAISED),
+        RankLost(0, "connection reset", cut_off=True),
+        RankLost(1, "was killed by signal 9"),
+        RankLost(2, "connection closed", cut_off=True),
     ]
-    job = Job(Order(job="j", epoch=1, generation=3, plan=plan, checkpoints=(), timeout_s=1.0))
+    job = Job(THREE)
     job.state = Training(5, frozenset({0, 1, 2}), ())
     job.take(losses[order[0]])
-    assert job.effects[-2:] == [Leave(frozenset({0, 1, 2}) - {order[0]}), Wait(5.0)]
+    if order[0] != 1:
+        assert job.effects == [Leave(frozenset({0, 1, 2}) - {order[0]}), Wait(5.0)]
     job.take(*(losses[index] for index in order[1:]))
     assert job.state == Closing(Failed("rank 1: was killed by signal 9", user_error=False))
+    assert job.effects[-1] == Release()
+
+
+def test_where_all_were_cut_off_the_first_is_named() -> None:
+    job = Job(THREE)
+    job.state = Training(5, frozenset({0, 1, 2}), ())
+    job.take(*(RankLost(rank, f"timed out {rank}", cut_off=True) for rank in (1, 0, 2)))
+    assert job.state == Closing(Failed("rank 1: timed out 1", user_error=False))
     assert len([event for event in job.logged if isinstance(event, events.RankFailed)]) == 3
 
 
 def test_ranks_that_stay_silent_are_not_waited_for() -> None:
-    job = Job().take(*TO_TRAINING, RankLost(0, "connection reset", Cause.CUT_OFF))
+    job = Job().take(*TO_TRAINING, RankLost(0, "connection reset", cut_off=True))
     assert isinstance(job.state, Failing)
     job.take(GraceOver(), Released())
     assert job.state == Failed("rank 0: connection reset", user_error=False)
 
 
 def test_a_rank_that_ended_is_not_told_to_leave() -> None:
-    job = Job().take(*TO_TRAINING, Ended(outcome(0)), RankLost(1, "raised", Cause.RAISED))
+    job = Job().take(*TO_TRAINING, Ended(outcome(0)), RankLost(1, "raised"))
     assert job.state == Closing(Failed("rank 1: raised", user_error=False))
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
 def test_a_failure_before_the_ranks_are_joined_ends_the_job_at_once(length: int) -> None:
-    job = Job().take(*TO_TRAINING[:length], RankLost(1, "no such file", Cause.RAISED, user_error=True))
+    job = Job().take(*TO_TRAINING[:length], RankLost(1, "no such file", user_error=True))
     assert job.state == Closing(Failed("rank 1: no such file", user_error=True))
 
 
 def test_a_failure_while_joining_makes_the_others_leave() -> None:
     job = Job().take(*TO_TRAINING[:7])
     assert isinstance(job.state, Joining)
-    job.take(RankLost(1, "was killed", Cause.DIED))
+    job.take(RankLost(1, "refused", cut_off=True))
     assert Leave(frozenset({0})) in job.effects
     job.take(Joined(0), Released())
-    assert job.state == Failed("rank 1: was killed", user_error=False)
+    assert job.state == Failed("rank 1: refused", user_error=False)
 
 
 def test_an_unwritten_last_checkpoint_is_a_failure() -> None:

@@ -1,0 +1,22 @@
+"""A user's model whose last layer fails when it runs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+
+class Broken(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        raise ValueError("this layer never works")
+
+
+def build() -> tuple[list[partial[nn.Module]], object]:
+    """Two layers and a loss, over tokens."""
+    return [partial(nn.Embedding, 256, 8), partial(Broken, 8, 256)], _loss
+
+
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

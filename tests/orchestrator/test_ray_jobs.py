@@ -1,0 +1,291 @@
+"""Jobs on a real Ray cluster of two nodes: the same bits as without Ray, control in flight, clean ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.job_config import JobConfig
+from ray.util.placement_group import placement_group_table
+from tiny_jobs import STEPS, tiny
+
+from orchestrator import cluster, events
+from orchestrator.cli.jobs import status_lines, stop_job
+from orchestrator.controller import find
+from orchestrator.resolve import absolute, resolve, survey
+from orchestrator.spec import Spec
+from orchestrator.trainer import PipelineTrainer
+from workers.launch import Job, run_threads
+from workers.protocol import CheckpointReport, JobError, Request, StepReport
+
+Kind = TypeVar("Kind")
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    nodes = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27},
+    )
+    nodes.add_node(num_cpus=2, object_store_memory=2**27)
+    here = os.path.dirname(__file__)
+    ray.init(
+        nodes.address,
+        namespace=cluster.NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        job_config=JobConfig(_py_driver_sys_path=[here, *cluster.import_paths()]),
+    )
+    yield
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(two_nodes: None) -> Iterator[None]:
+    """After each test: no actor, no reservation."""
+    yield
+    actors: Any = ray.util.list_named_actors(all_namespaces=True)
+    assert [actor["name"] for actor in actors] == []
+    standing = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+    assert standing == []
+
+
+class Log:
+    """An observer that remembers, and acts on what it sees."""
+
+    def __init__(self, act: Callable[[events.Record], None] = lambda record: None) -> None:
+        self.events: list[events.Event] = []
+        self._act = act
+
+    def __call__(self, record: events.Record) -> None:
+        self.events.append(record.event)
+        self._act(record)
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def wait_for(self, kind: type) -> None:
+        deadline = time.monotonic() + 60
+        while not self.of(kind):
+            assert time.monotonic() < deadline, f"no {kind.__name__} within a minute"
+            time.sleep(0.05)
+
+    def assert_processes_gone(self) -> None:
+        pids = [started.pid for started in self.of(events.RankStarted)]
+        assert pids
+        deadline = time.monotonic() + 10
+        while any(psutil.pid_exists(pid) for pid in pids):
+            assert time.monotonic() < deadline, "a rank's process is still there"
+            time.sleep(0.05)
+
+
+def state_sha256(spec: Spec) -> str:
+    """Of the same job, its ranks threads of this process."""
+    spec = absolute(spec)
+    done = resolve(spec, survey(spec), {}, epoch=1)
+    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+
+
+@pytest.fixture(scope="module")
+def expected(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("plain")
+    return state_sha256(tiny(folder, "plain", pipeline={"ranks": 1}))
+
+
+def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
+    tmp_path: Path, expected: str
+) -> None:
+    log = Log()
+    result = PipelineTrainer(tiny(tmp_path, "whole"), observe=log).fit()
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected
+    assert result.metrics["steps"] == STEPS
+    assert result.metrics["final_loss"] < result.metrics["first_loss"]
+    assert result.path == str(tmp_path / "whole")
+    assert result.checkpoint is not None
+    assert (Path(result.checkpoint.path) / "manifest.json").exists()
+    assert result.metrics_dataframe is not None
+    assert list(result.metrics_dataframe["step"]) == list(range(1, STEPS + 1))
+    nodes = {started.rank: started.node for started in log.of(events.RankStarted)}
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    assert [record.event for record in events.read(tmp_path / "whole" / "events.jsonl")] == log.events
+    log.assert_processes_gone()
+
+
+def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected: str) -> None:
+    lines: list[str] = []
+
+    def stop_at_two(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step == 2:
+            lines.extend(status_lines("auto"))
+            stop_job("halves", "auto", now=False)
+
+    # Steps of half a second, so that the request has one to arrive in.
+    slow = {
+        "device": "emulated",
+        "emulated": {"forward_s": 0.02, "input_grad_s": 0.01, "weight_grad_s": 0.01},
+    }
+    log = Log(stop_at_two)
+    first = PipelineTrainer(tiny(tmp_path, "halves", cluster=slow), observe=log).fit()
+    assert first.error is None
+    assert first.metrics is not None
+    stopped_at = first.metrics["steps"]
+    assert 2 <= stopped_at < STEPS
+    assert lines[0].startswith("halves: training, step ")
+    assert log.of(events.Finished)[0].stopped
+    assert [report.step for report in log.of(CheckpointReport)] == [stopped_at]
+    log.assert_processes_gone()
+
+    other = {"ranks": 2, "partition": [1, 5], "schedule": "gpipe", "recompute": True}
+    resumed = Log()
+    second = PipelineTrainer(tiny(tmp_path, "halves", pipeline=other), resume=True, observe=resumed).fit()
+    assert second.metrics is not None
+    assert second.metrics["state_sha256"] == expected
+    assert [report.step for report in resumed.of(StepReport)] == list(range(stopped_at + 1, STEPS + 1))
+    formed = [*log.of(events.Formed), *resumed.of(events.Formed)]
+    assert [(each.generation.epoch, each.generation.number) for each in formed] == [(1, 1), (2, 2)]
+
+
+def test_a_killed_rank_fails_the_job_by_name_and_leaves_nothing(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_rank_one(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and not killed:
+            killed.append(next(each.pid for each in log.of(events.RankStarted) if each.rank == 1))
+            os.kill(killed[0], signal.SIGKILL)
+
+    log = Log(kill_rank_one)
+    spec = tiny(
+        tmp_path,
+        "struck",
+        job={"steps": 100_000},
+        pipeline={"ranks": 2},
+        checkpoint={"every_steps": 1},
+    )
+    result = PipelineTrainer(spec, observe=log).fit()
+    assert result.error is not None
+    assert f"rank 1: its process (pid {killed[0]} on" in str(result.error)
+    assert result.checkpoint is None or Path(result.checkpoint.path).is_dir()
+    assert log.of(events.Failed)[0].reason.startswith("rank 1: its process")
+    log.assert_processes_gone()
+
+
+def test_what_a_rank_raises_is_the_jobs_error(tmp_path: Path) -> None:
+    model = {"family": None, "factory": "raising_model:build"}
+    log = Log()
+    spec = tiny(tmp_path, "raising", model=model, pipeline={"ranks": 2})
+    result = PipelineTrainer(spec, observe=log).fit()
+    assert "rank 1: ValueError: this layer never works" in str(result.error)
+    failed = log.of(events.RankFailed)
+    assert any("raising_model.py" in failure.details for failure in failed if failure.rank == 1)
+    log.assert_processes_gone()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path, expected: str) -> None:
+    keep = {"every_steps": 2, "keep": 3}
+    first = tiny(tmp_path, "damaged", pipeline={"ranks": 2}, checkpoint=keep)
+    assert PipelineTrainer(first).fit().error is None
+    newest = max((tmp_path / "damaged" / "checkpoints").iterdir())
+    file = next(path for path in newest.iterdir() if path.name.endswith("head.weights.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    more = tiny(tmp_path, "damaged", pipeline={"ranks": 2}, checkpoint=keep, job={"steps": STEPS + 1})
+    log = Log()
+    assert PipelineTrainer(more, resume=True, observe=log).fit().error is None
+    skipped = log.of(events.Skipped)
+    assert [(each.damage.path, each.damage.file) for each in skipped] == [(str(newest), file.name)]
+    assert [report.step for report in log.of(StepReport)] == [5, 6, 7]
+
+
+def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
+    log = Log()
+    errors: list[Exception | None] = []
+    trainer = PipelineTrainer(
+        tiny(tmp_path, "only", job={"steps": 100_000}, pipeline={"ranks": 2}), observe=log
+    )
+    thread = threading.Thread(target=lambda: errors.append(trainer.fit().error))
+    thread.start()
+    log.wait_for(StepReport)
+    with pytest.raises(JobError, match=r"a job 'only' is running .* `freshet stop only`"):
+        PipelineTrainer(tiny(tmp_path / "elsewhere", "only")).fit()
+    with pytest.raises(JobError, match="no job 'onyl' is running at auto; did you mean 'only'"):
+        stop_job("onyl", "auto", now=True)
+    stop_job("only", "auto", now=True)
+    thread.join(60)
+    assert "aborted on request" in str(errors[0])
+    log.assert_processes_gone()
+
+
+def test_a_stop_before_training_ends_the_job(tmp_path: Path) -> None:
+    def stop_at_once(record: events.Record) -> None:
+        if isinstance(record.event, events.Issued):
+            find("early").request.remote(Request.STOP)
+
+    log = Log(stop_at_once)
+    assert PipelineTrainer(tiny(tmp_path, "early"), observe=log).fit().error is None
+    assert log.of(events.Finished)[0].step == 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected_text"),
+    [
+        (
+            {"cluster": {"resources_per_rank": {"CPU": 1, "GPU": 1}, "wait_s": 1}},
+            r"the cluster lacks 4 GPU \(4 needed, 0 there\).*Waited 1 s \(cluster.wait_s\)",
+        ),
+        ({"cluster": {"resources_per_rank": {"CPU": 3}, "wait_s": 1}}, "lacks 8 CPU"),
+        ({"pipeline": {"ranks": 16}}, "pipeline.ranks = 16 is more than the model can fill"),
+        ({"data": {"path": "/nowhere.txt"}}, "nowhere.txt"),
+    ],
+)
+def test_what_the_user_can_mend_is_a_job_error(
+    tmp_path: Path, sections: dict[str, dict[str, object]], expected_text: str
+) -> None:
+    with pytest.raises(JobError, match=expected_text):
+        PipelineTrainer(tiny(tmp_path, "wrong", **sections)).fit()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected_text"),
+    [
+        ({}, "nothing to do"),
+        ({"model": {"width": 32}}, "model.width was 16 and is 32"),
+        ({"job": {"seed": 3}}, "seed was 0 and is 3"),
+        ({"optimizer": {"lr": 0.5}}, r"optimizer.lr was 0.001 and is 0.5"),
+        ({"pipeline": {"microbatches": 8}}, "microbatches was 4 and is 8"),
+        ({"job": {"steps": 3}}, "job.steps = 3, but the newest checkpoint is of step 6"),
+    ],
+)
+def test_what_a_resume_may_not_change(
+    finished_run: Path, changes: dict[str, dict[str, object]], expected_text: str
+) -> None:
+    sections: dict[str, dict[str, object]] = {"pipeline": {"ranks": 1}}
+    for section, keys in changes.items():
+        sections[section] = {**sections.get(section, {}), **keys}
+    spec = tiny(finished_run, "done", **sections)
+    if not changes:
+        assert PipelineTrainer(spec, resume=True).fit().error is None
+        return
+    with pytest.raises(JobError, match=expected_text):
+        PipelineTrainer(spec, resume=True).fit()
+
+
+@pytest.fixture(scope="module")
+def finished_run(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    spec = tiny(folder, "done", pipeline={"ranks": 1})
+    assert PipelineTrainer(spec).fit().error is None
+    with pytest.raises(JobError, match=r"holds a run of 'done' with 6 steps: go on .* with --resume"):
+        PipelineTrainer(spec).fit()
+    return folder
