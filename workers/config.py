@@ -147,6 +147,8 @@ class WorkerConfig(Section):
     """Torch threads per rank."""
     validate_every: NonNegative
     """Steps between validations; 0: only after the last step."""
+    timeline_every: NonNegative = 0
+    """Steps between timelines that every rank reports; 0: only the last step's."""
     sample_tokens: NonNegative = 0
     """Tokens to sample after the last step (language models)."""
     output: str

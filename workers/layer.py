@@ -76,7 +76,7 @@ class Layer:
             The canonical outputs, detached, with `requires_grad` set where they carry a gradient; and the pass.
         """
         leaves = tuple(_leaf(t) for t in inputs)
-        queue = WeightGradQueue()
+        queue = WeightGradQueue(walked_twice=bool(self._uncovered))
         with torch.set_grad_enabled(keep):
             outputs = self._train(leaves, draw_key, queue, write_buffers=True)
         # Asked of the layer, not of autograd: with the activations dropped autograd does not know.

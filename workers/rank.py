@@ -18,6 +18,7 @@ from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
 from workers.devices.registry import make_device
+from workers.host_memory import keep_freed_pages
 from workers.layer import Layer
 from workers.layer_state import LayerState, load_
 from workers.mailbox import Mailbox
@@ -56,6 +57,7 @@ class Rank:
         """
         config = self._config
         determinism.fix(threads=config.threads, cuda=config.device == "cuda")
+        keep_freed_pages()
         self._data: OpenData = open_dataset(config.data, config.model, config.output)
         self._definition: ModelDefinition = build_definition(config.model, self._data.vocabulary)
         self._device: Device = make_device(config, len(self._definition.layers))

@@ -118,8 +118,6 @@ class Training:
         """
         config = self._setting.config
         stopped = False
-        window: Window | None = None
-        step_s = 0.0
         while self.step < config.steps and not stopped:
             begun_s = time.perf_counter()
             window, decision = self._step()
@@ -127,6 +125,10 @@ class Training:
             self._announce(decision, step_s)
             stopped = Request.STOP in decision.requests and self.step < config.steps
             last = stopped or self.step == config.steps
+            if last or (config.timeline_every and self.step % config.timeline_every == 0):
+                self._setting.report(
+                    TimelineReport(step=self.step, rank=self._setting.rank, step_s=step_s, spans=window.spans)
+                )
             every = config.checkpoint.every_steps
             if last or (every and self.step % every == 0) or Request.CHECKPOINT in decision.requests:
                 self._checkpoint()
@@ -134,10 +136,6 @@ class Training:
                 config.validate_every and self.step % config.validate_every == 0
             ) or self.step == config.steps:
                 self._validate()
-        if window is not None:
-            self._setting.report(
-                TimelineReport(step=self.step, rank=self._setting.rank, step_s=step_s, spans=window.spans)
-            )
         if not stopped and config.sample_tokens:
             self._sample()
         error = self._checkpointing.finish(self._channel, self._setting.rank, self.step)

@@ -34,7 +34,9 @@ class Use:
 class WeightGradQueue:
     """The uses of one layer's parameters in one microbatch, in the order the backward pass met them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, walked_twice: bool = False) -> None:
+        self.walked_twice = walked_twice
+        """Whether the graph is walked again for what no deferral covers, so that operands must stay."""
         self._uses: dict[int, list[Use]] = {}
         self._forward_uses: dict[int, int] = {}
         self._at_once: Workspace | None = None
@@ -152,6 +154,12 @@ def _unchanged(ctx: Any) -> Tensor:
     return ctx.x
 
 
+def _release(ctx: Any) -> None:
+    # As autograd does with its own saved tensors: what is freed early is used again while it is in the cache.
+    if not ctx.queue.walked_twice:
+        ctx.x = ctx.weight = None
+
+
 class _Linear(Function):
     @staticmethod
     def forward(
@@ -160,8 +168,7 @@ class _Linear(Function):
         ctx.x, ctx.weight, ctx.parameter, ctx.queue = x, weight, parameter, queue
         ctx.version = x._version
         queue.used(parameter)
-        with torch.autocast(x.device.type, enabled=False):
-            return functional.linear(x, weight, bias)
+        return functional.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -177,6 +184,7 @@ class _Linear(Function):
                 return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
 
             ctx.queue.put(Use(parameter, form, weight.dtype, (x_rows, rows)))
+        _release(ctx)
         return grad_x, grad_bias, None, None, None
 
 
@@ -219,8 +227,7 @@ class _Convolution(Function):
         ctx.x, ctx.weight, ctx.parameter, ctx.geometry, ctx.queue = x, weight, parameter, geometry, queue
         ctx.version = x._version
         queue.used(parameter)
-        with torch.autocast(x.device.type, enabled=False):
-            return torch.convolution(x, weight, bias, *geometry)
+        return torch.convolution(x, weight, bias, *geometry)
 
     @staticmethod
     @once_differentiable
@@ -240,6 +247,7 @@ class _Convolution(Function):
 
         if parameter.requires_grad:
             ctx.queue.put(Use(parameter, form, weight.dtype, (x, grad_output)))
+        _release(ctx)
         return grad_x, grad_bias, None, None, None, None
 
 
