@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import tempfile
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -72,7 +73,7 @@ def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
         epoch=1,
         version=1,
         reason="benchmark",
-        layers=tuple(zip(cuts, cuts[1:], strict=False)),
+        layers=tuple(pairwise(cuts)),
         stage_ranks=family.placement(RANKS, chunks),
         schedule=schedule,
         chunks=chunks,

@@ -118,7 +118,8 @@ def main() -> None:
     options = parser.parse_args()
     communication_s = message_s()
     print(
-        f"torch {torch.__version__}; two ranks, one thread each; a boundary message takes {communication_s * 1e3:.2f} ms"
+        f"torch {torch.__version__}; two ranks, one thread each;"
+        f" a boundary message takes {communication_s * 1e3:.2f} ms"
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in FAMILIES:

@@ -72,7 +72,8 @@ class DataConfig(Section):
     validation_fraction: Fraction = 0.05
     """Share of the samples that is held out, taken from the end."""
     validation_batches: Positive = 4
-    """Windows of `replicas x microbatches x microbatch_size` samples per validation, at most (fewer if the held-out part is smaller)."""
+    """Windows of `replicas x microbatches x microbatch_size` samples per validation, at most: fewer if the held-out
+    part is smaller."""
     cache: str | None = None
     """Folder of the memory-mapped tokens; unset: `data/` in the job's output folder."""
     arguments: dict[str, Any] = {}
@@ -89,7 +90,8 @@ class OptimizerConfig(Section):
     min_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of `lr` that is left at the last step of the cosine."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay (AdamW); added to the gradient (SGD). Never applied to parameters of fewer than two dimensions."""
+    """Decoupled weight decay (AdamW); added to the gradient (SGD). Never applied to parameters of fewer than two
+    dimensions."""
     no_decay: tuple[str, ...] = ()
     """More parameters without decay: shell patterns over `layer.parameter` names, e.g. `embed.*`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -116,7 +118,7 @@ class CheckpointConfig(Section):
 
 
 class EmulatedConfig(Section):
-    """`[cluster.emulated]`: modelled times of an emulated device. Each is one number for all layers, or one per layer."""
+    """`[cluster.emulated]`: modelled times of an emulated device, one number for all layers or one per layer."""
 
     forward_s: float | tuple[float, ...] = 0.01
     """Forward pass of one layer and microbatch."""

@@ -15,7 +15,7 @@ def fix(*, threads: int, cuda: bool) -> None:
     if not cuda:
         return
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (its stub lacks it)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,4 +1,4 @@
-"""Deferred weight gradients: the backward pass yields the input gradient at once and queues what the weight gradient needs.
+"""Deferred weight gradients: the backward pass yields the input gradient and queues what the weight gradient needs.
 
 `cover` overrides the forward of a module's Linear, Embedding and Conv instances with autograd functions that put
 (input, output gradient, parameter) into the `WeightGradQueue` of the microbatch at hand. Draining the queue forms
@@ -131,7 +131,7 @@ class Deferral:
     queue: WeightGradQueue = field(default_factory=WeightGradQueue)
     _casts: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
 
-    def cast(self, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
+    def cast(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """`parameter` in `dtype`, cast once per change of the parameter rather than once per microbatch."""
         if parameter.dtype == dtype:
             return parameter.detach()

@@ -61,7 +61,8 @@ def layer_times(config: EmulatedConfig, layers: int) -> dict[str, tuple[float, .
             given = {part: profile[part] for part in given}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise JobError(
-                f"cannot read layer times from {config.profile}: {error}; it must be JSON with the lists {', '.join(given)}"
+                f"cannot read layer times from {config.profile}: {error};"
+                f" it must be JSON with the lists {', '.join(given)}"
             ) from error
     times: dict[str, tuple[float, ...]] = {}
     for part, value in given.items():

@@ -40,7 +40,9 @@ class ProcessGroupChannel(Channel):
         timeout = timedelta(seconds=generation.timeout_s)
         store = dist.TCPStore(generation.store_host, generation.store_port, is_master=False, timeout=timeout)
         scope = f"epoch-{generation.epoch}/generation-{generation.number}"
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore(scope, store), self.rank, self.size, timeout)
+        self._group: Any = dist.ProcessGroupGloo(
+            dist.PrefixStore(scope, store), self.rank, self.size, timeout
+        )
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
         self._sent: deque[tuple[Any, Tensor]] = deque()
