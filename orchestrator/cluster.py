@@ -71,18 +71,21 @@ def connected(address: str, *, cpus: float) -> Iterator[None]:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
+    # Ray ends what it has fully started; what an interruption leaves half started is ours to end.
+    patience_s = 0.0
     try:
         try:
             ray.init(address, **options)
         except (ConnectionError, RuntimeError, RayError) as error:
             raise JobError(_unreachable(address, error)) from error
+        patience_s = SHUTDOWN_S
         yield
     finally:
         started = set(psutil.Process().children()) - before if address == "local" else set()
         # Detached actors are children of the raylet: they are gone when it is.
         family = started | {child for process in started for child in _descendants(process)}
         ray.shutdown()
-        _wait_or_kill(family)
+        _wait_or_kill(family, patience_s)
 
 
 def nodes() -> tuple[Node, ...]:
@@ -140,8 +143,8 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _wait_or_kill(family: set[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(family, timeout=SHUTDOWN_S)
+def _wait_or_kill(family: set[psutil.Process], patience_s: float) -> None:
+    _, alive = psutil.wait_procs(family, timeout=patience_s)
     for process in alive:
         try:
             process.kill()

@@ -13,6 +13,7 @@ from orchestrator import events
 from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
 from orchestrator.folder import JobFolder
 from orchestrator.progress import BarProgress, LineProgress, open_progress
+from orchestrator.quantities import counted
 from orchestrator.report import write_report
 from orchestrator.spec import load
 from orchestrator.submit import Run, run
@@ -60,7 +61,7 @@ def _observer(progress: BarProgress | LineProgress) -> Callable[[events.Record],
             case events.RankStarted(host=host):
                 hosts.append(host)
             case events.Formed(generation=generation, start=start):
-                where = f"{len(generation.members)} ranks on {len(set(hosts))} hosts"
+                where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(hosts)), 'host')}"
                 begin = f"resuming from {start.path}" if start is not None else "from initial weights"
                 progress.note(f"training: {where}, {begin}")
             case events.Skipped(damage=damage):
@@ -96,6 +97,8 @@ def _conclude(console: Console, done: Run, report: Path | None) -> int:
         if details:
             tell(details)
         tell(f"FAILED: {done.end.reason}")
+    elif done.end.stopped and done.end.step == 0:
+        tell("stopped before the first step")
     elif done.end.stopped:
         tell(f"stopped at step {done.end.step} of {done.spec.job.steps}; go on with --resume")
     else:
