@@ -1,0 +1,66 @@
+"""The commit's decision, from records alone."""
+
+import math
+
+import pytest
+
+from workers.commit import CommitRecord, settle
+from workers.protocol import Request
+
+
+def record(rank: int, **fields: object) -> CommitRecord:
+    return CommitRecord(rank=rank, generation=1, step=4, **fields)
+
+
+def test_the_decision_is_the_mean_loss_and_the_norm_of_the_mean_gradient() -> None:
+    records = [
+        record(0, squared_norms={0: 9.0, 1: 16.0}, busy_s=1.0),
+        record(1, squared_norms={2: 11.0}, losses={0: 1.0, 1: 2.0, 2: 6.0}, busy_s=2.0),
+    ]
+    decision = settle(records, microbatches=3, layers=3, clip_norm=None)
+    assert decision.loss == 3.0
+    assert decision.grad_norm == 6.0 / 3
+    assert decision.scale == 1 / 3
+    assert decision.busy_s == 1.5
+    assert not decision.skipped
+
+
+def test_clipping_scales_to_the_norm_and_never_up() -> None:
+    records = [record(0, squared_norms={0: 100.0}, losses={0: 1.0})]
+    assert settle(records, microbatches=1, layers=1, clip_norm=2.5).scale == 0.25
+    assert settle(records, microbatches=1, layers=1, clip_norm=40.0).scale == 1.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_skips_the_step(bad: float) -> None:
+    records = [record(0, squared_norms={0: 1.0}), record(1, squared_norms={1: bad}, losses={0: 1.0})]
+    decision = settle(records, microbatches=1, layers=2, clip_norm=1.0)
+    assert decision.skipped
+
+
+def test_requests_of_one_rank_bind_all() -> None:
+    records = [
+        record(0, squared_norms={0: 1.0}, losses={0: 0.5}),
+        record(1, requests=(Request.STOP, Request.CHECKPOINT)),
+    ]
+    decision = settle(records, microbatches=1, layers=1, clip_norm=None)
+    assert decision.requests == {Request.STOP, Request.CHECKPOINT}
+
+
+def test_a_record_survives_the_wire_bit_for_bit() -> None:
+    sent = record(
+        3,
+        losses={7: 0.1 + 0.2, 2: math.inf},
+        squared_norms={0: 1e-310, 5: 2 / 3},
+        busy_s=0.25,
+        requests=(Request.STOP,),
+        files={"run/step-1": {"a.safetensors": [12, "ff"]}},
+        files_errors={"run/step-2": "No space left on device"},
+    )
+    assert CommitRecord.decode(sent.encode()) == sent
+
+
+def test_ranks_at_different_steps_are_a_bug_that_is_named() -> None:
+    records = [record(0), CommitRecord(rank=1, generation=1, step=5)]
+    with pytest.raises(AssertionError, match=r"\[1\] came to another commit"):
+        settle(records, microbatches=1, layers=1, clip_norm=None)

@@ -1,0 +1,174 @@
+"""What the engine does beside the numbers: recomputes once, skips a bad step, waits out times, fails loudly."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import FAMILIES, job, small_config
+from small_models import Head, Residual, Vectors, cross_entropy
+
+from planner.ir import Action
+from workers.checkpoint import checkpoints, read_manifest
+from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig
+from workers.data.dataset import Batch
+from workers.data.sampling import train_indices
+from workers.devices.emulated import layer_times
+from workers.launch import run_processes, run_threads
+from workers.layer import Layer
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.protocol import JobError, StepReport, TimelineReport
+from workers.weight_grad import Workspace
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_layer_is_recomputed_exactly_once_per_microbatch(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recomputed: list[int] = []
+    original = Layer.recompute
+
+    def counting(self: Layer, done: object) -> None:
+        recomputed.append(self.index)
+        original(self, done)
+
+    monkeypatch.setattr(Layer, "recompute", counting)
+    config = small_config(tmp_path, steps=2)
+    run_threads(job(config, ranks=2, schedule=family, recompute=True))
+    assert sorted(recomputed) == sorted(list(range(8)) * config.microbatches * config.steps)
+
+
+class PoisonedVectors(Vectors):
+    """The first sample of the fourth step has an infinite feature."""
+
+    def train(self, indices: list[int]) -> Batch:
+        batch = super().train(indices)
+        if train_indices(3, 3, 0, 4, 2, self.train_samples)[0] == indices[0]:
+            batch.inputs[0][0, 0] = torch.inf
+        return batch
+
+
+def test_a_step_whose_norm_is_not_finite_changes_nothing_and_is_said(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        "batchnorm",
+        steps=6,
+        data=DataConfig(source="test_engine_conduct:PoisonedVectors"),
+        checkpoint=CheckpointConfig(every_steps=1, keep=20),
+    )
+    runs = [run_threads(job(config, ranks=ranks, schedule="1f1b")) for ranks in (1, 2)]
+    assert runs[0].state_sha256 == runs[1].state_sha256
+    steps = [r for r in runs[0].reports if isinstance(r, StepReport)]
+    skipped = [r.step for r in steps if r.skipped]
+    assert skipped == [4]
+    weights = {ref.step: read_manifest(ref).files for ref in checkpoints(config.output)}
+    assert weights[4] == weights[3]
+    assert weights[5] != weights[4]
+
+
+def test_an_emulated_device_waits_out_its_times_and_keeps_the_bits(tmp_path: Path) -> None:
+    real = run_threads(job(small_config(tmp_path), ranks=2, schedule="zb-h1"))
+    times = EmulatedConfig(forward_s=0.004, input_grad_s=0.003, weight_grad_s=(0.002,) * 8)
+    config = small_config(tmp_path, device="emulated", emulated=times)
+    run = run_threads(job(config, ranks=2, schedule="zb-h1"))
+    assert run.state_sha256 == real.state_sha256
+    at_least = {"F": 0.016, "I": 0.012, "W": 0.008}
+    timelines = [r for r in run.reports if isinstance(r, TimelineReport)]
+    assert {t.rank for t in timelines} == {0, 1}
+    for timeline in timelines:
+        for span in timeline.spans:
+            assert span.end_s - span.start_s >= at_least[Action.parse(span.action).kind.value]
+
+
+def test_modelled_times_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="has 3 times, but the model has 8 layers"):
+        layer_times(EmulatedConfig(forward_s=(0.1, 0.1, 0.1)), 8)
+    with pytest.raises(JobError, match="zero or more seconds"):
+        layer_times(EmulatedConfig(forward_s=-1.0), 8)
+    profile = tmp_path / "profile.json"
+    profile.write_text('{"forward_s": 1}')
+    with pytest.raises(JobError, match="cannot read layer times"):
+        layer_times(EmulatedConfig(profile=str(profile)), 8)
+
+
+class Broken(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("this layer cannot run")
+
+
+class Growing(torch.nn.Module):
+    """Returns one row more each time: a shape that changes between microbatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(24, 24)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x)[:1].expand(self.calls, -1)
+
+
+def faulty(kind: str) -> ModelDefinition:
+    middle = {"broken": Broken, "growing": Growing}[kind]
+    kinds = [Residual, Residual, Residual, middle, Residual, Residual, Residual, Head]
+    return ModelDefinition(tuple(LayerBuilder(f"l{i}", k) for i, k in enumerate(kinds)), cross_entropy)
+
+
+@pytest.mark.parametrize("hosts", [run_threads, run_processes])
+def test_the_error_of_the_rank_that_failed_first_is_the_one_that_is_raised(
+    tmp_path: Path, hosts: object
+) -> None:
+    model = ModelConfig(factory="test_engine_conduct:faulty", arguments={"kind": "broken"})
+    with pytest.raises((ValueError, RuntimeError), match="this layer cannot run"):
+        hosts(job(small_config(tmp_path, model=model), ranks=2, schedule="1f1b"))
+
+
+def test_a_message_of_another_shape_names_its_edge(tmp_path: Path) -> None:
+    model = ModelConfig(factory="test_engine_conduct:faulty", arguments={"kind": "growing"})
+    with pytest.raises(
+        RuntimeError, match=r"forward stage 0 -> 1 .*every microbatch must have the same shape"
+    ):
+        run_threads(job(small_config(tmp_path, model=model), ranks=2, schedule="gpipe"))
+
+
+class Both(torch.nn.Module):
+    """Uses its matrix through its module and directly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) @ self.linear.weight
+
+
+def test_a_matrix_with_two_paths_is_refused_not_summed_in_some_order() -> None:
+    layer = Layer(0, "both", Both(), precision="float32", device=torch.device("cpu"), workspace=Workspace())
+    _, done = layer.forward((torch.randn(3, 8),), 0, keep=True)
+    with pytest.raises(RuntimeError, match=r"linear\.weight is used both through its module and directly"):
+        layer.backward(done, (torch.ones(3, 8),), weights=True)
+
+
+class InPlace(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(x)
+        out = self.linear(hidden)
+        hidden.mul_(2.0)
+        return out
+
+
+def test_an_input_changed_after_its_use_is_noticed() -> None:
+    layer = Layer(
+        0, "in-place", InPlace(), precision="float32", device=torch.device("cpu"), workspace=Workspace()
+    )
+    _, done = layer.forward((torch.randn(3, 8),), 0, keep=True)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        layer.backward(done, (torch.ones(3, 8),), weights=True)
