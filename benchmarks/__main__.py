@@ -1,0 +1,30 @@
+"""Runs the long soaks, then every benchmark, one after the other: `make bench`.
+
+python -m benchmarks [NAME ...]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BENCHMARKS = ("split_backward", "pipelining", "prediction", "first_step")
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or BENCHMARKS
+    unknown = [name for name in chosen if name not in BENCHMARKS]
+    if unknown:
+        raise SystemExit(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    if not sys.argv[1:]:
+        # 5: no test is marked so.
+        soaks = subprocess.run([sys.executable, "-m", "pytest", "-m", "soak"], check=False)
+        if soaks.returncode not in (0, 5):
+            raise SystemExit(soaks.returncode)
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+
+
+if __name__ == "__main__":
+    main()
