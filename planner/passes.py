@@ -31,29 +31,6 @@ def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
             result.append(action)
         return tuple(result)
 
-    return _validated(replace(schedule, programs=tuple(map(expand, schedule.programs))))
-
-
-def forward_only(schedule: Schedule, microbatches: int | None = None) -> Schedule:
-    """Only the forwards, in the schedule's own order, of the first `microbatches` (None: of all).
-
-    For validation and sampling. The result has all its stages frozen: no gradient reaches any of them.
-
-    Raises:
-        ScheduleError: `microbatches` is not in 1..the schedule's.
-    """
-    count = schedule.microbatches if microbatches is None else microbatches
-    if not 1 <= count <= schedule.microbatches:
-        raise ScheduleError(
-            f"{schedule.name}: cannot run the first {count} microbatches: it has 1..{schedule.microbatches}"
-        )
-    programs = tuple(
-        tuple(action for action in program if action.kind is Kind.FORWARD and action.index < count)
-        for program in schedule.programs
-    )
-    return _validated(replace(schedule, programs=programs, microbatches=count, frozen_stages=schedule.stages))
-
-
-def _validated(schedule: Schedule) -> Schedule:
-    validate(schedule)
-    return schedule
+    recomputing = replace(schedule, programs=tuple(map(expand, schedule.programs)))
+    validate(recomputing)
+    return recomputing

@@ -1,8 +1,9 @@
 """Schedules written out as text, one line per rank, for tests."""
 
+from dataclasses import replace
 from typing import Any
 
-from planner.ir import Action, Schedule
+from planner.ir import Action, Kind, Schedule
 
 
 def table(text: str, stages: int, microbatches: int, **fields: Any) -> Schedule:
@@ -18,3 +19,11 @@ def text(schedule: Schedule) -> str:
 def lines(block: str) -> str:
     """`block` as `text` would write it."""
     return "\n".join(line.strip() for line in block.strip().splitlines())
+
+
+def forwards_of(schedule: Schedule) -> Schedule:
+    """The forward-only window with the forwards of `schedule`: all its stages are frozen."""
+    programs = tuple(
+        tuple(action for action in program if action.kind is Kind.FORWARD) for program in schedule.programs
+    )
+    return replace(schedule, programs=programs, frozen_stages=schedule.stages)

@@ -1,11 +1,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_text import lines, text
+from schedule_text import forwards_of, lines, text
 from torch.distributed.pipelining.schedules import _Action, _validate_schedule
 
 from planner.csv_format import dump, parse
-from planner.passes import add_recompute, forward_only
+from planner.passes import add_recompute
 from planner.schedules.registry import build
 from planner.validate import ScheduleError
 
@@ -41,7 +41,7 @@ def test_pytorch_reads_it(name: str):
 
 
 def test_a_forward_only_window_can_be_written():
-    assert dump(forward_only(build("gpipe", 2, 2))) == "0F0,0F1,\n,1F0,1F1\n"
+    assert dump(forwards_of(build("gpipe", 2, 2))) == "0F0,0F1,\n,1F0,1F1\n"
 
 
 def test_bubbles_blanks_and_line_ends_do_not_matter():

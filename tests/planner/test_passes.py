@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_text import lines, table, text
 
-from planner.ir import Kind
-from planner.passes import add_recompute, forward_only
+from planner.passes import add_recompute
 from planner.schedules.registry import build
 from planner.simulate import Costs, simulate
 from planner.validate import ScheduleError
@@ -63,28 +62,3 @@ def test_recompute_adds_one_forward_per_stage_and_microbatch(
     before, after = simulate(schedule, costs), simulate(add_recompute(schedule, stages), costs)
     assert sum(after.busy_s) - sum(before.busy_s) == len(stages) * ranks * rounds
     assert after.in_flight == before.in_flight
-
-
-def test_forward_only_keeps_the_forwards_in_their_order():
-    schedule = forward_only(build("interleaved", 2, 4))
-    assert text(schedule) == lines("""
-        0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3
-        1F0 1F1 3F0 3F1 1F2 1F3 3F2 3F3
-    """)
-    assert schedule.frozen_stages == schedule.stages == 4
-
-
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv"])
-@pytest.mark.parametrize("microbatches", [1, 3, 8])
-def test_forward_only_of_the_first_microbatches(name: str, microbatches: int):
-    schedule = forward_only(build(name, 4, 8), microbatches)
-    assert schedule.microbatches == microbatches
-    actions = [action for program in schedule.programs for action in program]
-    assert {action.kind for action in actions} == {Kind.FORWARD}
-    assert len(actions) == schedule.stages * microbatches
-
-
-@pytest.mark.parametrize("microbatches", [0, -1, 9])
-def test_forward_only_of_too_many_is_refused(microbatches: int):
-    with pytest.raises(ScheduleError, match=f"cannot run the first {microbatches} microbatches"):
-        forward_only(build("1f1b", 4, 8), microbatches)

@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_text import table
+from schedule_text import forwards_of, table
 
 from planner.graph import build_graph
 from planner.ir import Action, Kind, Schedule
-from planner.passes import add_recompute, forward_only
+from planner.passes import add_recompute
 from planner.schedules.registry import build
 from planner.simulate import Costs, in_flight, simulate
 
@@ -100,7 +100,7 @@ def test_in_flight_counts_until_the_gradient_asked_for():
 
 
 def test_what_has_no_backward_is_in_flight_only_while_it_runs():
-    assert in_flight(forward_only(build("gpipe", 2, 8))) == (1, 1)
+    assert in_flight(forwards_of(build("gpipe", 2, 8))) == (1, 1)
     assert in_flight(table("0F0 0F1\n1F0 1F1 1B0 1B1", 2, 2, frozen_stages=1)) == (1, 2)
 
 
