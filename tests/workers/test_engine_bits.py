@@ -14,6 +14,9 @@ TRAITS = ("plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-mat
 REAL = {
     "gpt": ModelConfig(family="gpt", layers=6, width=32, heads=2, context=16),
     "gpt-dropout": ModelConfig(family="gpt", layers=6, width=32, heads=2, context=16, dropout=0.1),
+    "gpt-tied": ModelConfig(
+        family="gpt", layers=6, width=32, heads=2, context=16, dropout=0.1, tied_embeddings=True
+    ),
     "llama": ModelConfig(family="llama", layers=6, width=32, heads=4, kv_heads=2, context=16),
     "vit": ModelConfig(family="vit", layers=6, width=32, heads=2),
 }
@@ -39,7 +42,32 @@ def test_every_family_equals_the_plain_loop(tmp_path: Path, trait: str) -> None:
             assert losses(run) == expected_losses
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("trait", ["plain", "dropout", "batchnorm"])
+def test_unequal_stages_and_one_stage_per_layer_equal_the_plain_loop(tmp_path: Path, trait: str) -> None:
+    config = small_config(tmp_path, trait)
+    expected, _ = train_plainly(config, tmp_path)
+    for family in FAMILIES:
+        two_per_rank = family in ("interleaved", "zbv")
+        cuts = [(2, (1, 4, 2, 1)), (4, (1,) * 8)] if two_per_rank else [(2, (3, 5)), (8, (1,) * 8)]
+        for ranks, counts in cuts:
+            for recompute in (False, True):
+                run = run_threads(
+                    job(config, ranks=ranks, schedule=family, counts=counts, recompute=recompute)
+                )
+                assert run.state_sha256 == expected, (family, counts, recompute)
+
+
+def test_tied_embeddings_in_every_family_equal_one_rank(tmp_path: Path) -> None:
+    config = real_config(tmp_path, "gpt-tied")
+    expected = run_threads(job(config))
+    for family in FAMILIES:
+        for recompute in (False, True):
+            run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
+            assert run.state_sha256 == expected.state_sha256, (family, recompute)
+            assert losses(run) == losses(expected)
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if name != "gpt-tied"])
 def test_real_models_equal_the_plain_loop(tmp_path: Path, name: str) -> None:
     config = real_config(tmp_path, name)
     expected, _ = train_plainly(config, tmp_path)
