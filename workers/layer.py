@@ -57,8 +57,7 @@ class Layer:
         self.recomputations = 0
         """How often `recompute` ran, for tests and reports."""
         self._precision = precision
-        self._workspace = workspace
-        self._deferral, self.uncovered = cover(module)
+        self._deferral, self.uncovered = cover(module, workspace)
         self._uncovered = [module.get_parameter(n) for n in self.uncovered]
         self._light = [p for n, p in module.named_parameters() if n not in self.uncovered]
         self._trainable = any(p.requires_grad for p in module.parameters())
@@ -76,7 +75,7 @@ class Layer:
             The canonical outputs, detached, with `requires_grad` set where they carry a gradient; and the pass.
         """
         leaves = tuple(_leaf(t) for t in inputs)
-        queue = WeightGradQueue(walked_twice=bool(self._uncovered))
+        queue = WeightGradQueue()
         with torch.set_grad_enabled(keep):
             outputs = self._train(leaves, draw_key, queue, write_buffers=True)
         # Asked of the layer, not of autograd: with the activations dropped autograd does not know.
@@ -112,7 +111,7 @@ class Layer:
         """
         assert done.outputs is not None, f"layer {self.name}: backward before its activations were recomputed"
         if weights:
-            done.queue.drain_at_once(self._workspace)
+            done.queue.at_once = True
         leaves = [t for t in done.inputs if t.requires_grad]
         carrying = [o for o in done.outputs if o.is_floating_point()] if self._trainable or leaves else []
         roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad]
@@ -138,8 +137,8 @@ class Layer:
 
     def weight_grad(self, done: Pass) -> None:
         """Form the weight gradients that `backward` left queued and add them to `.grad`."""
-        done.queue.drain(self._workspace)
-        done.queue.close()
+        done.queue.drain()
+        done.queue.closed = True
         if done.root_grads:
             assert done.outputs is not None
             torch.autograd.backward(done.outputs, done.root_grads, inputs=self._uncovered)

@@ -18,13 +18,73 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
+class Workspace:
+    """Scratch that a rank's layers share: no step allocates a weight's size anew, and it stays in the cache."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
+
+    def scratch(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """A buffer of `parameter`'s shape; its content is anyone's."""
+        place = (parameter.shape, dtype, parameter.device)
+        if place not in self._scratch:
+            self._scratch[place] = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+        return self._scratch[place]
+
+
+class Accumulator:
+    """Where the gradients of one parameter are summed, and what of it is needed again and again."""
+
+    __slots__ = ("_cast", "_cast_version", "_gradient", "_scratch", "_workspace", "parameter")
+
+    def __init__(self, parameter: nn.Parameter, workspace: Workspace) -> None:
+        self.parameter = parameter
+        self._workspace = workspace
+        self._gradient: Tensor | None = None
+        self._scratch: Tensor | None = None
+        self._cast: Tensor | None = None
+        self._cast_version = -1
+
+    def cast(self, dtype: torch.dtype) -> Tensor:
+        """The parameter, detached, in `dtype`; cast once per change of it rather than once per microbatch."""
+        parameter = self.parameter
+        if parameter.dtype == dtype:
+            return parameter.detach()
+        if self._cast is None or self._cast.dtype != dtype or self._cast_version != parameter._version:
+            self._cast, self._cast_version = parameter.detach().to(dtype), parameter._version
+        return self._cast
+
+    def add(self, uses: list[Use]) -> None:
+        """Form the sum of `uses`, in order and in the dtype they were computed in, and add it once to `.grad`."""
+        parameter, first = self.parameter, uses[0]
+        grad = parameter.grad
+        if grad is None:
+            if self._gradient is None:
+                self._gradient = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            parameter.grad = self._gradient
+            if len(uses) == 1 and first.dtype == self._gradient.dtype:
+                first.form(self._gradient)
+                return
+        scratch = self._scratch
+        if scratch is None or scratch.dtype != first.dtype:
+            scratch = self._scratch = self._workspace.scratch(parameter, first.dtype)
+        first.form(scratch)
+        for use in uses[1:]:
+            scratch.add_(use.form(None))
+        if grad is None:
+            assert self._gradient is not None
+            self._gradient.copy_(scratch)
+        else:
+            grad.add_(scratch)
+
+
 @dataclass(slots=True)
 class Use:
     """One use of a parameter in one microbatch: enough to form its gradient later."""
 
-    parameter: nn.Parameter
+    accumulator: Accumulator
     form: Callable[[Tensor | None], Tensor]
-    """Forms the gradient: float[parameter.shape], into the given scratch if that is of the right dtype."""
+    """Forms the gradient, float[parameter.shape]: into the given tensor, or a new one."""
     dtype: torch.dtype
     """What `form` computes in: the autocast dtype, or the parameter's own."""
     held: tuple[Tensor, ...]
@@ -34,44 +94,34 @@ class Use:
 class WeightGradQueue:
     """The uses of one layer's parameters in one microbatch, in the order the backward pass met them."""
 
-    def __init__(self, *, walked_twice: bool = False) -> None:
-        self.walked_twice = walked_twice
-        """Whether the graph is walked again for what no deferral covers, so that operands must stay."""
-        self._uses: dict[int, list[Use]] = {}
-        self._forward_uses: dict[int, int] = {}
-        self._at_once: Workspace | None = None
-        self._closed = False
+    __slots__ = ("_forward_uses", "_uses", "at_once", "closed")
 
-    def used(self, parameter: nn.Parameter) -> None:
-        """The forward pass used `parameter`."""
-        self._forward_uses[id(parameter)] = self._forward_uses.get(id(parameter), 0) + 1
+    def __init__(self) -> None:
+        self._uses: dict[Accumulator, list[Use]] = {}
+        self._forward_uses: dict[Accumulator, int] = {}
+        self.at_once = False
+        """Whether each gradient is formed as soon as its last use has come, while its operands are in the cache."""
+        self.closed = False
+        """Whether a further walk of the graph goes on, whose uses were drained already."""
+
+    def used(self, accumulator: Accumulator) -> None:
+        """The forward pass used the parameter."""
+        self._forward_uses[accumulator] = self._forward_uses.get(accumulator, 0) + 1
 
     def put(self, use: Use) -> None:
         """The backward pass came to a use."""
-        if self._closed:
-            return
-        uses = self._uses.setdefault(id(use.parameter), [])
+        accumulator = use.accumulator
+        uses = self._uses.setdefault(accumulator, [])
         uses.append(use)
-        if self._at_once is not None and len(uses) == self._forward_uses[id(use.parameter)]:
-            _accumulate(self._uses.pop(id(use.parameter)), self._at_once)
+        if self.at_once and len(uses) == self._forward_uses[accumulator]:
+            accumulator.add(self._uses.pop(accumulator))
 
-    def drain_at_once(self, workspace: Workspace) -> None:
-        """From now on form each parameter's gradient as soon as its last use has come, while its operands are still
-        in the cache."""
-        self._at_once = workspace
-
-    def drain(self, workspace: Workspace) -> None:
-        """Form every gradient that is queued and add it to its parameter's `.grad`, once per parameter.
-
-        The uses of one parameter are summed in queue order, in the dtype they were computed in; the sum is added to
-        `.grad` in the parameter's dtype.
-        """
+    @torch.no_grad()
+    def drain(self) -> None:
+        """Form every gradient that is queued and add it to its parameter's `.grad`, once per parameter."""
         while self._uses:
-            _accumulate(self._uses.pop(next(iter(self._uses))), workspace)
-
-    def close(self) -> None:
-        """Take no more uses: a further walk of the graph comes to those again that were drained already."""
-        self._closed = True
+            accumulator = next(iter(self._uses))
+            accumulator.add(self._uses.pop(accumulator))
 
     @property
     def held_bytes(self) -> int:
@@ -80,66 +130,17 @@ class WeightGradQueue:
         return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
 
 
-class Workspace:
-    """Scratch and gradient buffers that live as long as the rank: no step allocates a weight's size anew."""
-
-    def __init__(self) -> None:
-        self._scratch: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
-        self._gradients: dict[int, Tensor] = {}
-
-    def scratch(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """A buffer of `parameter`'s shape; its content is anyone's."""
-        place = (parameter.shape, dtype, parameter.device)
-        if place not in self._scratch:
-            self._scratch[place] = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
-        return self._scratch[place]
-
-    def gradient(self, parameter: nn.Parameter) -> Tensor:
-        """`parameter`'s own gradient buffer; its content is from an earlier step."""
-        buffer = self._gradients.get(id(parameter))
-        if buffer is None:
-            buffer = self._gradients[id(parameter)] = torch.empty_like(
-                parameter, memory_format=torch.contiguous_format
-            )
-        return buffer
-
-
-@torch.no_grad()
-def _accumulate(uses: list[Use], workspace: Workspace) -> None:
-    parameter = uses[0].parameter
-    first_of_step = parameter.grad is None
-    if first_of_step:
-        parameter.grad = workspace.gradient(parameter)
-    grad = parameter.grad
-    assert grad is not None
-    if first_of_step and len(uses) == 1 and uses[0].dtype == grad.dtype:
-        formed = uses[0].form(grad)
-    else:
-        formed = uses[0].form(workspace.scratch(parameter, uses[0].dtype))
-    for use in uses[1:]:
-        formed.add_(use.form(None))
-    if not first_of_step:
-        grad.add_(formed)
-    elif formed is not grad:
-        grad.copy_(formed)
-
-
 @dataclass
 class Deferral:
     """What the overridden forwards of one layer share: the queue of the microbatch that runs now."""
 
+    workspace: Workspace
     queue: WeightGradQueue = field(default_factory=WeightGradQueue)
-    _casts: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
+    accumulators: dict[int, Accumulator] = field(default_factory=dict)
+    """By identity of the parameter: two modules may share one."""
 
-    def cast(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """`parameter` in `dtype`, cast once per change of the parameter rather than once per microbatch."""
-        if parameter.dtype == dtype:
-            return parameter.detach()
-        kept = self._casts.get(id(parameter))
-        if kept is None or kept[0] != parameter._version or kept[1].dtype != dtype:
-            kept = (parameter._version, parameter.detach().to(dtype))
-            self._casts[id(parameter)] = kept
-        return kept[1]
+    def accumulator(self, parameter: nn.Parameter) -> Accumulator:
+        return self.accumulators.setdefault(id(parameter), Accumulator(parameter, self.workspace))
 
 
 def _compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -147,128 +148,110 @@ def _compute_dtype(tensor: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
-def _unchanged(ctx: Any) -> Tensor:
-    # The input is held outside autograd's own saved tensors, whose check this one stands in for.
-    if ctx.x._version != ctx.version:
-        raise RuntimeError("the input of a matrix was changed in place after its use; its gradient is gone")
-    return ctx.x
+UseOf = Callable[[Tensor], Use]
+"""Gradient of a module's output -> the use of its matrix."""
 
 
-def _release(ctx: Any) -> None:
-    # As autograd does with its own saved tensors: what is freed early is used again while it is in the cache.
-    if not ctx.queue.walked_twice:
-        ctx.x = ctx.weight = None
+def _defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_of: UseOf) -> Tensor:
+    """`output`, made from a detached parameter, such that its gradient puts a use of the parameter into `queue`.
+
+    The input gradient stays stock autograd's business. Python between two matrix products is expensive, because the
+    product has thrown the interpreter out of the cache; so there is as little of it as can be.
+    """
+    if not (torch.is_grad_enabled() and accumulator.parameter.requires_grad):
+        return output
+    queue.used(accumulator)
+    if not output.requires_grad:
+        return _Source.apply(output, accumulator.parameter, queue, use_of)  # type: ignore[return-value]
+
+    def hook(grad: Tensor) -> None:
+        if not queue.closed:
+            queue.put(use_of(grad))
+
+    output.register_hook(hook)
+    return output
 
 
-class _Linear(Function):
+class _Source(Function):
+    """Begins a graph where neither input nor bias gave autograd a reason to."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, parameter: nn.Parameter, weight: Tensor, queue: Any
+        ctx: Any, output: Tensor, parameter: nn.Parameter, queue: WeightGradQueue, use_of: UseOf
     ) -> Tensor:  # type: ignore[override]
-        ctx.x, ctx.weight, ctx.parameter, ctx.queue = x, weight, parameter, queue
-        ctx.version = x._version
-        queue.used(parameter)
-        return functional.linear(x, weight, bias)
+        ctx.queue, ctx.use_of = queue, use_of
+        return output.view_as(output)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
-        x, weight, parameter = _unchanged(ctx), ctx.weight, ctx.parameter
-        rows = grad_output.reshape(-1, grad_output.shape[-1])
-        grad_x = rows.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        grad_bias = rows.sum(0) if ctx.needs_input_grad[1] else None
-        if parameter.requires_grad:
-            x_rows = x.reshape(-1, x.shape[-1])
+        if not ctx.queue.closed:
+            ctx.queue.put(ctx.use_of(grad_output))
+        return None, None, None, None
+
+
+class _Held:
+    """A matrix's input, held outside autograd's own saved tensors and so without their checks and early release."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor
+        self._version = tensor._version
+
+    def take(self) -> Tensor:
+        """The input, once: what is freed early is used again while it is in the cache."""
+        tensor, self._tensor = self._tensor, None
+        assert tensor is not None
+        if tensor._version != self._version:
+            raise RuntimeError(
+                "the input of a matrix was changed in place after its use; its gradient is gone"
+            )
+        return tensor
+
+
+def _linear_forward(module: nn.Linear, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    accumulator, bias = deferral.accumulator(module.weight), module.bias
+
+    def forward(x: Tensor) -> Tensor:
+        if x.dim() < 2:
+            return forward(x.unsqueeze(0)).squeeze(0)
+        dtype = _compute_dtype(x)
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        held = _Held(x)
+
+        def use_of(grad: Tensor) -> Use:
+            x = held.take()
+            x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
 
             def form(out: Tensor | None) -> Tensor:
                 return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
 
-            ctx.queue.put(Use(parameter, form, weight.dtype, (x_rows, rows)))
-        _release(ctx)
-        return grad_x, grad_bias, None, None, None
+            return Use(accumulator, form, dtype, (x_rows, rows))
 
-
-class _Embedding(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, parameter: nn.Parameter, weight: Tensor, tokens: Tensor, padding_idx: int, queue: Any
-    ) -> Tensor:  # type: ignore[override]
-        ctx.parameter, ctx.tokens, ctx.padding_idx, ctx.queue = parameter, tokens, padding_idx, queue
-        queue.used(parameter)
-        return functional.embedding(tokens, weight, None if padding_idx < 0 else padding_idx)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
-        parameter, tokens, padding_idx = ctx.parameter, ctx.tokens, ctx.padding_idx
-
-        def form(out: Tensor | None) -> Tensor:
-            dense = torch.ops.aten.embedding_dense_backward(
-                grad_output, tokens, parameter.shape[0], padding_idx, False
-            )
-            return dense if out is None else out.copy_(dense)
-
-        if parameter.requires_grad:
-            ctx.queue.put(Use(parameter, form, grad_output.dtype, (tokens, grad_output)))
-        return None, None, None, None, None
-
-
-class _Convolution(Function):
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: Tensor,
-        bias: Tensor | None,
-        parameter: nn.Parameter,
-        weight: Tensor,
-        geometry: Any,
-        queue: Any,
-    ) -> Tensor:
-        ctx.x, ctx.weight, ctx.parameter, ctx.geometry, ctx.queue = x, weight, parameter, geometry, queue
-        ctx.version = x._version
-        queue.used(parameter)
-        return torch.convolution(x, weight, bias, *geometry)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
-        x, weight, parameter, geometry = _unchanged(ctx), ctx.weight, ctx.parameter, ctx.geometry
-        sizes = [parameter.shape[0]]
-
-        def gradients(mask: list[bool]) -> tuple[Tensor | None, ...]:
-            return torch.ops.aten.convolution_backward(grad_output, x, weight, sizes, *geometry, mask)
-
-        grad_x, _, grad_bias = gradients([ctx.needs_input_grad[0], False, ctx.needs_input_grad[1]])
-
-        def form(out: Tensor | None) -> Tensor:
-            grad = gradients([False, True, False])[1]
-            assert grad is not None
-            return grad if out is None else out.copy_(grad)
-
-        if parameter.requires_grad:
-            ctx.queue.put(Use(parameter, form, weight.dtype, (x, grad_output)))
-        _release(ctx)
-        return grad_x, grad_bias, None, None, None, None
-
-
-def _linear_forward(module: nn.Linear, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
-        if x.dim() < 2:
-            x = x.unsqueeze(0)
-            return forward(x).squeeze(0)
-        dtype = _compute_dtype(x)
-        bias = None if module.bias is None else module.bias.to(dtype)
-        weight = deferral.cast(module.weight, dtype)
-        return _Linear.apply(x.to(dtype), bias, module.weight, weight, deferral.queue)  # type: ignore[return-value]
+        output = functional.linear(x, accumulator.cast(dtype), bias)
+        return _defer(output, accumulator, deferral.queue, use_of)
 
     return forward
 
 
 def _embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Tensor], Tensor]:
     padding_idx = -1 if module.padding_idx is None else module.padding_idx
+    accumulator, parameter = deferral.accumulator(module.weight), module.weight
 
     def forward(tokens: Tensor) -> Tensor:
-        return _Embedding.apply(module.weight, module.weight.detach(), tokens, padding_idx, deferral.queue)  # type: ignore[return-value]
+        def use_of(grad: Tensor) -> Use:
+            def form(out: Tensor | None) -> Tensor:
+                dense = torch.ops.aten.embedding_dense_backward(
+                    grad, tokens, parameter.shape[0], padding_idx, False
+                )
+                return dense if out is None else out.copy_(dense)
+
+            return Use(accumulator, form, grad.dtype, (tokens, grad))
+
+        output = functional.embedding(tokens, parameter.detach(), module.padding_idx)
+        return _defer(output, accumulator, deferral.queue, use_of)
 
     return forward
 
@@ -278,14 +261,30 @@ def _convolution_forward(
 ) -> Callable[[Tensor], Tensor]:
     spatial = len(module.kernel_size)
     geometry = (module.stride, module.padding, module.dilation, False, (0,) * spatial, module.groups)
+    accumulator, bias, sizes = deferral.accumulator(module.weight), module.bias, [module.out_channels]
 
     def forward(x: Tensor) -> Tensor:
         if x.dim() == spatial + 1:
             return forward(x.unsqueeze(0)).squeeze(0)
         dtype = _compute_dtype(x)
-        bias = None if module.bias is None else module.bias.to(dtype)
-        weight = deferral.cast(module.weight, dtype)
-        return _Convolution.apply(x.to(dtype), bias, module.weight, weight, geometry, deferral.queue)  # type: ignore[return-value]
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        weight = accumulator.cast(dtype)
+        held = _Held(x)
+
+        def use_of(grad: Tensor) -> Use:
+            x = held.take()
+
+            def form(out: Tensor | None) -> Tensor:
+                formed = torch.ops.aten.convolution_backward(
+                    grad, x, weight, sizes, *geometry, [False, True, False]
+                )[1]
+                return formed if out is None else out.copy_(formed)
+
+            return Use(accumulator, form, dtype, (x, grad))
+
+        output = torch.convolution(x, weight, bias, *geometry)
+        return _defer(output, accumulator, deferral.queue, use_of)
 
     return forward
 
@@ -310,14 +309,16 @@ def _override(module: nn.Module, deferral: Deferral) -> Callable[..., Tensor] | 
     return None
 
 
-def cover(module: nn.Module) -> tuple[Deferral, tuple[str, ...]]:
+def cover(module: nn.Module, workspace: Workspace) -> tuple[Deferral, tuple[str, ...]]:
     """Defer the weight gradients of every Linear, Embedding and Conv inside `module`.
+
+    Their weights and biases must stay the parameters that they are now.
 
     Returns:
         The deferral whose `queue` is to be set before each forward pass, and the names of the matrices that no
         deferral covers (parameters of two or more dimensions): their gradient takes a second walk of the graph.
     """
-    deferral = Deferral()
+    deferral = Deferral(workspace)
     covered: set[int] = set()
     for part in module.modules():
         forward = _override(part, deferral)
