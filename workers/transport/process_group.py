@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,9 @@ POSTED_AHEAD = 4
 """Receives that wait in advance on each stream: enough to keep the link busy, few enough to cost little memory."""
 
 HEADER_BYTES = 4096
+
+NEVER_SENT = 2**30
+"""A tag that no stream has."""
 
 
 class ProcessGroupChannel(Channel):
@@ -131,7 +135,20 @@ class ProcessGroupChannel(Channel):
         return out
 
     def close(self) -> None:
-        self._group.abort()
+        sever(self._group)
+
+
+def sever(group: dist.ProcessGroupGloo) -> None:
+    """Close all connections of `group`: whatever waits in it fails at once, here and at the neighbours.
+
+    Gloo's own `abort` does nothing; but an operation that times out closes every connection of its rank.
+    """
+    for step in range(1, group.size()):
+        peer = (group.rank() + step) % group.size()
+        # One peer would do, but a connection that is broken already does not take the others along.
+        with suppress(RuntimeError):
+            work = group.recv([torch.empty(1, dtype=torch.uint8)], peer, NEVER_SENT)
+            work.wait(timedelta(milliseconds=1))
 
 
 def _padded(text: bytes, stream: Stream) -> Tensor:

@@ -1,0 +1,93 @@
+"""Leaving a Gloo group: who waits in it is woken at once, long before any timeout."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from workers.protocol import Generation
+from workers.transport.channel import Channel, ChannelError, Stream
+from workers.transport.process_group import ProcessGroupChannel
+
+STREAM = Stream(0, 1, 2, "forward stage 0 -> 1")
+TIMEOUT_S = 20.0
+
+
+@contextmanager
+def ends(ranks: int) -> Iterator[list[Channel]]:
+    """The channels of `ranks` ranks of this process."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    generation = Generation(
+        number=1,
+        epoch=1,
+        members=tuple(range(ranks)),
+        store_host="127.0.0.1",
+        store_port=store.port,
+        timeout_s=TIMEOUT_S,
+    )
+    opened: dict[int, Channel] = {}
+
+    def open_end(rank: int) -> None:
+        opened[rank] = ProcessGroupChannel(generation, rank, torch.device("cpu"))
+
+    threads = [threading.Thread(target=open_end, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        yield [opened[rank] for rank in range(ranks)]
+    finally:
+        for end in opened.values():
+            end.close()
+
+
+def woken(waiting: Callable[[], object], leaver: Channel) -> str:
+    """The error that `waiting` ends with when `leaver` closes; it must not be the timeout's."""
+    leaving = threading.Timer(0.05, leaver.close)
+    leaving.start()
+    with pytest.raises(ChannelError) as caught:
+        waiting()
+    leaving.join()
+    assert f"{TIMEOUT_S * 1000:.0f}ms" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("known", [False, True], ids=["first message", "later message"])
+def test_a_receive_is_woken(leaver: int, known: bool) -> None:
+    with ends(3) as channels:
+        if known:
+            channels[0].send(STREAM, (torch.zeros(2),))
+            channels[1].receive(STREAM)
+        assert STREAM.name in woken(lambda: channels[1].receive(STREAM), channels[leaver])
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_a_commit_is_woken(leaver: int) -> None:
+    with ends(3) as channels:
+        assert "commit" in woken(lambda: channels[1].all_gather(b"record"), channels[leaver])
+
+
+def test_a_flush_is_woken() -> None:
+    with ends(2) as channels:
+        channels[0].send(STREAM, (torch.zeros(2),))
+        assert "could not be delivered" in woken(channels[0].flush, channels[1])
+
+
+def test_leaving_reaches_the_survivors_of_another_loss() -> None:
+    with ends(3) as channels:
+        channels[2].close()
+        woken(lambda: channels[0].all_gather(b"record"), channels[2])
+        woken(lambda: channels[1].receive(STREAM), channels[0])
+
+
+def test_leaving_twice_and_alone_is_nothing() -> None:
+    with ends(2) as channels:
+        channels[0].close()
+        channels[0].close()
+    with ends(1) as (alone,):
+        assert alone.all_gather(b"record") == [b"record"]
