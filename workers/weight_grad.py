@@ -37,7 +37,7 @@ class Accumulator:
 
     __slots__ = ("_cast", "_cast_version", "_gradient", "_scratch", "_workspace", "parameter")
 
-    def __init__(self, parameter: nn.Parameter, workspace: Workspace) -> None:
+    def __init__(self, parameter: Tensor, workspace: Workspace) -> None:
         self.parameter = parameter
         self._workspace = workspace
         self._gradient: Tensor | None = None
@@ -139,7 +139,7 @@ class Deferral:
     accumulators: dict[int, Accumulator] = field(default_factory=dict)
     """By identity of the parameter: two modules may share one."""
 
-    def accumulator(self, parameter: nn.Parameter) -> Accumulator:
+    def accumulator(self, parameter: Tensor) -> Accumulator:
         return self.accumulators.setdefault(id(parameter), Accumulator(parameter, self.workspace))
 
 
@@ -176,9 +176,7 @@ class _Source(Function):
     """Begins a graph where neither input nor bias gave autograd a reason to."""
 
     @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, parameter: nn.Parameter, queue: WeightGradQueue, use_of: UseOf
-    ) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, output: Tensor, parameter: Tensor, queue: WeightGradQueue, use_of: UseOf) -> Tensor:  # type: ignore[override]
         ctx.queue, ctx.use_of = queue, use_of
         return output.view_as(output)
 
@@ -260,6 +258,7 @@ def _convolution_forward(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, deferral: Deferral
 ) -> Callable[[Tensor], Tensor]:
     spatial = len(module.kernel_size)
+    assert not isinstance(module.padding, str)
     geometry = (module.stride, module.padding, module.dilation, False, (0,) * spatial, module.groups)
     accumulator, bias, sizes = deferral.accumulator(module.weight), module.bias, [module.out_channels]
 

@@ -99,8 +99,8 @@ class Broken(torch.nn.Module):
         raise ValueError("this layer cannot run")
 
 
-class Growing(torch.nn.Module):
-    """Returns one row more each time: a shape that changes between microbatches."""
+class Shrinking(torch.nn.Module):
+    """Returns a row less from its second call on: a shape that changes between microbatches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,11 +109,11 @@ class Growing(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return self.linear(x)[:1].expand(self.calls, -1)
+        return self.linear(x) if self.calls == 1 else self.linear(x)[:1]
 
 
 def faulty(kind: str) -> ModelDefinition:
-    middle = {"broken": Broken, "growing": Growing}[kind]
+    middle = {"broken": Broken, "shrinking": Shrinking}[kind]
     kinds = [Residual, Residual, Residual, middle, Residual, Residual, Residual, Head]
     return ModelDefinition(tuple(LayerBuilder(f"l{i}", k) for i, k in enumerate(kinds)), cross_entropy)
 
@@ -128,7 +128,7 @@ def test_the_error_of_the_rank_that_failed_first_is_the_one_that_is_raised(
 
 
 def test_a_message_of_another_shape_names_its_edge(tmp_path: Path) -> None:
-    model = ModelConfig(factory="test_engine_conduct:faulty", arguments={"kind": "growing"})
+    model = ModelConfig(factory="test_engine_conduct:faulty", arguments={"kind": "shrinking"})
     with pytest.raises(
         RuntimeError, match=r"forward stage 0 -> 1 .*every microbatch must have the same shape"
     ):
