@@ -17,6 +17,7 @@ from workers.devices.device import Device
 from workers.protocol import Span
 from workers.stage import Stage
 from workers.transport.channel import Channel, Stream
+from workers.transport.lowering import Group, lower
 
 Tensors = tuple[Tensor, ...]
 Batches = Callable[[int], Batch]
@@ -64,6 +65,7 @@ class Engine:
         self._channel = channel
         self._device = device
         self._handed: dict[tuple[Stream, int], Tensors] = {}
+        self._groups: dict[int | None, tuple[Group, ...]] = {}
 
     def run(self, step: int, batches: Batches) -> Window:
         """Run one training window; gradients are added to the parameters' `.grad`.
@@ -72,6 +74,7 @@ class Engine:
             ChannelError: a neighbour is gone or sent what does not fit.
         """
         self._device.start_window()
+        self._announce(None, purpose=0)
         self._expect(self._program, purpose=0)
         losses: dict[int, Tensor] = {}
         for action in self._program:
@@ -91,6 +94,7 @@ class Engine:
             batch has no targets. Elsewhere nothing.
         """
         program = [a for a in self._program if a.kind is Kind.FORWARD and a.index < microbatches]
+        self._announce(microbatches, purpose)
         self._expect(program, purpose)
         results: dict[int, Tensors] = {}
         for action in program:
@@ -163,6 +167,15 @@ class Engine:
         if stream.target == stream.source:
             return self._handed.pop((stream, microbatch))
         return self._channel.receive(stream)
+
+    def _announce(self, forwards: int | None, purpose: int) -> None:
+        """Tell the channel what comes: all of the window, or the forwards of the first microbatches."""
+        if forwards not in self._groups:
+            self._groups[forwards] = lower(self._schedule, forwards)[self._rank]
+        streams = {"forward": self._forward_stream, "backward": self._backward_stream}
+        self._channel.window(
+            [[streams[t.direction](t.stage, purpose) for t in group] for group in self._groups[forwards]]
+        )
 
     def _expect(self, program: Iterable[Action], purpose: int) -> None:
         due: dict[Stream, int] = {}

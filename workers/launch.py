@@ -20,6 +20,7 @@ from workers.config import WorkerConfig
 from workers.layer_state import state_digest
 from workers.protocol import CheckpointRef, Generation, Outcome, Report, Request, StepReport
 from workers.rank import Rank
+from workers.transport.channel import Channel
 from workers.transport.local import Hub, LocalChannel
 
 
@@ -48,6 +49,8 @@ class Job:
     stop_at: int | None = None
     """The step whose commit is to carry a STOP."""
     generation: int = 1
+    open_channel: Callable[[Generation, int], Channel] | None = None
+    """How a process opens its rank's channel, where that is not for `Rank.join` to choose."""
 
 
 def _host(job: Job, rank: Rank, join: Callable[[Rank], None]) -> Outcome:
@@ -132,7 +135,8 @@ def _process(job: Job, number: int, pipe: Connection) -> None:
     def join(rank: Rank) -> None:
         if number == 0:
             pipe.send(("port", rank.host_store()))
-        rank.join(_generation(job, pipe.recv()))
+        generation = _generation(job, pipe.recv())
+        rank.join(generation, job.open_channel(generation, number) if job.open_channel else None)
 
     try:
         pipe.send(("outcome", _host(job, rank, join)))

@@ -90,6 +90,14 @@ class Channel(ABC):
     def expect(self, stream: Stream, messages: int) -> None:
         """Announce that `messages` more messages will be received, so that receives can be posted ahead."""
 
+    def window(self, groups: Sequence[Sequence[Stream]]) -> None:
+        """Announce the messages to come, as the streams of each group of messages that go at the same time.
+
+        All ranks' groups follow one order (`lowering.py`); a channel whose streams do not hinder each other need not
+        know it.
+        """
+        return
+
     @abstractmethod
     def receive(self, stream: Stream) -> Tensors:
         """The stream's next message, in fresh tensors; waits for it."""

@@ -1,0 +1,59 @@
+"""A network on which each rank's groups go strictly one after the other, over real sockets. Harder than NCCL: there
+a rank may go on computing while a group waits for its turn, here it may be made to stand still."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from workers.protocol import Generation
+from workers.transport.ordered import OrderedChannel, Parcel
+from workers.transport.process_group import ProcessGroupChannel, sever
+
+
+class SerialBackend:
+    """Issues a group only when the one before is over, on a thread of its own; or at once, in the caller's way."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, generation: Generation, rank: int, *, in_the_way: bool) -> None:
+        timeout = timedelta(seconds=generation.timeout_s)
+        store = dist.TCPStore(generation.store_host, generation.store_port, is_master=False, timeout=timeout)
+        size = len(generation.members)
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore("serial", store), rank, size, timeout)
+        self._in_the_way = in_the_way
+        self._thread = ThreadPoolExecutor(1)
+
+    def issue(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Future[None]:
+        future = self._thread.submit(self._move, sends, receives)
+        if self._in_the_way:
+            future.result()
+        return future
+
+    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        works = [self._group.send([raw], target, 0) for raw, target in sends]
+        works += [self._group.recv([raw], source, 0) for raw, source in receives]
+        for work in works:
+            work.wait()
+
+    def wait(self, handle: Future[None]) -> None:
+        handle.result()
+
+    def finish(self, handle: Future[None]) -> None:
+        handle.result()
+
+    def close(self) -> None:
+        sever(self._group)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def serial_channel(generation: Generation, rank: int) -> OrderedChannel:
+    control = ProcessGroupChannel(generation, rank, torch.device("cpu"))
+    return OrderedChannel(control, SerialBackend(generation, rank, in_the_way=False))
+
+
+def blocking_channel(generation: Generation, rank: int) -> OrderedChannel:
+    control = ProcessGroupChannel(generation, rank, torch.device("cpu"))
+    return OrderedChannel(control, SerialBackend(generation, rank, in_the_way=True))

@@ -1,0 +1,112 @@
+"""Schedule -> the messages between its ranks, in one order that all ranks keep.
+
+For networks on which a rank's messages go one after the other (NCCL). Knows no tensors and no network.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.ir import Action, Kind, Program, Schedule
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One message of a window, from rank to rank."""
+
+    direction: Direction
+    stage: int
+    """The stage it goes into."""
+    microbatch: int
+    source: int
+    target: int
+
+
+Group = tuple[Transfer, ...]
+"""Transfers of one rank that go at the same time."""
+
+_Message = tuple[Direction, int, int]
+"""Direction, stage it goes into, microbatch."""
+
+
+def lower(schedule: Schedule, forwards: int | None = None) -> tuple[tuple[Group, ...], ...]:
+    """Per rank of a validated schedule, its groups in the order in which it must issue them.
+
+    The schedule runs virtually, each action as soon as it can, with F = I = W = R = 1 and B = 2. Messages that
+    become available at the same moment are one round, and what a round holds of one rank is one of that rank's
+    groups. What a rank does before it sends in a round needs only earlier rounds, so nothing can deadlock even
+    if each rank waits for a whole group before it issues the next.
+
+    Args:
+        forwards: take only the forwards of this many microbatches; None takes the whole window.
+    """
+    programs = [_part(program, forwards) for program in schedule.programs]
+    moments = _run(programs, schedule.stages)
+    rank_of = schedule.rank_of_stage
+    needed = {_needs(action, schedule.stages) for program in programs for action in program}
+    rounds: dict[int, list[Transfer]] = defaultdict(list)
+    for message, moment in moments.items():
+        direction, stage, microbatch = message
+        source = rank_of[stage - 1 if direction == "forward" else stage + 1]
+        if message in needed and source != rank_of[stage]:
+            rounds[moment].append(Transfer(direction, stage, microbatch, source, rank_of[stage]))
+    groups: list[list[Group]] = [[] for _ in programs]
+    for _, transfers in sorted(rounds.items()):
+        parts: dict[int, list[Transfer]] = defaultdict(list)
+        for transfer in sorted(transfers, key=lambda t: t.source):
+            parts[transfer.source].append(transfer)
+            parts[transfer.target].append(transfer)
+        for rank, part in parts.items():
+            groups[rank].append(tuple(part))
+    return tuple(map(tuple, groups))
+
+
+def _part(program: Program, forwards: int | None) -> Program:
+    if forwards is None:
+        return program
+    return tuple(a for a in program if a.kind is Kind.FORWARD and a.index < forwards)
+
+
+def _run(programs: Sequence[Program], stages: int) -> dict[_Message, int]:
+    """Message -> the moment at which it becomes available."""
+    moments: dict[_Message, int] = {}
+    clocks, heads = [0] * len(programs), [0] * len(programs)
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            while heads[rank] < len(program):
+                action = program[heads[rank]]
+                needed = _needs(action, stages)
+                if needed is not None and needed not in moments:
+                    break
+                arrived = 0 if needed is None else moments[needed]
+                clocks[rank] = max(clocks[rank], arrived) + (2 if action.kind is Kind.BACKWARD else 1)
+                given = _gives(action, stages)
+                if given is not None:
+                    moments[given] = clocks[rank]
+                heads[rank] += 1
+                moved = True
+    assert heads == [len(program) for program in programs], "the schedule deadlocks: validate it first"
+    return moments
+
+
+def _needs(action: Action, stages: int) -> _Message | None:
+    if action.kind is Kind.FORWARD and action.stage > 0:
+        return "forward", action.stage, action.index
+    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage < stages - 1:
+        return "backward", action.stage, action.index
+    return None
+
+
+def _gives(action: Action, stages: int) -> _Message | None:
+    if action.kind is Kind.FORWARD and action.stage < stages - 1:
+        return "forward", action.stage + 1, action.index
+    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage > 0:
+        return "backward", action.stage - 1, action.index
+    return None

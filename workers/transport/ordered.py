@@ -1,0 +1,166 @@
+"""Ranks over a network on which one rank's messages go one after the other: all keep one order of groups.
+
+The engine tells the groups of a window beforehand (`lowering.py`) and then sends and receives as on any channel.
+Shapes, streams that no group names and the commits go over a control channel. Knows no schedule and no NCCL.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+
+Parcel = tuple[Tensor, int]
+"""uint8[bytes], contiguous, and the rank it goes to or comes from."""
+
+
+class Backend(Protocol):
+    """Moves groups of messages. Groups complete in the order in which they were issued."""
+
+    device: torch.device
+    """Where the tensors live."""
+
+    def issue(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Any:
+        """Start one group, after all before it; parcels of one pair and direction are matched in order.
+
+        Returns:
+            A handle of the group.
+        """
+        ...
+
+    def wait(self, handle: Any) -> None:
+        """Let the computation that is issued next wait for the group; raises RuntimeError where that failed."""
+        ...
+
+    def finish(self, handle: Any) -> None:
+        """Wait until the group and all before it are over; raises RuntimeError if one of them failed."""
+        ...
+
+    def close(self) -> None:
+        """Give up; whoever waits gets an error or wakes."""
+        ...
+
+
+class OrderedChannel(Channel):
+    """One rank's end.
+
+    A group is issued as soon as the engine has queued all that the group sends and the groups before it are issued.
+
+    Args:
+        control: carries everything but the messages of windows.
+        backend: carries those.
+    """
+
+    def __init__(self, control: Channel, backend: Backend) -> None:
+        self.rank = control.rank
+        self.size = control.size
+        self._control = control
+        self._backend = backend
+        self._groups: deque[Sequence[Stream]] = deque()
+        self._ordered: set[Stream] = set()
+        self._queued: dict[Stream, deque[Tensors]] = defaultdict(deque)
+        self._arriving: dict[Stream, deque[tuple[Any, Tensors]]] = defaultdict(deque)
+        self._shapes: dict[Stream, Shape] = {}
+        self._newest: Any = None
+        self._closed = False
+
+    def window(self, groups: Sequence[Sequence[Stream]]) -> None:
+        assert not self._groups, f"the window before left {len(self._groups)} groups that were never issued"
+        self._groups.extend(groups)
+        self._ordered = {stream for group in groups for stream in group}
+        self._advance()
+
+    def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        if stream not in self._ordered:
+            self._control.send(stream, tensors)
+            return
+        shape = self._shapes.get(stream)
+        if shape is None:
+            shape = self._shapes[stream] = Shape.of(tensors)
+            self._control.send(stream, (torch.frombuffer(bytearray(shape.encode()), dtype=torch.uint8),))
+        shape.check(stream, tensors)
+        self._queued[stream].append(tuple(tensors))
+        self._advance()
+
+    def expect(self, stream: Stream, messages: int) -> None:
+        if stream not in self._ordered:
+            self._control.expect(stream, messages)
+
+    def receive(self, stream: Stream) -> Tensors:
+        if stream not in self._ordered:
+            return self._control.receive(stream)
+        while not self._arriving[stream]:
+            self._issue()
+        handle, tensors = self._arriving[stream].popleft()
+        with self._failing_as(stream.name):
+            self._backend.wait(handle)
+        self._advance()
+        return self._shapes[stream].mark(tensors)
+
+    def flush(self) -> None:
+        if self._newest is not None:
+            with self._failing_as("end of the window"):
+                self._backend.finish(self._newest)
+            self._newest = None
+        self._control.flush()
+
+    def all_gather(self, record: bytes) -> list[bytes]:
+        return self._control.all_gather(record)
+
+    def close(self) -> None:
+        self._closed = True
+        # First of all the commits: a rank that the backend's end sets free must not reach one.
+        self._control.close()
+        self._backend.close()
+
+    def _advance(self) -> None:
+        """Issue what can be issued without waiting for anyone."""
+        while self._groups and all(
+            self._queued[s] if s.source == self.rank else s in self._shapes for s in self._groups[0]
+        ):
+            self._issue()
+
+    def _issue(self) -> None:
+        assert self._groups, "a message was asked for that no group of this window brings"
+        group = self._groups.popleft()
+        sends: list[Parcel] = []
+        receives: list[Parcel] = []
+        arriving: list[tuple[Stream, Tensors]] = []
+        for stream in group:
+            if stream.source == self.rank:
+                assert self._queued[stream], f"{stream.name} is waited for before it was sent: wrong order"
+                sends.extend((raw, stream.target) for raw in _raw(self._queued[stream].popleft()))
+            else:
+                tensors = self._shape(stream).allocate(self._backend.device)
+                receives.extend((raw, stream.source) for raw in _raw(tensors))
+                arriving.append((stream, tensors))
+        with self._failing_as(group[0].name):
+            self._newest = self._backend.issue(sends, receives)
+        for stream, tensors in arriving:
+            self._arriving[stream].append((self._newest, tensors))
+
+    def _shape(self, stream: Stream) -> Shape:
+        """What `stream` brings; the sender tells with its first message."""
+        if stream not in self._shapes:
+            (text,) = self._control.receive(stream)
+            self._shapes[stream] = Shape.decode(text.cpu().numpy().tobytes())
+        return self._shapes[stream]
+
+    @contextmanager
+    def _failing_as(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise ChannelError(f"rank {self.rank}, {what}: {error}") from error
+        if self._closed:
+            raise ChannelError(f"rank {self.rank}, {what}: the channel is closed")
+
+
+def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
