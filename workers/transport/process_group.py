@@ -138,7 +138,7 @@ class ProcessGroupChannel(Channel):
         sever(self._group)
 
 
-def sever(group: dist.ProcessGroupGloo) -> None:
+def sever(group: dist.ProcessGroup) -> None:
     """Close all connections of `group`: whatever waits in it fails at once, here and at the neighbours.
 
     Gloo's own `abort` does nothing; but an operation that times out closes every connection of its rank.
