@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ NAMESPACE = "freshet"
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only small messages pass through Ray; the ranks exchange tensors among themselves."""
 SHUTDOWN_S = 10.0
+CONNECT_S = 10.0
 
 
 def prepare_local(environment: dict[str, str]) -> None:
@@ -41,8 +43,21 @@ def prepare_local(environment: dict[str, str]) -> None:
         environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 
 
+class Connection:
+    """A driver's hold on a cluster; `own` are the processes that it started for itself."""
+
+    def __init__(self, own: set[psutil.Process]) -> None:
+        self._vital = {process for process in own if process.name() in ("gcs_server", "raylet")}
+
+    def broken(self) -> bool:
+        """Whether processes without which our own cluster cannot work are gone: calls into it may never return."""
+        return any(
+            not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in self._vital
+        )
+
+
 @contextmanager
-def connected(address: str, *, cpus: float) -> Iterator[None]:
+def connected(address: str, *, cpus: float) -> Iterator[Connection]:
     """Be a driver of the cluster at `address`; a process that is one already stays what it is.
 
     Args:
@@ -52,22 +67,26 @@ def connected(address: str, *, cpus: float) -> Iterator[None]:
     Raises:
         JobError: there is no such cluster.
     """
-    if address == "local":
+    if address == "local" or (address == "auto" and _is_on_loopback(os.environ)):
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
+    _check_reachable(address)
     import ray
     import ray.job_config
     from ray.exceptions import RayError
 
     if ray.is_initialized():
-        yield
+        yield Connection(set())
         return
     before = set(psutil.Process().children())
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if not address.startswith("ray://"):  # where paths of this machine mean nothing
         options["job_config"] = ray.job_config.JobConfig(_py_driver_sys_path=import_paths())
     if address == "local":
+        size = max(os.cpu_count() or 1, math.ceil(cpus))
         options |= {
-            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),
+            "num_cpus": size,
+            # Ray's default is one process per core at a time, and a warning on the terminal beyond a few.
+            "_system_config": {"worker_maximum_startup_concurrency": size},
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
@@ -79,7 +98,7 @@ def connected(address: str, *, cpus: float) -> Iterator[None]:
         except (ConnectionError, RuntimeError, RayError) as error:
             raise JobError(_unreachable(address, error)) from error
         patience_s = SHUTDOWN_S
-        yield
+        yield Connection(set(psutil.Process().children()) - before)
     finally:
         started = set(psutil.Process().children()) - before if address == "local" else set()
         # Detached actors are children of the raylet: they are gone when it is.
@@ -118,6 +137,29 @@ def import_paths() -> list[str]:
             if os.path.isdir(path) and not any(path.startswith(prefix + os.sep) for prefix in own)
         )
     )
+
+
+def _is_on_loopback(environment: Mapping[str, str]) -> bool:
+    """Whether the cluster that `auto` finds is one that `prepare_local` bound to this machine."""
+    if "RAY_ADDRESS" in environment:
+        return False
+    raylets = [
+        process.info["cmdline"] or []
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "raylet"
+    ]
+    return any(part.startswith("--gcs-address=127.0.0.1:") for raylet in raylets for part in raylet)
+
+
+def _check_reachable(address: str) -> None:
+    """Knock before Ray does: it would wait for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise JobError(_unreachable(address, error)) from error
 
 
 def _unreachable(address: str, error: Exception) -> str:

@@ -26,7 +26,10 @@ Observer = Callable[[events.Record], None]
 
 POLL_S = 0.5
 """How long the driver waits for events before it looks for signals."""
+PATIENCE_S = 5.0
+"""How long a busy controller may take to answer before the driver looks whether the cluster still stands."""
 DEFAULT_CPU = 1.0
+"""What a rank reserves at most where the spec does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ def run(spec: Spec, *, resume: bool, observe: Observer, say: Callable[[str], Non
     cpus = spec.pipeline.ranks * per_rank.get("CPU", DEFAULT_CPU)
     with Interrupts() as interrupts:
         opening = _Opening(spec)
-        with cluster.connected(spec.cluster.address, cpus=cpus):
+        with cluster.connected(spec.cluster.address, cpus=cpus) as connection:
             resolved = _resolve(spec, opening.result(), folder)
             start = starting_points(resolved.config) if resume else ()
             if start and start[0].step == spec.job.steps:
@@ -73,7 +76,8 @@ def run(spec: Spec, *, resume: bool, observe: Observer, say: Callable[[str], Non
             marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
             interrupts.hold()
             controller = _submit(resolved, folder, start, marker)
-            end = _follow(spec.job.name, controller, interrupts, observe, say)
+            following = _Following(spec.job.name, controller, connection, interrupts)
+            end = following.run(observe, say)
     if isinstance(end, events.Failed) and end.user_error:
         raise JobError(end.reason)
     return _run(resolved, end, folder, interrupted=interrupts.count > 0)
@@ -193,36 +197,57 @@ def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, .
     return controller
 
 
-def _follow(
-    job: str, controller: Any, interrupts: Interrupts, observe: Observer, say: Callable[[str], None]
-) -> events.Finished | events.Failed:
-    """Pass on every event until the job has ended; pass signals on to it."""
-    import ray
-    from ray.exceptions import RayActorError
+class _Following:
+    """The driver's side of a running job: events come out, signals go in."""
 
-    from orchestrator.runtime import reap
+    def __init__(
+        self, job: str, controller: Any, connection: cluster.Connection, interrupts: Interrupts
+    ) -> None:
+        self._job = job
+        self._controller = controller
+        self._connection = connection
+        self._interrupts = interrupts
+        self._obeyed = 0
+        """Signals that were passed on."""
 
-    heard, obeyed, over = 0, 0, False
-    end: events.Finished | events.Failed | None = None
-    while not over:
-        if interrupts.count > obeyed:
-            obeyed = interrupts.count
-            if obeyed == 1:
-                say("stopping after this step, with a checkpoint; once more to end at once")
-                controller.request.remote(Request.STOP)
-            else:
-                say("ending at once, without a checkpoint")
-                controller.abort.remote()
-        try:
-            page: Any = ray.get(controller.read.remote(heard, POLL_S))
-        except RayActorError as error:
-            reap(job)
-            return events.Failed(reason=f"the controller died: {error}", user_error=False)
-        heard, over = page.next, page.over
-        for record in page.records:
-            observe(record)
-            if isinstance(record.event, events.Finished | events.Failed):
-                end = record.event
-    ray.kill(controller)
-    assert end is not None
-    return end
+    def run(self, observe: Observer, say: Callable[[str], None]) -> events.Finished | events.Failed:
+        """Pass everything on until the job has ended."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayActorError
+
+        from orchestrator.runtime import reap
+
+        heard, over = 0, False
+        end: events.Finished | events.Failed | None = None
+        while not over:
+            if self._connection.broken():
+                return events.Failed(reason="Ray's processes on this machine were killed", user_error=False)
+            self._pass_signals_on(say)
+            try:
+                page: Any = ray.get(self._controller.read.remote(heard, POLL_S), timeout=POLL_S + PATIENCE_S)
+            except GetTimeoutError:
+                continue
+            except RayActorError as error:
+                if not self._connection.broken():
+                    reap(self._job)
+                return events.Failed(reason=f"the controller died: {error}", user_error=False)
+            heard, over = page.next, page.over
+            for record in page.records:
+                observe(record)
+                if isinstance(record.event, events.Finished | events.Failed):
+                    end = record.event
+        ray.kill(self._controller)
+        assert end is not None
+        return end
+
+    def _pass_signals_on(self, say: Callable[[str], None]) -> None:
+        if self._interrupts.count <= self._obeyed:
+            return
+        first = self._obeyed == 0 and self._interrupts.count == 1
+        self._obeyed = self._interrupts.count
+        if first:
+            say("stopping after this step, with a checkpoint; once more to end at once")
+            self._controller.request.remote(Request.STOP)
+        else:
+            say("ending at once, without a checkpoint")
+            self._controller.abort.remote()

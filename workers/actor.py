@@ -98,31 +98,31 @@ class RankActor:
         """
         context = ray.get_runtime_context()
         home = Home(node=context.get_node_id(), host=ray.util.get_node_ip_address(), pid=os.getpid())
-        with _travelling_errors():
-            self._check_folder(home.host)
+        with travelling_errors():
+            check_folder(self._config.output, self._marker, home.host)
             self._rank.setup()
         return home
 
     def follow(self, plan: Plan, schedule: Schedule, start: CheckpointRef | None) -> DamagedCheckpoint | None:
         """Build the layers that `plan` gives this rank and load them; see `Rank.follow`."""
-        with _travelling_errors():
+        with travelling_errors():
             return self._rank.follow(plan, schedule, start)
 
     def host_store(self) -> tuple[str, int]:
         """Host the store of the next generation: address and port."""
         host = ray.util.get_node_ip_address()
-        with _travelling_errors():
+        with travelling_errors():
             return host, self._rank.host_store(host)
 
     def join(self, generation: Generation) -> None:
         """Form the process group. Whatever fails here, another rank may have failed before."""
-        with _travelling_errors(cut_off=True):
+        with travelling_errors(cut_off=True):
             self._rank.join(generation)
 
     def train(self) -> Outcome:
         """Train; returns once the controller has taken in every report of this rank."""
         try:
-            with _travelling_errors():
+            with travelling_errors():
                 return self._rank.train()
         finally:
             if self._unread:
@@ -142,17 +142,23 @@ class RankActor:
     def _send(self, report: Report) -> None:
         self._unread.append(self._controller.report.remote(report))
 
-    def _check_folder(self, host: str) -> None:
-        name, content = self._marker
-        try:
-            seen = open_folder(self._config.output).read(name)
-        except OSError:
-            seen = None
-        if seen != content:
-            raise JobError(
-                f"node {host} does not see the job's folder {self._config.output}: put job.output on a file"
-                " system that all nodes share, or on a URI such as s3://bucket/folder"
-            )
+
+def check_folder(output: str, marker: tuple[str, bytes], host: str) -> None:
+    """Whether the node `host`, on which this runs, sees the job's folder.
+
+    Raises:
+        JobError: the file that `marker` names is not there, or is another job's or an earlier start's.
+    """
+    name, content = marker
+    try:
+        seen = open_folder(output).read(name)
+    except OSError:
+        seen = None
+    if seen != content:
+        raise JobError(
+            f"node {host} does not see the job's folder {output}: put job.output on a file system that all"
+            " nodes share, or on a URI such as s3://bucket/folder"
+        )
 
 
 def _set_environment(config: WorkerConfig) -> None:
@@ -163,7 +169,7 @@ def _set_environment(config: WorkerConfig) -> None:
 
 
 @contextmanager
-def _travelling_errors(cut_off: bool = False) -> Iterator[None]:
+def travelling_errors(cut_off: bool = False) -> Iterator[None]:
     """Raise whatever is raised inside as a `RankError`; `cut_off`: blame none of it on this rank."""
     try:
         yield

@@ -1,4 +1,7 @@
-"""`freshet status` and `freshet stop`: jobs of a cluster that is running already."""
+"""`freshet status` and `freshet stop`: jobs of a cluster that is running already.
+
+Ray is imported once `cluster.connected` has set what Ray reads at its import.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ def status_lines(address: str) -> Iterator[str]:
     Raises:
         JobError: there is no such cluster.
     """
-    import ray
-
     with _joined(address):
+        import ray
+
         names = _jobs()
         for name in names:
             status: Any = ray.get(ray.get_actor(name, namespace=cluster.NAMESPACE).status.remote())
@@ -33,11 +36,11 @@ def stop_job(job: str, address: str, *, now: bool) -> None:
     Raises:
         JobError: there is no such cluster or job.
     """
-    import ray
-
-    from orchestrator.controller import find
-
     with _joined(address):
+        import ray
+
+        from orchestrator.controller import find
+
         controller = find(job)
         if controller is None:
             names = _jobs()

@@ -34,11 +34,13 @@ def train_command(path: Path, overrides: Sequence[str], *, resume: bool, summary
     console = Console()
     with open_progress(console, spec.job.name, spec.job.steps) as progress:
         done = run(spec, resume=resume, observe=_observer(progress), say=progress.note)
-    report = _write_report(done)
     if summary is not None:
         numbers = summarize(done.events_path, started_s=started_s).to_dict()
-        summary.write_text(json.dumps(numbers, indent=1) + "\n")
-    return _conclude(console, done, report)
+        try:
+            summary.write_text(json.dumps(numbers, indent=1) + "\n")
+        except OSError as error:
+            raise JobError(f"trained, but cannot write --summary {summary}: {error.strerror}") from error
+    return _conclude(console, done, _write_report(done))
 
 
 def _observer(progress: BarProgress | LineProgress) -> Callable[[events.Record], None]:
@@ -77,15 +79,17 @@ def _observer(progress: BarProgress | LineProgress) -> Callable[[events.Record],
     return observe
 
 
-def _write_report(done: Run) -> Path | None:
-    if not done.events_path.exists():
-        return None
-    report = write_report(done.events_path)
-    JobFolder(done.spec.job.folder).publish(report)
-    return report
+def _write_report(done: Run) -> str:
+    """Write `report.html`; returns where it is, or why it is not."""
+    try:
+        report = write_report(done.events_path)
+        JobFolder(done.spec.job.folder).publish(report)
+    except OSError as error:
+        return f"not written: {error.strerror or error}"
+    return str(report)
 
 
-def _conclude(console: Console, done: Run, report: Path | None) -> int:
+def _conclude(console: Console, done: Run, report: str) -> int:
     def tell(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -103,10 +107,17 @@ def _conclude(console: Console, done: Run, report: Path | None) -> int:
         tell(f"stopped at step {done.end.step} of {done.spec.job.steps}; go on with --resume")
     else:
         if samples:
-            tell(f"sample: {samples[-1].prompt}{samples[-1].text}")
+            tell(f"sample: {_printable(samples[-1].prompt + samples[-1].text)}")
         tell(f"done: {done.end.step} steps")
-    if report is not None:
-        tell(f"report: {report}")
+    tell(f"report: {report}")
     if isinstance(done.end, events.Failed):
         return INTERRUPTED if done.interrupted else FAILED
     return INTERRUPTED if done.interrupted and done.end.stopped else DONE
+
+
+def _printable(text: str) -> str:
+    """`text` without what a terminal would obey: a young model writes any byte."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}"
+        for character in text
+    )

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.resolve import Survey, absolute, resolve, survey
-from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec
+from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
 from planner.ir import Kind
 from workers.config import DataConfig, EmulatedConfig
 from workers.protocol import JobError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FOUND = Survey(
     layers=("embed", "block0", "block1", "block2", "head"),
@@ -203,3 +205,11 @@ def test_a_mistake_in_model_or_data_is_told_before_anything_starts(
         (tmp_path / "text.txt").write_text(text)
     with pytest.raises(JobError, match=expected):
         survey(gpt(tmp_path, **sections))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None:
+    given = absolute(load(path, [f"job.output={tmp_path}"]))
+    done = resolve(given, survey(given), {}, epoch=1)
+    assert done.plan.world_size == given.pipeline.ranks
+    assert sum(done.counts) == len(done.survey.layers)
