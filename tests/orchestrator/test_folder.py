@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events
-from orchestrator.folder import EVENTS, MARKER, JobFolder
+from orchestrator.folder import EVENTS, MARKER, JobFolder, starting_points
+from orchestrator.resolve import Survey, absolute, resolve
+from orchestrator.spec import JobConfig, Spec
+from workers.config import EmulatedConfig, WorkerConfig
 from workers.protocol import Generation, JobError, StepReport
 
 STEP = StepReport(
@@ -135,3 +138,21 @@ def test_a_uri_keeps_its_log_beside_it_and_gets_copies(
     folder.events_path.unlink()
     assert JobFolder(location).steps() == 7
     assert (tmp_path / "bucket" / "run" / EVENTS).exists()
+
+
+def ranks_config(output: Path) -> WorkerConfig:
+    found = Survey(
+        layers=("embed", "head"), parameters=(1, 1), vocabulary=256, language=True, emulated=EmulatedConfig()
+    )
+    spec = absolute(Spec(job=JobConfig(name="mine", output=str(output))))
+    return resolve(spec, found, {}, epoch=1).config
+
+
+def test_a_resume_needs_a_checkpoint_that_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"holds no checkpoint: start anew in another job\.output"):
+        starting_points(ranks_config(tmp_path))
+    checkpoint = tmp_path / "checkpoints" / "step-00000004-gen-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text('{"format": 1}')
+    with pytest.raises(JobError, match=r"no checkpoint is readable: .*manifest\.json was altered"):
+        starting_points(ranks_config(tmp_path))
