@@ -1,0 +1,115 @@
+"""Puts a matrix's gradient off: from the gradient of a module's output to an entry in the queue.
+
+The output is computed by stock autograd from a detached parameter; these functions watch for its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from workers.deferred.queue import Accumulator, Use, WeightGradQueue
+
+UseOf = Callable[..., Use]
+"""Gradient of each output (None where it has none) -> the use of the matrix behind them."""
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which a matrix product of `tensor` is computed: autocast's, or its own."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`functional.linear` as it goes where `weight` asks for a gradient, though this one is detached.
+
+    There torch makes one matrix of any stack of matrices; with a detached weight it looks at the stack's strides
+    first, may multiply each matrix by itself, and so get other last bits.
+
+    Args:
+        x: [..., K] of the same dtype as weight [N, K].
+    """
+    if x.dim() < 3 or (bias is not None and x.is_contiguous()):
+        return functional.linear(x, weight, bias)
+    rows = torch.mm(x.reshape(-1, x.shape[-1]), weight.t())
+    output = rows.view(*x.shape[:-1], weight.shape[0])
+    return output if bias is None else output + bias.to(output.dtype)
+
+
+def defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_of: UseOf) -> Tensor:
+    """`output`, made from a detached parameter, such that its gradient puts a use of the parameter into `queue`.
+
+    The input gradient stays stock autograd's business. Python between two matrix products is expensive, because the
+    product has thrown the interpreter out of the cache; so there is as little of it as can be.
+    """
+    if not (torch.is_grad_enabled() and accumulator.parameter.requires_grad):
+        return output
+    queue.used(accumulator)
+    if not output.requires_grad:
+        return _Meeting.apply(accumulator.parameter, queue, use_of, output)[0]  # type: ignore[index]
+
+    def hook(grad: Tensor) -> None:
+        if not queue.closed:
+            queue.put(use_of(grad))
+
+    output.register_hook(hook)
+    return output
+
+
+def defer_together(
+    outputs: tuple[Tensor, ...], accumulator: Accumulator, queue: WeightGradQueue, use_of: UseOf
+) -> tuple[Tensor, ...]:
+    """As `defer`, for outputs that come from parts of one parameter: together they are one use of it."""
+    if not (torch.is_grad_enabled() and accumulator.parameter.requires_grad):
+        return outputs
+    queue.used(accumulator)
+    return _Meeting.apply(accumulator.parameter, queue, use_of, *outputs)  # type: ignore[return-value]
+
+
+class _Meeting(Function):
+    """A node at which the gradients of outputs meet, and which begins a graph where nothing else does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        parameter: Tensor,
+        queue: WeightGradQueue,
+        use_of: UseOf,
+        *outputs: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.queue, ctx.use_of = queue, use_of
+        ctx.set_materialize_grads(False)
+        return tuple(output.view_as(output) for output in outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
+        if not ctx.queue.closed:
+            ctx.queue.put(ctx.use_of(*grads))
+        return None, None, None, *grads
+
+
+class Held:
+    """A matrix's input, held outside autograd's own saved tensors and so without their checks and early release."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor
+        self._version = tensor._version
+
+    def take(self) -> Tensor:
+        """The input, once: what is freed early is used again while it is in the cache."""
+        tensor, self._tensor = self._tensor, None
+        assert tensor is not None
+        if tensor._version != self._version:
+            raise RuntimeError(
+                "the input of a matrix was changed in place after its use; its gradient is gone"
+            )
+        return tensor

@@ -1,0 +1,92 @@
+"""Forward passes of Linear, Embedding and Conv modules with their weight gradients deferred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workers.deferred.defer import Held, compute_dtype, defer, product
+from workers.deferred.queue import Deferral, Use
+
+
+def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    accumulator = deferral.accumulator(weight)
+
+    def forward(x: Tensor) -> Tensor:
+        if x.dim() < 2:
+            return forward(x.unsqueeze(0)).squeeze(0)
+        dtype = compute_dtype(x)
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        held = Held(x)
+
+        def use_of(grad: Tensor) -> Use:
+            x = held.take()
+            x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+
+            def form(out: Tensor | None) -> Tensor:
+                return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
+
+            return Use(accumulator, form, dtype, (x_rows, rows))
+
+        output = product(x, accumulator.cast(dtype), bias)
+        return defer(output, accumulator, deferral.queue, use_of)
+
+    return forward
+
+
+def embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    padding_idx = -1 if module.padding_idx is None else module.padding_idx
+    accumulator, parameter = deferral.accumulator(module.weight), module.weight
+
+    def forward(tokens: Tensor) -> Tensor:
+        def use_of(grad: Tensor) -> Use:
+            def form(out: Tensor | None) -> Tensor:
+                dense = torch.ops.aten.embedding_dense_backward(
+                    grad, tokens, parameter.shape[0], padding_idx, False
+                )
+                return dense if out is None else out.copy_(dense)
+
+            return Use(accumulator, form, grad.dtype, (tokens, grad))
+
+        output = functional.embedding(tokens, parameter.detach(), module.padding_idx)
+        return defer(output, accumulator, deferral.queue, use_of)
+
+    return forward
+
+
+def convolution_forward(
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, deferral: Deferral
+) -> Callable[[Tensor], Tensor]:
+    spatial = len(module.kernel_size)
+    assert not isinstance(module.padding, str)
+    geometry = (module.stride, module.padding, module.dilation, False, (0,) * spatial, module.groups)
+    accumulator, bias, sizes = deferral.accumulator(module.weight), module.bias, [module.out_channels]
+
+    def forward(x: Tensor) -> Tensor:
+        if x.dim() == spatial + 1:
+            return forward(x.unsqueeze(0)).squeeze(0)
+        dtype = compute_dtype(x)
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        weight = accumulator.cast(dtype)
+        held = Held(x)
+
+        def use_of(grad: Tensor) -> Use:
+            x = held.take()
+
+            def form(out: Tensor | None) -> Tensor:
+                formed = torch.ops.aten.convolution_backward(
+                    grad, x, weight, sizes, *geometry, [False, True, False]
+                )[1]
+                return formed if out is None else out.copy_(formed)
+
+            return Use(accumulator, form, dtype, (x, grad))
+
+        output = torch.convolution(x, weight, bias, *geometry)
+        return defer(output, accumulator, deferral.queue, use_of)
+
+    return forward

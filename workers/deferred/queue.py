@@ -1,0 +1,137 @@
+"""What waits between the input gradient and the weight gradient, and where it is summed in the end.
+
+Knows no module: `modules.py` and `attention.py` put uses of their matrices here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Scratch that a rank's layers share: no step allocates a weight's size anew, and it stays in the cache."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
+
+    def scratch(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """A buffer of `parameter`'s shape; its content is anyone's."""
+        place = (parameter.shape, dtype, parameter.device)
+        if place not in self._scratch:
+            self._scratch[place] = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+        return self._scratch[place]
+
+
+class Accumulator:
+    """Where the gradients of one parameter are summed, and what of it is needed again and again."""
+
+    __slots__ = ("_cast", "_cast_version", "_gradient", "_scratch", "_workspace", "parameter")
+
+    def __init__(self, parameter: Tensor, workspace: Workspace) -> None:
+        self.parameter = parameter
+        self._workspace = workspace
+        self._gradient: Tensor | None = None
+        self._scratch: Tensor | None = None
+        self._cast: Tensor | None = None
+        self._cast_version = -1
+
+    def cast(self, dtype: torch.dtype) -> Tensor:
+        """The parameter, detached, in `dtype`; cast once per change of it rather than once per microbatch."""
+        parameter = self.parameter
+        if parameter.dtype == dtype:
+            return parameter.detach()
+        if self._cast is None or self._cast.dtype != dtype or self._cast_version != parameter._version:
+            self._cast, self._cast_version = parameter.detach().to(dtype), parameter._version
+        return self._cast
+
+    def add(self, uses: list[Use]) -> None:
+        """Form the sum of `uses`, in order and in the dtype they were computed in, and add it once to `.grad`."""
+        parameter, first = self.parameter, uses[0]
+        grad = parameter.grad
+        if grad is None:
+            if self._gradient is None:
+                self._gradient = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            parameter.grad = self._gradient
+            if len(uses) == 1 and first.dtype == self._gradient.dtype:
+                first.form(self._gradient)
+                return
+        scratch = self._scratch
+        if scratch is None or scratch.dtype != first.dtype:
+            scratch = self._scratch = self._workspace.scratch(parameter, first.dtype)
+        first.form(scratch)
+        for use in uses[1:]:
+            scratch.add_(use.form(None))
+        if grad is None:
+            assert self._gradient is not None
+            self._gradient.copy_(scratch)
+        else:
+            grad.add_(scratch)
+
+
+@dataclass(slots=True)
+class Use:
+    """One use of a parameter in one microbatch: enough to form its gradient later."""
+
+    accumulator: Accumulator
+    form: Callable[[Tensor | None], Tensor]
+    """Forms the gradient, float[parameter.shape]: into the given tensor, or a new one."""
+    dtype: torch.dtype
+    """What `form` computes in: the autocast dtype, or the parameter's own."""
+    held: tuple[Tensor, ...]
+    """What waits between the input gradient and the weight gradient."""
+
+
+class WeightGradQueue:
+    """The uses of one layer's parameters in one microbatch, in the order the backward pass met them."""
+
+    __slots__ = ("_forward_uses", "_uses", "at_once", "closed")
+
+    def __init__(self) -> None:
+        self._uses: dict[Accumulator, list[Use]] = {}
+        self._forward_uses: dict[Accumulator, int] = {}
+        self.at_once = False
+        """Whether each gradient is formed as soon as its last use has come, while its operands are in the cache."""
+        self.closed = False
+        """Whether a further walk of the graph goes on, whose uses were drained already."""
+
+    def used(self, accumulator: Accumulator) -> None:
+        """The forward pass used the parameter."""
+        self._forward_uses[accumulator] = self._forward_uses.get(accumulator, 0) + 1
+
+    def put(self, use: Use) -> None:
+        """The backward pass came to a use."""
+        accumulator = use.accumulator
+        uses = self._uses.setdefault(accumulator, [])
+        uses.append(use)
+        if self.at_once and len(uses) == self._forward_uses[accumulator]:
+            accumulator.add(self._uses.pop(accumulator))
+
+    @torch.no_grad()
+    def drain(self) -> None:
+        """Form every gradient that is queued and add it to its parameter's `.grad`, once per parameter."""
+        while self._uses:
+            accumulator = next(iter(self._uses))
+            accumulator.add(self._uses.pop(accumulator))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that wait for the weight gradients; a storage that several uses hold counts once."""
+        held = [t.untyped_storage() for uses in self._uses.values() for use in uses for t in use.held]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
+
+
+@dataclass
+class Deferral:
+    """What the overridden forwards of one layer share: the queue of the microbatch that runs now."""
+
+    workspace: Workspace
+    queue: WeightGradQueue = field(default_factory=WeightGradQueue)
+    accumulators: dict[int, Accumulator] = field(default_factory=dict)
+    """By identity of the parameter: two modules may share one."""
+
+    def accumulator(self, parameter: Tensor) -> Accumulator:
+        return self.accumulators.setdefault(id(parameter), Accumulator(parameter, self.workspace))
