@@ -28,7 +28,7 @@ from workers.optim import Optimizer, make_optimizer
 from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outcome, Report, Request
 from workers.training import Setting, Training
 from workers.transport.channel import Channel
-from workers.transport.process_group import ProcessGroupChannel
+from workers.transport.open_channel import open_channel
 
 
 class Rank:
@@ -110,7 +110,7 @@ class Rank:
     def join(self, generation: Generation, channel: Channel | None = None) -> None:
         """Form the generation's process group; waits for all its members. Threads of one process bring a `channel`."""
         self._generation = generation
-        self._channel = channel or ProcessGroupChannel(generation, self._rank, self._device.torch_device)
+        self._channel = channel or open_channel(generation, self._rank, self._device.torch_device)
 
     def train(self) -> Outcome:
         """Train until the last step or a STOP; blocks, and streams reports.

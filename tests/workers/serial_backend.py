@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from workers.protocol import Generation
 from workers.transport.ordered import OrderedChannel, Parcel
-from workers.transport.process_group import ProcessGroupChannel, sever
+from workers.transport.process_group import ProcessGroupChannel, scoped_store, sever
 
 
 class SerialBackend:
@@ -20,9 +20,8 @@ class SerialBackend:
 
     def __init__(self, generation: Generation, rank: int, *, in_the_way: bool) -> None:
         timeout = timedelta(seconds=generation.timeout_s)
-        store = dist.TCPStore(generation.store_host, generation.store_port, is_master=False, timeout=timeout)
-        size = len(generation.members)
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("serial", store), rank, size, timeout)
+        store = dist.PrefixStore("serial", scoped_store(generation))
+        self._group = dist.ProcessGroupGloo(store, rank, len(generation.members), timeout)
         self._in_the_way = in_the_way
         self._thread = ThreadPoolExecutor(1)
 

@@ -138,6 +138,13 @@ class ProcessGroupChannel(Channel):
         sever(self._group)
 
 
+def scoped_store(generation: Generation) -> dist.Store:
+    """The store that the controller hosts for `generation`, under a name that no other generation has."""
+    timeout = timedelta(seconds=generation.timeout_s)
+    store = dist.TCPStore(generation.store_host, generation.store_port, is_master=False, timeout=timeout)
+    return dist.PrefixStore(f"epoch-{generation.epoch}/generation-{generation.number}", store)
+
+
 def sever(group: dist.ProcessGroup) -> None:
     """Close all connections of `group`: whatever waits in it fails at once, here and at the neighbours.
 

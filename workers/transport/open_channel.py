@@ -1,0 +1,47 @@
+"""Which network a rank of a generation uses: NCCL where each rank has a GPU of its own, else Gloo."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from workers.protocol import Generation
+from workers.transport.channel import Channel, ChannelError
+from workers.transport.nccl import NcclBackend
+from workers.transport.ordered import OrderedChannel
+from workers.transport.process_group import ProcessGroupChannel
+
+
+def open_channel(generation: Generation, rank: int, device: torch.device) -> Channel:
+    """The channel of global rank `rank`; waits for all members of the generation.
+
+    Raises:
+        ChannelError: a member is gone, or the GPUs cannot reach each other.
+    """
+    control = ProcessGroupChannel(generation, rank, device)
+    # All ranks compute on devices of one kind, so either all of them come to the exchange or none.
+    if device.type != "cuda" or not each_has_its_own_gpu(control.all_gather(_gpu(device))):
+        return control
+    try:
+        return OrderedChannel(control, NcclBackend(generation, control.rank, device))
+    except RuntimeError as error:
+        control.close()
+        raise ChannelError(
+            f"rank {rank}: NCCL could not connect the GPUs: {error}; NCCL_DEBUG=INFO in the ranks' environment"
+            " says more"
+        ) from error
+
+
+def each_has_its_own_gpu(gpus: Sequence[bytes]) -> bool:
+    """Whether several ranks are all on GPUs of their own that NCCL can use; `gpus` is what each says of its."""
+    return len(gpus) > 1 and all(gpus) and len(set(gpus)) == len(gpus)
+
+
+def _gpu(device: torch.device) -> bytes:
+    """Host and identity of the GPU; nothing where this torch has no NCCL."""
+    if not dist.is_nccl_available():
+        return b""
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}".encode()
