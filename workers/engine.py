@@ -17,7 +17,7 @@ from workers.devices.device import Device
 from workers.protocol import Span
 from workers.stage import Stage
 from workers.transport.channel import Channel, Stream
-from workers.transport.lowering import Group, lower
+from workers.transport.lowering import lower
 
 Tensors = tuple[Tensor, ...]
 Batches = Callable[[int], Batch]
@@ -65,7 +65,7 @@ class Engine:
         self._channel = channel
         self._device = device
         self._handed: dict[tuple[Stream, int], Tensors] = {}
-        self._groups: dict[int | None, tuple[Group, ...]] = {}
+        self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
     def run(self, step: int, batches: Batches) -> Window:
         """Run one training window; gradients are added to the parameters' `.grad`.
@@ -170,12 +170,14 @@ class Engine:
 
     def _announce(self, forwards: int | None, purpose: int) -> None:
         """Tell the channel what comes: all of the window, or the forwards of the first microbatches."""
-        if forwards not in self._groups:
-            self._groups[forwards] = lower(self._schedule, forwards)[self._rank]
-        streams = {"forward": self._forward_stream, "backward": self._backward_stream}
-        self._channel.window(
-            [[streams[t.direction](t.stage, purpose) for t in group] for group in self._groups[forwards]]
-        )
+        known = (forwards, purpose)
+        if known not in self._groups:
+            streams = {"forward": self._forward_stream, "backward": self._backward_stream}
+            self._groups[known] = [
+                [streams[transfer.direction](transfer.stage, purpose) for transfer in group]
+                for group in lower(self._schedule, forwards)[self._rank]
+            ]
+        self._channel.window(self._groups[known])
 
     def _expect(self, program: Iterable[Action], purpose: int) -> None:
         due: dict[Stream, int] = {}

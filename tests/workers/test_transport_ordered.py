@@ -25,7 +25,7 @@ ASIDE = Stream(0, 1, 9, "gradients")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_bits_of_one_rank(tmp_path: Path, family: str, ranks: int) -> None:
-    config = small_config(tmp_path, "two-outputs", validate_every=2)
+    config = small_config(tmp_path, "two-outputs", steps=3, validate_every=2)
     expected = run_threads(job(config))
     run = run_processes(job(config, ranks=ranks, schedule=family, open_channel=serial_channel))
     assert run.state_sha256 == expected.state_sha256
@@ -35,14 +35,14 @@ def test_every_family_gives_the_bits_of_one_rank(tmp_path: Path, family: str, ra
 
 @pytest.mark.parametrize("family", ["interleaved", "zbv"])
 def test_ranks_that_stand_still_while_a_group_waits_do_not_deadlock(tmp_path: Path, family: str) -> None:
-    config = small_config(tmp_path, validate_every=2)
+    config = small_config(tmp_path, steps=3, validate_every=2)
     run = run_processes(job(config, ranks=4, schedule=family, open_channel=blocking_channel))
     assert run.state_sha256 == run_threads(job(config)).state_sha256
 
 
 @pytest.mark.parametrize("trait", ["tied", "batchnorm"])
 def test_replicas_ties_and_buffers_go_beside_the_windows(tmp_path: Path, trait: str) -> None:
-    config = small_config(tmp_path, trait, microbatches=2, replicas=2)
+    config = small_config(tmp_path, trait, steps=3, microbatches=2, replicas=2)
     expected = run_threads(job(config, ranks=2, schedule="1f1b"))
     run = run_processes(job(config, ranks=2, schedule="zbv", recompute=True, open_channel=serial_channel))
     assert run.state_sha256 == expected.state_sha256
@@ -50,7 +50,7 @@ def test_replicas_ties_and_buffers_go_beside_the_windows(tmp_path: Path, trait: 
 
 
 def test_windows_of_other_shapes_and_sampling(tmp_path: Path) -> None:
-    config = real_config(tmp_path, "gpt", validate_every=2, sample_tokens=4)
+    config = real_config(tmp_path, "gpt", steps=3, validate_every=2, sample_tokens=4)
     expected = run_threads(job(config))
     run = run_processes(job(config, ranks=2, schedule="interleaved", open_channel=blocking_channel))
     assert run.state_sha256 == expected.state_sha256
