@@ -20,6 +20,7 @@ from ray.actor import ActorHandle
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.config import WorkerConfig
+from workers.host_memory import settle_objects
 from workers.protocol import (
     CheckpointRef,
     DamagedCheckpoint,
@@ -118,6 +119,7 @@ class RankActor:
         """Form the process group. Whatever fails here, another rank may have failed before."""
         with travelling_errors(cut_off=True):
             self._rank.join(generation)
+        settle_objects()
 
     def train(self) -> Outcome:
         """Train; returns once the controller has taken in every report of this rank."""

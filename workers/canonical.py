@@ -11,8 +11,11 @@ from torch import Tensor, contiguous_format
 
 def canonical(tensor: Tensor) -> Tensor:
     """`tensor` itself if it is laid out as a fresh allocation of its shape would be, else a copy that is."""
-    if tensor.storage_offset() == 0 and tensor.stride() == contiguous_strides(tensor.shape):
-        return tensor
+    if tensor.is_contiguous() and tensor.storage_offset() == 0:
+        # Torch lets sizes of one have any stride; looking at them all takes Python, so only where there are some.
+        shape = tensor.shape
+        if 1 not in shape or tensor.stride() == contiguous_strides(shape):
+            return tensor
     return tensor.clone(memory_format=contiguous_format)
 
 

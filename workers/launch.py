@@ -17,6 +17,7 @@ from typing import Any
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.config import WorkerConfig
+from workers.host_memory import settle_objects
 from workers.layer_state import state_digest
 from workers.protocol import CheckpointRef, Generation, Outcome, Report, Request, StepReport
 from workers.rank import Rank
@@ -137,6 +138,7 @@ def _process(job: Job, number: int, pipe: Connection) -> None:
             pipe.send(("port", rank.host_store()))
         generation = _generation(job, pipe.recv())
         rank.join(generation, job.open_channel(generation, number) if job.open_channel else None)
+        settle_objects()
 
     try:
         pipe.send(("outcome", _host(job, rank, join)))

@@ -54,8 +54,6 @@ class Layer:
         self.name = name
         self.module = module
         self.device = device
-        self.recomputations = 0
-        """How often `recompute` ran, for tests and reports."""
         self._precision = precision
         self._deferral, self.uncovered = cover(module, workspace)
         self._uncovered = [module.get_parameter(n) for n in self.uncovered]
@@ -74,13 +72,16 @@ class Layer:
         Returns:
             The canonical outputs, detached, with `requires_grad` set where they carry a gradient; and the pass.
         """
-        leaves = tuple(_leaf(t) for t in inputs)
+        leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
         queue = WeightGradQueue()
-        with torch.set_grad_enabled(keep):
+        if keep:
             outputs = self._train(leaves, draw_key, queue, write_buffers=True)
+        else:
+            with torch.no_grad():
+                outputs = self._train(leaves, draw_key, queue, write_buffers=True)
         # Asked of the layer, not of autograd: with the activations dropped autograd does not know.
         carries = self._trainable or any(t.requires_grad for t in leaves)
-        detached = tuple(_leaf(canonical(t.detach()), carries) for t in outputs)
+        detached = tuple(_leaf(canonical(t), carries) for t in outputs)
         return detached, Pass(draw_key, leaves, outputs if keep else None, queue)
 
     @torch.no_grad()
@@ -97,7 +98,6 @@ class Layer:
         assert done.outputs is None, f"layer {self.name}: activations are there already"
         with torch.enable_grad():
             done.outputs = self._train(done.inputs, done.draw_key, done.queue, write_buffers=False)
-        self.recomputations += 1
 
     def backward(self, done: Pass, grads: Tensors, *, weights: bool) -> Tensors:
         """Input gradient: walk the graph, queue the weight gradients; with `weights`, form them too.
@@ -147,6 +147,8 @@ class Layer:
     def _train(
         self, inputs: Tensors, draw_key: int, queue: WeightGradQueue, *, write_buffers: bool
     ) -> Tensors:
+        if not self._buffers:
+            return self._run(inputs, draw_key, queue)
         # Autograd keeps the buffers that a forward pass saw, and the next microbatch's would change them under it:
         # each pass gets a copy, and what it wrote there is taken over afterwards.
         for owner, name, buffer in self._buffers:
@@ -164,8 +166,12 @@ class Layer:
 
     def _run(self, inputs: Tensors, draw_key: int, queue: WeightGradQueue) -> Tensors:
         self._deferral.queue = queue
-        with rng.keyed(draw_key, self.device), autocast(self._precision, self.device):
-            outputs = self.module(*inputs)
+        with rng.keyed(draw_key, self.device):
+            if self._precision == "float32":
+                outputs = self.module(*inputs)
+            else:
+                with autocast(self._precision, self.device):
+                    outputs = self.module(*inputs)
         if isinstance(outputs, Tensor):
             return (outputs,)
         if isinstance(outputs, tuple | list) and outputs and all(isinstance(t, Tensor) for t in outputs):
@@ -217,9 +223,9 @@ def _persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]
     ]
 
 
-def _leaf(tensor: Tensor, carries: bool | None = None) -> Tensor:
-    carries = tensor.requires_grad if carries is None else carries
-    return tensor.detach().requires_grad_(carries and tensor.is_floating_point())
+def _leaf(tensor: Tensor, carries: bool) -> Tensor:
+    leaf = tensor.detach()
+    return leaf.requires_grad_() if carries and leaf.is_floating_point() else leaf
 
 
 def _grad_of(leaf: Tensor) -> Tensor:

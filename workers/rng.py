@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -22,15 +20,27 @@ def key(seed: int, purpose: str, *parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-@contextmanager
-def keyed(draw_key: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's default generators (the CPU's, and `device`'s if it is a CUDA device) for the block."""
-    with _turn:
-        torch.default_generator.manual_seed(draw_key)
+class keyed:
+    """Context manager: torch's default generators (the CPU's, and `device`'s if it is a CUDA device) start at
+    `draw_key` inside."""
+
+    # A class, not a generator function: it runs once per layer and microbatch.
+    __slots__ = ("_device", "_draw_key")
+
+    def __init__(self, draw_key: int, device: torch.device | None = None) -> None:
+        self._draw_key = draw_key
+        self._device = device
+
+    def __enter__(self) -> None:
+        _turn.acquire()
+        torch.default_generator.manual_seed(self._draw_key)
+        device = self._device
         if device is not None and device.type == "cuda":
             index = device.index if device.index is not None else torch.cuda.current_device()
-            torch.cuda.default_generators[index].manual_seed(draw_key)
-        yield
+            torch.cuda.default_generators[index].manual_seed(self._draw_key)
+
+    def __exit__(self, *_: object) -> None:
+        _turn.release()
 
 
 def generator(draw_key: int) -> torch.Generator:
