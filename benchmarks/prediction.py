@@ -2,8 +2,8 @@
 
     python -m benchmarks.prediction [--rounds N] [--steps N]
 
-Each round runs a family twice: costs per (kind, stage), and what a step spends outside its window, are medians of the
-first run; the simulated step is held against the median step of the second. The message time is measured by itself.
+Each round is one run: costs per (kind, stage), and what a step spends outside its window, are medians over its even
+steps; the simulated step is held against the median of its odd steps. The message time is measured by itself.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def costs_of(schedule: Schedule, reports: list[TimelineReport], communication_s:
 
 
 def measure(job: Job) -> tuple[list[float], list[TimelineReport]]:
-    """Step times and timelines after the warm-up."""
+    """After the warm-up: the times of the odd steps, the timelines of the even ones."""
     reports = run_processes(job).reports
-    steps = [r.step_s for r in reports if isinstance(r, StepReport) and r.step > WARM_UP]
-    return steps, [r for r in reports if isinstance(r, TimelineReport) and r.step > WARM_UP]
+    steps = [r.step_s for r in reports if isinstance(r, StepReport) and r.step > WARM_UP and r.step % 2]
+    timelines = [r for r in reports if isinstance(r, TimelineReport) and r.step > WARM_UP]
+    return steps, [r for r in timelines if r.step % 2 == 0]
 
 
 def outside_window_s(reports: list[TimelineReport]) -> float:
@@ -114,7 +115,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=14)
     options = parser.parse_args()
     communication_s = message_s()
     print(
@@ -126,10 +127,9 @@ def main() -> None:
             job = make_job(name, options.steps, Path(folder), timeline_every=1)
             ratios, measured = [], []
             for _ in range(options.rounds):
-                _, timelines = measure(job)
+                steps, timelines = measure(job)
                 simulated = simulate(job.schedule, costs_of(job.schedule, timelines, communication_s))
                 predicted_s = simulated.makespan_s + outside_window_s(timelines)
-                steps, _ = measure(job)
                 measured.append(median(steps))
                 ratios.append(predicted_s / measured[-1])
             print(
