@@ -225,14 +225,17 @@ class Controller:
         """End the job because the controller itself failed."""
         if self._over:
             return
-        await self._runtime.release()
+        # What fails now must not hide `error`, nor leave the driver waiting for an end.
+        with suppress(Exception):
+            await self._runtime.release()
         reason = f"the controller failed: {type(error).__name__}: {error}"
         self._state = Failed(reason, user_error=False)
         self._record(events.Failed(reason=reason, user_error=False))
         await self._end()
 
     async def _end(self) -> None:
-        await asyncio.to_thread(self._publish)
+        with suppress(Exception):
+            await asyncio.to_thread(self._publish)
         if self._log is not None:
             self._log.close()
         if self._lock is not None:
