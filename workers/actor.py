@@ -138,7 +138,7 @@ class RankActor:
 
     @ray.method(concurrency_group=CONTROL)
     def leave(self) -> None:
-        """Drop the process group: a blocked `join` or `train` raises."""
+        """Drop the process group: a blocked `train` raises; a `join` still under way ends at its own timeout."""
         self._rank.leave()
 
     def _send(self, report: Report) -> None:
