@@ -142,7 +142,7 @@ def prune(output: str, keep: int) -> tuple[str, ...]:
     doomed = [
         checkpoint_folder(output, *key)
         for key in _by_age(output, whole=False)
-        if key < whole[0] and key not in kept
+        if _age(key) < _age(whole[0]) and key not in kept
     ]
     for folder in doomed:
         discard(folder)
@@ -203,14 +203,23 @@ def export(
 
 
 def _by_age(output: str, *, whole: bool) -> list[tuple[int, int]]:
-    """(step, generation) of the checkpoints in `output`, newest first; `whole`: those with a manifest."""
+    """(step, generation) of the checkpoints in `output`, newest first; `whole`: those with a manifest.
+
+    A later generation is newer, whatever its steps: one that went on from before a damaged checkpoint left that one
+    behind.
+    """
     parent = open_folder(join(output, "checkpoints"))
     found: list[tuple[int, int]] = []
     for name in parent.names():
         match = _FOLDER_NAME.fullmatch(name)
         if match is not None and (not whole or parent.child(name).exists(_MANIFEST)):
             found.append((int(match[1]), int(match[2])))
-    return sorted(found, reverse=True)
+    return sorted(found, key=_age, reverse=True)
+
+
+def _age(key: tuple[int, int]) -> tuple[int, int]:
+    step, generation = key
+    return generation, step
 
 
 def _write(folder: Folder, file: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> FileRecord:

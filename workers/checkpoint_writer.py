@@ -50,6 +50,11 @@ class CheckpointWriter:
         self._write = self._executor.submit(_write_layers, folder, step, states)
         return True
 
+    @property
+    def running(self) -> bool:
+        """Whether a write is under way."""
+        return self._write is not None and not self._write.done()
+
     def poll(self) -> WriteResult | None:
         """The result of a finished write, once; None while it runs or when there is none. Does not block."""
         if self._write is None or not self._write.done():

@@ -4,6 +4,7 @@ and the first rank writes the manifest when all have come. Knows the commit reco
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,6 +20,10 @@ from workers.protocol import CheckpointReport, Generation, Report
 from workers.transport.channel import Channel
 
 Files = dict[str, dict[str, list[int | str]]]
+
+
+ROUND_S = 0.05
+"""How long to wait for slow writers between two rounds of asking."""
 
 
 class Checkpointing:
@@ -101,6 +106,9 @@ class Checkpointing:
         Returns:
             Why it could not be written; the same on every rank.
         """
+        # In rounds, because a collective waits no longer than its timeout, and a slow disk may take longer.
+        while any(channel.all_gather(b"busy" if self._writer.running else b"")):
+            time.sleep(ROUND_S)
         self._take(self._writer.wait())
         files, errors = self.finished_files()
         record = CommitRecord(
@@ -108,9 +116,11 @@ class Checkpointing:
         )
         records = [CommitRecord.decode(r) for r in channel.all_gather(record.encode())]
         error = self.observe(records, rank)
-        told = channel.all_gather((error or "").encode())[0].decode()
+        return channel.all_gather((error or "").encode())[0].decode() or None
+
+    def close(self) -> None:
+        """End the writing thread, after what it writes now."""
         self._writer.close()
-        return told or None
 
     def _take(self, result: WriteResult | None) -> None:
         if result is not None:
@@ -144,7 +154,8 @@ class Checkpointing:
         # The others' files go with the checkpoint; a rank that still writes into it is cleared by the next prune.
         self._files.pop(folder, None)
         self._failed.pop(folder, None)
-        discard(folder)
+        with suppress(OSError):
+            discard(folder)
         self._tell(folder, 0, error)
 
     def _tell(self, folder: str, size: int, error: str | None) -> None:
@@ -162,8 +173,20 @@ class Checkpointing:
 def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, tuple[object, object]]:
     """The settings that decide the trajectory and differ: dotted key -> (in the checkpoint, now)."""
     before, now = manifest.spec, config.model_dump(mode="json")
-    keys = ("seed", "precision", "microbatch_size", "microbatches", "replicas", "model", "data", "optimizer")
+    keys = (
+        "seed",
+        "precision",
+        "threads",
+        "microbatch_size",
+        "microbatches",
+        "replicas",
+        "model",
+        "data",
+        "optimizer",
+    )
     differing: dict[str, tuple[object, object]] = {}
+    if (before.get("device") == "cuda") != (config.device == "cuda"):
+        differing["device"] = (before.get("device"), config.device)
     for key in keys:
         old, new = before.get(key), now[key]
         if isinstance(old, dict) and isinstance(new, dict):

@@ -12,10 +12,11 @@ def fix(*, threads: int, cuda: bool) -> None:
     entry point sets it.
     """
     torch.set_num_threads(threads)
-    if not cuda:
-        return
+    # With more than one thread some kernels of the CPU add in the order in which their threads come.
     torch.use_deterministic_algorithms(True)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (its stub lacks it)
+    if not cuda:
+        return
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workers.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
 Parameters = dict[tuple[int, str], nn.Parameter]
@@ -90,7 +91,7 @@ class ReplicaExchange:
 
     def _grad(self, i: int) -> Tensor:
         parameter = self._parameters[i]
-        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        return canonical(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
 
     def _stream(self, source: int, target: int, tag: int) -> Stream:
         return Stream(
@@ -146,7 +147,7 @@ class TieExchange:
     def _tell(self, use: TiedUse, group: list[TiedUse], tag: int) -> None:
         parameter = self._parameters[use.layer, use.name]
         present = torch.tensor([parameter.grad is not None])
-        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        grad = canonical(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         for target in sorted({other.rank for other in group} - {self._rank}):
             self._channel.send(self._stream(use, target, tag), (present, grad))
 
@@ -155,6 +156,7 @@ class TieExchange:
         for number, use in enumerate(group):
             if use.rank == self._rank:
                 grad = self._parameters[use.layer, use.name].grad
+                grad = None if grad is None else canonical(grad)
             else:
                 present, grad = self._channel.receive(self._stream(use, self._rank, tag + number))
                 grad = grad if bool(present) else None

@@ -1,6 +1,6 @@
 """Runs all ranks of a job without Ray: as threads of this process, or as processes of a forkserver.
 
-For tests, GPU checks and benchmarks. The first rank that fails makes the others leave, and its error is raised here.
+For tests, GPU checks and benchmarks. Where a rank fails the others are ended, and its error is raised here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -23,6 +24,9 @@ from workers.protocol import CheckpointRef, Generation, Outcome, Report, Request
 from workers.rank import Rank
 from workers.transport.channel import Channel
 from workers.transport.local import Hub, LocalChannel
+
+GRACE_S = 5.0
+"""How long ranks may go on after one of them has failed."""
 
 
 @dataclass
@@ -182,7 +186,11 @@ def _listen(pipes: list[Connection]) -> Run:
     errors: list[str] = []
     open_pipes = dict(zip(pipes, range(len(pipes)), strict=True))
     while open_pipes:
-        for pipe in wait(list(open_pipes)):
+        # Once a rank has failed, the others have this long to tell why they did.
+        ready = wait(list(open_pipes), GRACE_S if errors else None)
+        if not ready:
+            break
+        for pipe in ready:
             assert isinstance(pipe, Connection)
             number = open_pipes[pipe]
             try:
@@ -192,7 +200,9 @@ def _listen(pipes: list[Connection]) -> Run:
             match message:
                 case ("port", port):
                     for other in pipes:
-                        other.send(port)
+                        # A rank that has failed meanwhile tells so itself.
+                        with suppress(OSError):
+                            other.send(port)
                 case ("outcome", outcome):
                     outcomes[number] = outcome
                     del open_pipes[pipe]

@@ -73,12 +73,18 @@ class Layer:
             The canonical outputs, detached, with `requires_grad` set where they carry a gradient; and the pass.
         """
         leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
+        versions = [t._version for t in leaves]
         queue = WeightGradQueue()
         if keep:
             outputs = self._train(leaves, draw_key, queue, write_buffers=True)
         else:
             with torch.no_grad():
                 outputs = self._train(leaves, draw_key, queue, write_buffers=True)
+        if [t._version for t in leaves] != versions:
+            raise JobError(
+                f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
+                " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
+            )
         # Asked of the layer, not of autograd: with the activations dropped autograd does not know.
         carries = self._trainable or any(t.requires_grad for t in leaves)
         detached = tuple(_leaf(canonical(t), carries) for t in outputs)
@@ -117,12 +123,14 @@ class Layer:
         roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad]
         if roots:
             split = bool(self._uncovered)
-            torch.autograd.backward(
-                [o for o, _ in roots],
-                [g for _, g in roots],
-                retain_graph=split,
-                inputs=[*leaves, *(p for p in self._light if p.requires_grad)] if split else None,
-            )
+            targets = [*leaves, *(p for p in self._light if p.requires_grad)]
+            if targets:
+                torch.autograd.backward(
+                    [o for o, _ in roots],
+                    [g for _, g in roots],
+                    retain_graph=split,
+                    inputs=targets if split else None,
+                )
             if split:
                 done.root_grads = tuple(g for _, g in roots)
                 done.outputs = tuple(o for o, _ in roots)
@@ -189,14 +197,20 @@ class Loss:
         self._precision = precision
         self._device = device
 
-    def forward(self, outputs: Tensors, targets: Tensors, *, keep: bool) -> tuple[Tensor, Pass]:
+    def forward(
+        self, outputs: Tensors, targets: Tensors, draw_key: int, *, keep: bool
+    ) -> tuple[Tensor, Pass]:
         """The microbatch's mean loss, a detached scalar, and the pass to go back through."""
         leaves = tuple(_leaf(t, t.requires_grad and keep) for t in outputs)
-        with torch.set_grad_enabled(keep), autocast(self._precision, self._device):
+        with (
+            torch.set_grad_enabled(keep),
+            rng.keyed(draw_key, self._device),
+            autocast(self._precision, self._device),
+        ):
             loss = self._function(*leaves, *targets)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
-        return loss.detach(), Pass(0, leaves, (loss,) if keep else None, WeightGradQueue())
+        return loss.detach(), Pass(draw_key, leaves, (loss,) if keep else None, WeightGradQueue())
 
     def backward(self, done: Pass) -> Gradients:
         """The canonical gradient of each output of the last layer; None where it carries none."""

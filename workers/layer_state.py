@@ -123,11 +123,6 @@ def digest(state: LayerState) -> str:
     return sha256.hexdigest()
 
 
-def bytes_of(state: LayerState) -> int:
-    """Bytes of all its tensors, optimizer state included."""
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in _tensors(state))
-
-
 def _tensors(state: LayerState) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of `state`, keyed by what it is in words."""
     for name, tensor in state.weights.items():

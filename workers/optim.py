@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from workers.config import OptimizerConfig
 from workers.layer_state import LayerState
+from workers.models.definition import ParameterRef
+from workers.protocol import JobError
 
 
 class Optimizer(ABC):
@@ -42,8 +44,22 @@ class Optimizer(ABC):
 
     def decays(self, layer_name: str, parameter_name: str, parameter: Tensor) -> bool:
         """Whether weight decay applies: matrices and above, unless a `no_decay` pattern takes them out."""
-        name = f"{layer_name}.{parameter_name}"
-        return parameter.ndim >= 2 and not any(fnmatchcase(name, pattern) for pattern in self.config.no_decay)
+        return parameter.ndim >= 2 and not self._excluded(f"{layer_name}.{parameter_name}")
+
+    def check_ties(self, ties: Sequence[Sequence[ParameterRef]]) -> None:
+        """Raises:
+        JobError: `no_decay` takes out some copies of a tied parameter and not others, which would part them.
+        """
+        for group in ties:
+            out = [str(ref) for ref in group if self._excluded(str(ref))]
+            if out and len(out) < len(group):
+                raise JobError(
+                    f"optimizer.no_decay matches {', '.join(out)}, which is tied with"
+                    f" {', '.join(str(ref) for ref in group if str(ref) not in out)}: match all of them or none"
+                )
+
+    def _excluded(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.config.no_decay)
 
     @torch.no_grad()
     def update_(self, state: LayerState, gradients: Mapping[str, Tensor], scale: float, step: int) -> None:

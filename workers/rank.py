@@ -62,6 +62,7 @@ class Rank:
         self._definition: ModelDefinition = build_definition(config.model, self._data.vocabulary)
         self._device: Device = make_device(config, len(self._definition.layers))
         self._optimizer: Optimizer = make_optimizer(config.optimizer, config.steps)
+        self._optimizer.check_ties(self._definition.ties)
 
     def follow(self, plan: Plan, schedule: Schedule, start: CheckpointRef | None) -> DamagedCheckpoint | None:
         """Build the layers that `plan` gives this rank, with initial values or with those of `start`.

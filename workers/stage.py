@@ -41,7 +41,8 @@ class Stage:
         if self.loss is None:
             return tensors
         assert targets is not None
-        loss, self._loss_passes[microbatch] = self.loss.forward(tensors, targets, keep=True)
+        draw_key = rng.key(self._seed, "loss", step, microbatch)
+        loss, self._loss_passes[microbatch] = self.loss.forward(tensors, targets, draw_key, keep=True)
         return (loss,)
 
     def recompute(self, microbatch: int) -> None:
@@ -78,7 +79,7 @@ class Stage:
             inputs = layer.evaluate(inputs)
         if self.loss is None or targets is None:
             return inputs
-        return (self.loss.forward(inputs, targets, keep=False)[0],)
+        return (self.loss.forward(inputs, targets, 0, keep=False)[0],)
 
     def drop(self) -> None:
         """Forget the microbatches in flight, and the gradients they left."""

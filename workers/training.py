@@ -16,6 +16,7 @@ from torch import Tensor
 
 from planner.ir import Schedule
 from planner.plan import Plan
+from workers.canonical import canonical
 from workers.checkpointing import Checkpointing
 from workers.commit import CommitRecord, Decision, settle
 from workers.config import WorkerConfig
@@ -116,6 +117,12 @@ class Training:
         Raises:
             ChannelError: a rank is gone. No step is half done: state is that of the last commit.
         """
+        try:
+            return self._run()
+        finally:
+            self._checkpointing.close()
+
+    def _run(self) -> Outcome:
         config = self._setting.config
         stopped = False
         while self.step < config.steps and not stopped:
@@ -202,7 +209,7 @@ class Training:
         norms = dict.fromkeys(self._setting.layers, 0.0)
         for (layer, name), parameter in self._parameters.items():
             if parameter.grad is not None and (layer, name) not in repeated:
-                norm = float(torch.linalg.vector_norm(parameter.grad, dtype=torch.float64))
+                norm = float(torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64))
                 norms[layer] += norm * norm
         return norms
 

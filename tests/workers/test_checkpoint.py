@@ -339,9 +339,9 @@ def test_newest_first_and_only_whole_ones(output: str, tmp_path: Path) -> None:
     (parent / "step-00000080-gen-x").mkdir()
     (parent / "step-00000090-gen-1").write_text("a file, not a folder")
     assert [Path(ref.path).name for ref in checkpoints(output)] == [
-        "step-100000000-gen-2",
         "step-00000040-gen-10",
         "step-00000040-gen-9",
+        "step-100000000-gen-2",
         "step-00000040-gen-2",
         "step-00000020-gen-1",
     ]
@@ -446,3 +446,13 @@ def test_export_takes_the_one_before_a_damaged_one(output: str, tmp_path: Path) 
 def test_export_of_nothing_says_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"holds no checkpoint: set checkpoint\.every_steps"):
         export(str(tmp_path), str(tmp_path / "model.safetensors"))
+
+
+def test_a_checkpoint_that_was_left_behind_is_the_first_to_go(output: str) -> None:
+    """Step 20 was damaged, a later generation went on from step 10: its step 12 is the newest."""
+    saved(output, 10, 1)
+    saved(output, 20, 1)
+    saved(output, 12, 2)
+    assert [ref.step for ref in checkpoints(output)] == [12, 20, 10]
+    prune(output, keep=1)
+    assert [ref.step for ref in checkpoints(output)] == [12]

@@ -9,7 +9,7 @@ from small_models import Head, Residual, Vectors, cross_entropy
 
 from planner.ir import Action
 from workers.checkpoint import checkpoints, read_manifest
-from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig
+from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
 from workers.devices.emulated import layer_times
@@ -172,3 +172,86 @@ def test_an_input_changed_after_its_use_is_noticed() -> None:
     _, done = layer.forward((torch.randn(3, 8),), 0, keep=True)
     with pytest.raises(RuntimeError, match="changed in place"):
         layer.backward(done, (torch.ones(3, 8),), weights=True)
+
+
+class Doubling(torch.nn.Module):
+    """Changes its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.mul_(2.0))
+
+
+def test_a_layer_that_changes_its_input_is_refused_where_autograd_would_not_notice() -> None:
+    layer = Layer(
+        0, "doubling", Doubling(), precision="float32", device=torch.device("cpu"), workspace=Workspace()
+    )
+    for keep in (True, False):
+        with pytest.raises(JobError, match="layer doubling changes its input in place"):
+            layer.forward((torch.randn(3, 8),), 0, keep=keep)
+
+
+class Table(torch.nn.Module):
+    """A raw matrix and nothing else, on integer inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.rows[tokens]
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_layer_of_one_raw_matrix_gets_its_gradient(weights: bool) -> None:
+    module = Table()
+    layer = Layer(0, "table", module, precision="float32", device=torch.device("cpu"), workspace=Workspace())
+    tokens = torch.tensor([0, 3, 3])
+    _, done = layer.forward((tokens,), 0, keep=True)
+    assert layer.backward(done, (torch.ones(3, 4),), weights=weights) == ()
+    if not weights:
+        assert module.rows.grad is None
+        layer.weight_grad(done)
+    expected = torch.zeros(5, 4)
+    expected[0], expected[3] = 1.0, 2.0
+    assert module.rows.grad is not None
+    assert module.rows.grad.equal(expected)
+
+
+def test_no_decay_must_take_all_copies_of_a_tied_parameter_or_none(tmp_path: Path) -> None:
+    for patterns, fine in ((("l0.*",), False), (("l0.up.weight", "l7.up.weight"), True)):
+        config = small_config(tmp_path, "tied", optimizer=OptimizerConfig(no_decay=patterns))
+        if fine:
+            run_threads(job(config, ranks=2, schedule="1f1b"))
+        else:
+            with pytest.raises(
+                JobError, match=r"no_decay matches l0\.up\.weight, which is tied with l7\.up\.weight"
+            ):
+                run_threads(job(config, ranks=2, schedule="1f1b"))
+
+
+def test_processes_end_when_the_first_rank_fails_before_they_meet(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    run_threads(job(config))
+    (whole,) = checkpoints(config.output)
+    next(Path(whole.path).glob("000-*.weights.safetensors")).write_bytes(b"")
+    with pytest.raises(RuntimeError, match=r"rank 0: .*000-l0\.weights\.safetensors"):
+        run_processes(job(config, ranks=2, schedule="1f1b", start=whole))
+
+
+def test_two_threads_per_rank_give_the_same_bits_every_time(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "raw-matrix", threads=2)
+    try:
+        digests = {
+            run_threads(job(config, ranks=ranks, schedule="1f1b")).state_sha256 for ranks in (1, 2, 4, 2)
+        }
+        x = torch.randn(16, 256, requires_grad=True)
+        index = torch.randint(0, 16, (4096,))
+        grads = [torch.autograd.grad(x[index].square().sum(), x)[0] for _ in range(5)]
+    finally:
+        torch.set_num_threads(1)
+    assert len(digests) == 1
+    assert all(grad.equal(grads[0]) for grad in grads)

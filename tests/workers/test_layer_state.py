@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workers.config import OptimizerConfig
-from workers.layer_state import LayerState, bytes_of, digest, host_copy, load_, state_digest
+from workers.layer_state import LayerState, digest, host_copy, load_, state_digest
 from workers.optim import make_optimizer
 from workers.protocol import JobError
 
@@ -54,12 +54,6 @@ def test_it_holds_parameters_once_and_persistent_buffers_only() -> None:
     assert set(state.updates.values()) == {0}
     assert state.weights["linear.weight"] is module.linear.weight
     assert state.buffers["norm.running_mean"] is module.norm.running_mean
-
-
-def test_bytes_count_weights_buffers_and_slots() -> None:
-    state = LayerState.of(0, "block", Layer(), ADAMW)
-    parameters = 1 + 12 + 4 + 4 + 4
-    assert bytes_of(state) == 3 * 4 * parameters + 4 * (4 + 4) + 8
 
 
 def test_host_copy_shares_nothing() -> None:

@@ -82,11 +82,13 @@ def test_a_parameter_used_twice_counts_once_in_its_layer() -> None:
             self.second = nn.Linear(4, 4, bias=False)
             self.second.weight = self.first.weight
 
-    tie = (ParameterRef("a", "second.weight"), ParameterRef("b", "weight"))
-    model = definition(
-        LayerBuilder("a", Twice), LayerBuilder("b", partial(nn.Linear, 4, 4, bias=False)), ties=(tie,)
-    )
+    layers = (LayerBuilder("a", Twice), LayerBuilder("b", partial(nn.Linear, 4, 4, bias=False)))
+    tie = (ParameterRef("a", "first.weight"), ParameterRef("b", "weight"))
+    model = definition(*layers, ties=(tie,))
     assert [layer.parameters for layer in outline(model)] == [16, 16]
+    by_second_name = (ParameterRef("a", "second.weight"), ParameterRef("b", "weight"))
+    with pytest.raises(JobError, match=r"a\.second\.weight is tied, but .* goes by the first"):
+        outline(definition(*layers, ties=(by_second_name,)))
 
 
 def fails() -> nn.Module:

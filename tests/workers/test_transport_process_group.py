@@ -91,3 +91,18 @@ def test_leaving_twice_and_alone_is_nothing() -> None:
         channels[0].close()
     with ends(1) as (alone,):
         assert alone.all_gather(b"record") == [b"record"]
+
+
+def test_what_is_begun_after_a_peer_has_gone_is_an_error_of_the_channel() -> None:
+    back = Stream(1, 0, 3, "backward stage 1 -> 0")
+    with ends(2) as channels:
+        channels[1].send(back, (torch.zeros(2),))
+        channels[0].receive(back)
+        woken(lambda: channels[0].receive(back), channels[1])
+        with pytest.raises(ChannelError, match=STREAM.name):
+            channels[0].send(STREAM, (torch.zeros(2),))
+            channels[0].flush()
+        with pytest.raises(ChannelError, match=back.name):
+            channels[0].receive(back)
+        with pytest.raises(ChannelError, match="tied"):
+            channels[0].receive(Stream(1, 0, 9, "tied gradient"))

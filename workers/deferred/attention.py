@@ -148,7 +148,7 @@ def _products(
             ]
             return torch.cat(parts, out=out) if out is not None else torch.cat(parts)
 
-        return Use(accumulator, form, dtype, tuple(t for pair in operands if pair for t in pair))
+        return Use(accumulator, form, dtype)
 
     outputs = tuple(product(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))
     return defer_together(outputs, accumulator, deferral.queue, use_of)

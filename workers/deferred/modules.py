@@ -30,7 +30,7 @@ def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> C
             def form(out: Tensor | None) -> Tensor:
                 return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
 
-            return Use(accumulator, form, dtype, (x_rows, rows))
+            return Use(accumulator, form, dtype)
 
         output = product(x, accumulator.cast(dtype), bias)
         return defer(output, accumulator, deferral.queue, use_of)
@@ -50,7 +50,7 @@ def embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Ten
                 )
                 return dense if out is None else out.copy_(dense)
 
-            return Use(accumulator, form, grad.dtype, (tokens, grad))
+            return Use(accumulator, form, grad.dtype)
 
         output = functional.embedding(tokens, parameter.detach(), module.padding_idx)
         return defer(output, accumulator, deferral.queue, use_of)
@@ -84,7 +84,7 @@ def convolution_forward(
                 )[1]
                 return formed if out is None else out.copy_(formed)
 
-            return Use(accumulator, form, dtype, (x, grad))
+            return Use(accumulator, form, dtype)
 
         output = torch.convolution(x, weight, bias, *geometry)
         return defer(output, accumulator, deferral.queue, use_of)

@@ -81,8 +81,6 @@ class Use:
     """Forms the gradient, float[parameter.shape]: into the given tensor, or a new one."""
     dtype: torch.dtype
     """What `form` computes in: the autocast dtype, or the parameter's own."""
-    held: tuple[Tensor, ...]
-    """What waits between the input gradient and the weight gradient."""
 
 
 class WeightGradQueue:
@@ -116,12 +114,6 @@ class WeightGradQueue:
         while self._uses:
             accumulator = next(iter(self._uses))
             accumulator.add(self._uses.pop(accumulator))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that wait for the weight gradients; a storage that several uses hold counts once."""
-        held = [t.untyped_storage() for uses in self._uses.values() for use in uses for t in use.held]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in held}.values())
 
 
 @dataclass

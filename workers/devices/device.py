@@ -16,8 +16,6 @@ class Device(ABC):
     """A device and the record of what ran on it since the last commit."""
 
     torch_device: torch.device
-    emulated = False
-    """Whether its times are modelled: figures from it say so."""
 
     @abstractmethod
     def start_window(self) -> None:

@@ -28,8 +28,6 @@ _PARTS = {
 class EmulatedDevice(CpuDevice):
     """Times from `times`: per layer, seconds of each part of a microbatch's work."""
 
-    emulated = True
-
     def __init__(self, times: dict[str, tuple[float, ...]]) -> None:
         super().__init__()
         self._times = times

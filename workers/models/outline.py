@@ -43,8 +43,7 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
             parameters = sum(parameter.numel() for parameter in module.parameters())
             size = sum(parameter.nbytes for parameter in module.parameters())
             outlines.append(LayerOutline(name=builder.name, parameters=parameters, parameter_bytes=size))
-            # Duplicates kept: a parameter used under two names in one layer may be tied by either.
-            for name, parameter in module.named_parameters(remove_duplicate=False):
+            for name, parameter in module.named_parameters():
                 if (builder.name, name) in tied:
                     shapes[builder.name, name] = tuple(parameter.shape)
     _check_ties(definition, shapes)
@@ -89,7 +88,10 @@ def _check_ties(definition: ModelDefinition, shapes: dict[tuple[str, str], tuple
         first, *others = group
         for ref in group:
             if (ref.layer, ref.parameter) not in shapes:
-                raise JobError(f"{ref} is tied, but layer {ref.layer!r} has no parameter {ref.parameter!r}")
+                raise JobError(
+                    f"{ref} is tied, but layer {ref.layer!r} has no parameter {ref.parameter!r}"
+                    " (one that a layer uses under several names goes by the first)"
+                )
         first_shape = shapes[first.layer, first.parameter]
         for ref in others:
             shape = shapes[ref.layer, ref.parameter]

@@ -7,8 +7,8 @@ belongs to one generation; closing it makes every neighbour's wait fail.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -41,11 +41,8 @@ class ProcessGroupChannel(Channel):
         self.rank = generation.members.index(rank)
         self.size = len(generation.members)
         self._device = device
-        timeout = timedelta(seconds=generation.timeout_s)
-        store = dist.TCPStore(generation.store_host, generation.store_port, is_master=False, timeout=timeout)
-        scope = f"epoch-{generation.epoch}/generation-{generation.number}"
         self._group: Any = dist.ProcessGroupGloo(
-            dist.PrefixStore(scope, store), self.rank, self.size, timeout
+            scoped_store(generation), self.rank, self.size, timedelta(seconds=generation.timeout_s)
         )
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
@@ -65,7 +62,8 @@ class ProcessGroupChannel(Channel):
     def _send_bytes(self, stream: Stream, tensor: Tensor) -> None:
         if tensor.numel():
             raw = tensor.reshape(-1).view(torch.uint8)
-            self._sent.append((self._group.send([raw], stream.target, stream.tag), raw))
+            with _failing_on(stream):
+                self._sent.append((self._group.send([raw], stream.target, stream.tag), raw))
 
     def expect(self, stream: Stream, messages: int) -> None:
         self._due[stream] += messages
@@ -77,34 +75,31 @@ class ProcessGroupChannel(Channel):
         while shape is not None and self._due[stream] and len(posted) < POSTED_AHEAD:
             self._due[stream] -= 1
             tensors = shape.allocate()
-            works = [
-                self._group.recv([t.reshape(-1).view(torch.uint8)], stream.source, stream.tag)
-                for t in tensors
-                if t.numel()
-            ]
+            with _failing_on(stream):
+                works = [
+                    self._group.recv([t.reshape(-1).view(torch.uint8)], stream.source, stream.tag)
+                    for t in tensors
+                    if t.numel()
+                ]
             posted.append((works, tensors))
 
     def receive(self, stream: Stream) -> Tensors:
         if stream not in self._in_shapes:
             header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-            self._wait(self._group.recv([header], stream.source, stream.tag), stream)
+            with _failing_on(stream):
+                self._group.recv([header], stream.source, stream.tag).wait()
             self._in_shapes[stream] = Shape.decode(_unpadded(header))
         if not self._posted[stream]:
             self._due[stream] = max(self._due[stream], 1)
             self._post(stream)
         works, tensors = self._posted[stream].popleft()
-        for work in works:
-            self._wait(work, stream)
+        with _failing_on(stream):
+            for work in works:
+                work.wait()
         self._post(stream)
         if self._device.type == "cuda":
             tensors = tuple(t.to(self._device) for t in tensors)
         return self._in_shapes[stream].mark(tensors)
-
-    def _wait(self, work: Any, stream: Stream) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ChannelError(f"{stream.name} (rank {stream.source} -> {stream.target}): {error}") from error
 
     def flush(self) -> None:
         while self._sent:
@@ -156,6 +151,15 @@ def sever(group: dist.ProcessGroup) -> None:
         with suppress(RuntimeError):
             work = group.recv([torch.empty(1, dtype=torch.uint8)], peer, NEVER_SENT)
             work.wait(timedelta(milliseconds=1))
+
+
+@contextmanager
+def _failing_on(stream: Stream) -> Iterator[None]:
+    """Gloo raises where it finds a connection broken: as an operation is posted, or while it is waited for."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ChannelError(f"{stream.name} (rank {stream.source} -> {stream.target}): {error}") from error
 
 
 def _padded(text: bytes, stream: Stream) -> Tensor:
