@@ -254,5 +254,5 @@ def read(path: Path) -> Iterator[Record]:
                 return
             try:
                 yield Record.from_json(line.decode())
-            except (ValueError, KeyError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path}, line {number}, is no event: {error}") from error

@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,8 +23,10 @@ from workers.storage import join, open_folder
 MARKER = "job.json"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
-_BEFORE_A_RUN = {"data"}
-"""What may lie in a folder that holds no run yet: the token cache, made when a spec is checked."""
+LOCK = ".lock"
+_BEFORE_A_RUN = {"data", LOCK}
+"""What may lie in a folder that holds no run yet: the token cache, made when a spec is checked, and the lock of
+a start that went no further."""
 _MAY_DIFFER = {"data.cache", "data.validation_batches"}
 """Settings of the ranks that a resumed job may change though they lie in sections that it may not."""
 MAY_CHANGE = (
@@ -96,24 +98,32 @@ class JobFolder:
         """Write `job.json`.
 
         Raises:
-            JobError: the folder cannot be written.
+            JobError: a controller is at work in the folder, or it cannot be written.
         """
         marker = Marker(name=name, run=secrets.token_hex(8), spec=spec)
+        lock = self.lock()
         try:
             self._folder.write(MARKER, marker.to_bytes())
         except OSError as error:
-            raise JobError(f"cannot write to job.output = {self.location}: {_reason(error)}") from error
+            raise self._unwritable(error) from error
+        finally:
+            if lock is not None:
+                lock.close()
         return marker
 
     def lock(self) -> IO[bytes] | None:
         """Hold the folder against other controllers until the returned file is closed; None: no locks there.
 
         Raises:
-            JobError: another controller holds it.
+            JobError: another controller holds it, or it cannot be written.
         """
         if "://" in self.location:
             return None
-        file = (Path(self.location) / ".lock").open("wb")
+        try:
+            Path(self.location).mkdir(parents=True, exist_ok=True)
+            file = (Path(self.location) / LOCK).open("wb")
+        except OSError as error:
+            raise self._unwritable(error) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -165,27 +175,42 @@ class JobFolder:
         except OSError as error:
             raise JobError(f"job.output = {self.location} cannot be used: {_reason(error)}") from error
 
+    def _unwritable(self, error: OSError) -> JobError:
+        return JobError(f"cannot write to job.output = {self.location}: {_reason(error)}")
+
     def steps(self) -> int:
-        """Steps that were committed here so far."""
-        path = self.fetch_events()
-        if not path.exists():
-            return 0
+        """Steps that were committed here so far. Raises JobError if the event log is damaged."""
         return max(
-            (record.event.step for record in events.read(path) if isinstance(record.event, StepReport)),
+            (event.step for event in self._events() if isinstance(event, StepReport)),
             default=0,
         )
 
     def incarnations(self) -> tuple[int, int]:
-        """The highest epoch of a controller and the highest generation of ranks that were at work here."""
+        """The highest epoch of a controller and the highest generation of ranks that were at work here.
+
+        Raises:
+            JobError: the event log is damaged.
+        """
         epoch = generation = 0
-        path = self.fetch_events()
-        if path.exists():
-            for record in events.read(path):
-                if isinstance(record.event, events.Submitted):
-                    epoch = max(epoch, record.event.epoch)
-                elif isinstance(record.event, events.Formed):
-                    generation = max(generation, record.event.generation.number)
+        for event in self._events():
+            if isinstance(event, events.Submitted):
+                epoch = max(epoch, event.epoch)
+            elif isinstance(event, events.Formed):
+                generation = max(generation, event.generation.number)
         return epoch, generation
+
+    def _events(self) -> Iterator[events.Event]:
+        path = self.fetch_events()
+        if not path.exists():
+            return
+        try:
+            for record in events.read(path):
+                yield record.event
+        except ValueError as error:
+            told = str(error).partition("\n")[0]
+            raise JobError(
+                f"{told}: delete that line to do without it, or choose another job.output"
+            ) from error
 
 
 def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
@@ -230,6 +255,19 @@ def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
             )
         return tuple(found)
     raise JobError(f"--resume: no checkpoint is readable: {'; '.join(damage)}")
+
+
+def undamaged(ref: CheckpointRef) -> bool:
+    """Whether every file of the checkpoint is as it was written; reads them all. Imports torch."""
+    from workers.checkpoint import DamagedCheckpointError, read_layer, read_manifest
+
+    try:
+        manifest = read_manifest(ref)
+        for layer in range(len(manifest.layers)):
+            read_layer(ref, manifest, layer)
+    except DamagedCheckpointError:
+        return False
+    return True
 
 
 def _reason(error: OSError) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import cluster, events
-from orchestrator.folder import JobFolder, Marker, starting_points
+from orchestrator.folder import JobFolder, Marker, starting_points, undamaged
 from orchestrator.interrupts import Interrupts
 from orchestrator.placement import shortage
 from orchestrator.resolve import Resolved, Survey, absolute, resolve, survey
@@ -69,10 +69,11 @@ def run(spec: Spec, *, resume: bool, observe: Observer, say: Callable[[str], Non
         with cluster.connected(spec.cluster.address, cpus=cpus) as connection:
             resolved = _resolve(spec, opening.result(), folder)
             start = starting_points(resolved.config) if resume else ()
-            if start and start[0].step == spec.job.steps:
+            if start and start[0].step == spec.job.steps and undamaged(start[0]):
                 say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
                 end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
                 return _run(resolved, end, folder, interrupted=False)
+            _make_way(spec.job.name)
             marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
             interrupts.hold()
             controller = _submit(resolved, folder, start, marker)
@@ -135,29 +136,46 @@ def _resolve(spec: Spec, found: Survey, folder: JobFolder) -> Resolved:
     return resolved
 
 
+def _make_way(name: str) -> None:
+    """See that no controller bears the name of the job; one whose job has ended goes.
+
+    Raises:
+        JobError: a job of that name is running.
+    """
+    import ray
+    from ray.exceptions import RayActorError
+
+    from orchestrator.controller import find
+
+    if (running := find(name)) is None:
+        return
+    try:
+        status: Any = ray.get(running.status.remote())
+    except RayActorError:  # it went just now
+        return
+    if status.state not in ("finished", "failed"):
+        raise JobError(
+            f"a job {name!r} is running in this cluster (step {status.step} of {status.steps}, in"
+            f" {status.output}): stop it with `freshet stop {name}`, or choose another job.name"
+        )
+    ray.kill(running)
+
+
 def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, ...], marker: Marker) -> Any:
     """Start the job's controller and give it the job.
 
     Raises:
-        JobError: a job of that name is running, or another controller holds the folder.
+        JobError: no controller can be created, or another one holds the folder.
     """
     import ray
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from orchestrator.controller import Controller, find
+    from orchestrator.controller import Controller
     from orchestrator.folder import MARKER
     from orchestrator.runtime import Crew
 
     spec, name = resolved.spec, resolved.spec.job.name
-    if (running := find(name)) is not None:
-        status: Any = ray.get(running.status.remote())
-        if status.state not in ("finished", "failed"):
-            raise JobError(
-                f"a job {name!r} is running in this cluster (step {status.step} of {status.steps}, in"
-                f" {status.output}): stop it with `freshet stop {name}`, or choose another job.name"
-            )
-        ray.kill(running)
     crew = Crew(
         config=resolved.config,
         plan=resolved.plan,
@@ -194,6 +212,13 @@ def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, .
         if isinstance(error.cause, JobError):
             raise error.cause from None
         raise
+    except RayError as error:
+        ray.kill(controller)
+        cause = str(error).strip().rpartition("\n")[2]
+        raise JobError(
+            f"the job's controller could not be started: {cause}; see that all nodes have the same Freshet, Ray and"
+            ' Python, or start without them with cluster.address = "local"'
+        ) from error
     return controller
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events
-from orchestrator.folder import EVENTS, MARKER, JobFolder, starting_points
+from orchestrator.folder import EVENTS, LOCK, MARKER, JobFolder, starting_points
 from orchestrator.resolve import Survey, absolute, resolve
 from orchestrator.spec import JobConfig, Spec
 from workers.config import EmulatedConfig, WorkerConfig
@@ -52,6 +52,7 @@ def test_an_empty_or_missing_folder_takes_a_new_job_but_none_to_resume(tmp_path:
 
 def test_what_a_spec_check_leaves_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
+    (tmp_path / LOCK).touch()
     JobFolder(str(tmp_path)).admit("mine", resume=False)
 
 
@@ -95,6 +96,21 @@ def test_a_run_that_never_made_a_step_may_start_again(tmp_path: Path) -> None:
     assert "holds a run" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("line", ["{", "{}", "null", '{"time_s": 0.0, "kind": "step"}'])
+def test_a_damaged_event_log_is_named_with_a_way_out(tmp_path: Path, line: str) -> None:
+    folder = JobFolder(str(tmp_path))
+    folder.claim("mine", {})
+    log(tmp_path, STEP)
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write(line + "\n")
+    told = refusal(tmp_path)
+    assert told.startswith(f"{tmp_path / EVENTS}, line 2, is no event: ")
+    assert told.endswith("delete that line to do without it, or choose another job.output")
+    assert "\n" not in told
+    with pytest.raises(JobError, match="line 2, is no event"):
+        folder.incarnations()
+
+
 def test_a_claim_is_new_each_time_and_holds_the_spec(tmp_path: Path) -> None:
     folder = JobFolder(str(tmp_path / "deep" / "run"))
     first, second = (folder.claim("mine", {"job": {"seed": 1}}) for _ in range(2))
@@ -116,7 +132,11 @@ def test_only_one_controller_holds_a_folder(tmp_path: Path) -> None:
     assert held is not None
     with pytest.raises(JobError, match="another run is at work"):
         JobFolder(str(tmp_path)).lock()
+    with pytest.raises(JobError, match="another run is at work"):
+        folder.claim("mine", {})
+    assert folder.marker() is None
     held.close()
+    folder.claim("mine", {})
     again = folder.lock()
     assert again is not None
     again.close()

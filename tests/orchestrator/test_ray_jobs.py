@@ -21,11 +21,13 @@ from tiny_jobs import STEPS, tiny
 
 from orchestrator import cluster, events
 from orchestrator.cli.jobs import status_lines, stop_job
-from orchestrator.controller import find
-from orchestrator.resolve import absolute, resolve, survey
+from orchestrator.controller import Controller, find
+from orchestrator.resolve import Resolved, absolute, resolve, survey
+from orchestrator.runtime import Crew, Runtime
 from orchestrator.spec import Spec
+from orchestrator.states import Order
 from orchestrator.trainer import PipelineTrainer
-from workers.launch import Job, run_threads
+from workers.launch import Job, run_processes, run_threads
 from workers.protocol import CheckpointReport, JobError, Request, StepReport
 
 Kind = TypeVar("Kind")
@@ -92,9 +94,17 @@ class Log:
 
 def state_sha256(spec: Spec) -> str:
     """Of the same job, its ranks threads of this process."""
+    return run_threads(job_of(spec)).state_sha256
+
+
+def resolved(spec: Spec) -> Resolved:
     spec = absolute(spec)
-    done = resolve(spec, survey(spec), {}, epoch=1)
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return resolve(spec, survey(spec), {}, epoch=1)
+
+
+def job_of(spec: Spec) -> Job:
+    done = resolved(spec)
+    return Job(done.config, done.plan, done.schedule)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +132,24 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
     assert [record.event for record in events.read(tmp_path / "whole" / "events.jsonl")] == log.events
     log.assert_processes_gone()
+
+
+def test_the_bits_do_not_tell_the_partition_nor_the_presence_of_ray(tmp_path: Path) -> None:
+    deep = {"layers": 8}
+    quiet = run_processes(job_of(tiny(tmp_path, "quiet", model=deep, pipeline={"ranks": 1})))
+    for name, partition in (("four", [2, 3, 3, 2]), ("two", [5, 5])):
+        pipeline = {"ranks": len(partition), "partition": partition}
+        result = PipelineTrainer(tiny(tmp_path, name, model=deep, pipeline=pipeline)).fit()
+        assert result.metrics is not None
+        assert result.metrics["partition"] == tuple(partition)
+        assert result.metrics["state_sha256"] == quiet.state_sha256
+
+
+def test_replicas_have_the_bits_of_replicas_without_ray(tmp_path: Path) -> None:
+    pipeline = {"ranks": 4, "replicas": 2}
+    result = PipelineTrainer(tiny(tmp_path, "pair", pipeline=pipeline)).fit()
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == state_sha256(tiny(tmp_path, "threads", pipeline=pipeline))
 
 
 def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected: str) -> None:
@@ -197,34 +225,81 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path, e
     keep = {"every_steps": 2, "keep": 3}
     first = tiny(tmp_path, "damaged", pipeline={"ranks": 2}, checkpoint=keep)
     assert PipelineTrainer(first).fit().error is None
+    # The checkpoint of the last step: a damaged one does not make the job trained to its end.
     newest = max((tmp_path / "damaged" / "checkpoints").iterdir())
     file = next(path for path in newest.iterdir() if path.name.endswith("head.weights.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
-    more = tiny(tmp_path, "damaged", pipeline={"ranks": 2}, checkpoint=keep, job={"steps": STEPS + 1})
     log = Log()
-    assert PipelineTrainer(more, resume=True, observe=log).fit().error is None
+    result = PipelineTrainer(first, resume=True, observe=log).fit()
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected
     skipped = log.of(events.Skipped)
     assert [(each.damage.path, each.damage.file) for each in skipped] == [(str(newest), file.name)]
-    assert [report.step for report in log.of(StepReport)] == [5, 6, 7]
+    assert [report.step for report in log.of(StepReport)] == [5, 6]
 
 
 def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
     log = Log()
     errors: list[Exception | None] = []
-    trainer = PipelineTrainer(
-        tiny(tmp_path, "only", job={"steps": 100_000}, pipeline={"ranks": 2}), observe=log
+    endless = tiny(
+        tmp_path, "only", job={"steps": 100_000}, pipeline={"ranks": 2}, checkpoint={"every_steps": 5}
     )
+    trainer = PipelineTrainer(endless, observe=log)
     thread = threading.Thread(target=lambda: errors.append(trainer.fit().error))
     thread.start()
     log.wait_for(StepReport)
+    marker = tmp_path / "only" / "job.json"
+    before = marker.read_bytes()
     with pytest.raises(JobError, match=r"a job 'only' is running .* `freshet stop only`"):
         PipelineTrainer(tiny(tmp_path / "elsewhere", "only")).fit()
+    assert not (tmp_path / "elsewhere" / "only" / "job.json").exists()
+    log.wait_for(CheckpointReport)
+    with pytest.raises(JobError, match="a job 'only' is running"):
+        PipelineTrainer(endless, resume=True).fit()
+    assert marker.read_bytes() == before
     with pytest.raises(JobError, match="no job 'onyl' is running at auto; did you mean 'only'"):
         stop_job("onyl", "auto", now=True)
     stop_job("only", "auto", now=True)
     thread.join(60)
     assert "aborted on request" in str(errors[0])
     log.assert_processes_gone()
+
+
+class Unreleasing(Runtime):
+    """Its cluster gives everything back and then does not answer."""
+
+    async def release(self) -> None:
+        await super().release()
+        raise RuntimeError("no answer")
+
+
+class Unlucky(Controller):
+    def __init__(self, order: Order, crew: Crew, spec: dict[str, Any]) -> None:
+        super().__init__(order, crew, spec)
+        self._runtime = Unreleasing(crew, ray.get_runtime_context().current_actor, self._tell)
+
+
+def test_a_release_that_fails_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.controller.Controller", Unlucky)
+    log = Log()
+    error = PipelineTrainer(tiny(tmp_path, "unlucky", pipeline={"ranks": 1}), observe=log).fit().error
+    assert "the controller failed: RuntimeError: no answer" in str(error)
+    assert len(log.of(events.Failed)) == 1
+
+
+class Stillborn(Controller):
+    def __init__(self, order: Order, crew: Crew, spec: dict[str, Any]) -> None:
+        raise ValueError("no such thing here")
+
+
+def test_a_controller_that_does_not_start_is_a_job_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.controller.Controller", Stillborn)
+    with pytest.raises(
+        JobError, match=r"controller could not be started: ValueError: no such thing here; see"
+    ):
+        PipelineTrainer(tiny(tmp_path, "stillborn", pipeline={"ranks": 1})).fit()
 
 
 def test_a_stop_before_training_ends_the_job(tmp_path: Path) -> None:
