@@ -16,7 +16,7 @@ from workers.devices.emulated import layer_times
 from workers.launch import run_processes, run_threads
 from workers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.protocol import JobError, StepReport, TimelineReport
+from workers.protocol import CheckpointReport, JobError, StepReport, TimelineReport
 from workers.weight_grad import Workspace
 
 
@@ -255,3 +255,18 @@ def test_two_threads_per_rank_give_the_same_bits_every_time(tmp_path: Path) -> N
         torch.set_num_threads(1)
     assert len(digests) == 1
     assert all(grad.equal(grads[0]) for grad in grads)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path, ranks: int) -> None:
+    quiet = run_threads(job(small_config(tmp_path / "quiet"), ranks=ranks, schedule="1f1b"))
+    config = small_config(tmp_path / "full", checkpoint=CheckpointConfig(every_steps=1, keep=9))
+    folder = tmp_path / "full" / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "step-00000003-gen-1").write_text("a file stands where the checkpoint's folder has to be made")
+    run = run_threads(job(config, ranks=ranks, schedule="1f1b"))
+    assert run.state_sha256 == quiet.state_sha256
+    told = [r for r in run.reports if isinstance(r, CheckpointReport)]
+    assert {r.step for r in told if r.error is not None} == {3}
+    assert {r.step for r in told if r.error is None} == {1, 2, 4, 5}
+    assert sorted(ref.step for ref in checkpoints(config.output)) == [1, 2, 4, 5]
