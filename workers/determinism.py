@@ -12,7 +12,9 @@ def fix(*, threads: int, cuda: bool) -> None:
     entry point sets it.
     """
     torch.set_num_threads(threads)
-    # With more than one thread some kernels of the CPU add in the order in which their threads come.
+    if threads == 1 and not cuda:
+        return  # one thread adds in one order; and the call below imports torch's compiler, a second of a job's start
+    # With more threads some kernels of the CPU add in the order in which their threads come.
     torch.use_deterministic_algorithms(True)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (its stub lacks it)
     if not cuda:
