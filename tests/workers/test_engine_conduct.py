@@ -253,6 +253,7 @@ def test_two_threads_per_rank_give_the_same_bits_every_time(tmp_path: Path) -> N
         grads = [torch.autograd.grad(x[index].square().sum(), x)[0] for _ in range(5)]
     finally:
         torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(False)
     assert len(digests) == 1
     assert all(grad.equal(grads[0]) for grad in grads)
 
