@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from planner.ir import Action, Kind, Schedule
 
@@ -39,6 +40,29 @@ class Graph:
     """`predecessors[node]`, for all N + 2 nodes."""
     order: tuple[int, ...]
     """All N + 2 nodes, each after its predecessors: the source first, the sink last."""
+    inputs: tuple[int | None, ...]
+    """Per action, the node of another stage whose output it awaits, on whatever rank; see `awaited`."""
+
+    @cached_property
+    def node_of(self) -> dict[Action, int]:
+        return {action: node for node, action in enumerate(self.actions)}
+
+    @cached_property
+    def consumers(self) -> tuple[int | None, ...]:
+        """Per action, the node of another stage that awaits its output; there is one at most."""
+        consumers: list[int | None] = [None] * len(self.actions)
+        for node, earlier in enumerate(self.inputs):
+            if earlier is not None:
+                consumers[earlier] = node
+        return tuple(consumers)
+
+    @cached_property
+    def alike(self) -> tuple[tuple[Kind, int, tuple[int, ...]], ...]:
+        """(kind, stage, the nodes of that kind on that stage)."""
+        groups: dict[tuple[Kind, int], list[int]] = {}
+        for node, action in enumerate(self.actions):
+            groups.setdefault((action.kind, action.stage), []).append(node)
+        return tuple((kind, stage, tuple(nodes)) for (kind, stage), nodes in groups.items())
 
     @property
     def source(self) -> int:
@@ -54,18 +78,21 @@ class Graph:
         return earlier < actions and later < actions and self.ranks[earlier] != self.ranks[later]
 
 
+@lru_cache(maxsize=32)
 def build_graph(schedule: Schedule) -> Graph:
-    """The execution graph of a schedule that `validate` has accepted."""
+    """The execution graph of a schedule that `validate` has accepted. Kept, as searches ask for it again and again."""
     actions = tuple(action for program in schedule.programs for action in program)
     ranks = tuple(rank for rank, program in enumerate(schedule.programs) for _ in program)
     node_of = {action: node for node, action in enumerate(actions)}
     source, sink = len(actions), len(actions) + 1
 
+    inputs: list[int | None] = []
     predecessors: list[tuple[int, ...]] = []
     has_successor = [False] * len(actions)
     for node, action in enumerate(actions):
         before = [node - 1] if node > 0 and ranks[node - 1] == ranks[node] else []
         needed = awaited(action, schedule.stages, node_of)
+        inputs.append(None if needed is None else node_of[needed])
         if needed is not None and node_of[needed] not in before:
             before.append(node_of[needed])
         for earlier in before:
@@ -73,7 +100,8 @@ def build_graph(schedule: Schedule) -> Graph:
         predecessors.append(tuple(before) or (source,))
     predecessors.append(())
     predecessors.append(tuple(node for node in range(len(actions)) if not has_successor[node]))
-    return Graph(actions, ranks, tuple(predecessors), _topological_order(predecessors, source, sink))
+    order = _topological_order(predecessors, source, sink)
+    return Graph(actions, ranks, tuple(predecessors), order, tuple(inputs))
 
 
 def _topological_order(predecessors: list[tuple[int, ...]], source: int, sink: int) -> tuple[int, ...]:

@@ -30,6 +30,8 @@ class Kind(StrEnum):
     """Optimizer update, only in asynchronous windows: a synchronous window's updates follow its commit."""
 
 
+FREEZABLE = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+"""The kinds that form weight gradients: those that freezing makes shorter."""
 _TOKEN = re.compile(r"(\d+)([FBIWRU])(\d+)", re.ASCII)
 
 

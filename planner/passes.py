@@ -34,3 +34,26 @@ def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
     recomputing = replace(schedule, programs=tuple(map(expand, schedule.programs)))
     validate(recomputing)
     return recomputing
+
+
+def repeat(schedule: Schedule, times: int) -> Schedule:
+    """The window `times` times in a row, with microbatches numbered on: no rank waits for the others in between.
+
+    Raises:
+        ScheduleError: no repetition at all.
+    """
+    count = schedule.microbatches
+    repeated = replace(
+        schedule,
+        microbatches=count * times,
+        programs=tuple(
+            tuple(
+                replace(action, index=action.index + window * count)
+                for window in range(times)
+                for action in program
+            )
+            for program in schedule.programs
+        ),
+    )
+    validate(repeated)
+    return repeated

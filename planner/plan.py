@@ -6,6 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 
 
+class PlanError(ValueError):
+    """No plan can be made as asked: what stands in the way, by how much, and what would help."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How the model is cut and run from one commit on.
@@ -29,8 +33,22 @@ class Plan:
     microbatches: int
     """Microbatches per replica in one step."""
     replicas: int
+    pipelines: int | None = None
+    """Copies of the pipeline that run; None: one per replica. Fewer than replicas: pipeline p executes the replicas r
+    with r % pipelines == p, one after the other, with the same bits."""
+    standbys: tuple[tuple[int, ...], ...] = ()
+    """Per layer, the places (pipeline * P + pipeline rank) that keep a copy of its state up to date; the first
+    pipeline's owner sends them its gradients. Empty: none has any."""
     recompute: tuple[int, ...] = ()
     """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
+    partition: str = ""
+    """The program that cut the layers, or `explicit`; a resumed job plans anew if another one is asked for."""
+    predicted_step_s: float | None = None
+    """With nothing frozen. This and the next two are set where the plan was simulated on a profile."""
+    predicted_bubble: float | None = None
+    """Mean over the ranks."""
+    predicted_peak_memory_bytes: int | None = None
+    """Of the rank that needs most."""
 
     @property
     def stages(self) -> int:
@@ -43,7 +61,20 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        return self.pipeline_ranks * self.replicas
+        return self.pipeline_ranks * self.pipeline_count
+
+    @property
+    def pipeline_count(self) -> int:
+        return self.replicas if self.pipelines is None else self.pipelines
+
+    @property
+    def windows(self) -> int:
+        """How many replicas one pipeline executes one after the other, at most."""
+        return -(-self.replicas // self.pipeline_count)
+
+    def standbys_of(self, place: int) -> tuple[int, ...]:
+        """The layers that `place` stands by, ascending."""
+        return tuple(layer for layer, places in enumerate(self.standbys) if place in places)
 
     def layers_of_rank(self, rank: int) -> tuple[int, ...]:
         """The layers that pipeline rank `rank` holds, ascending."""
@@ -74,4 +105,5 @@ class Plan:
         fields["layers"] = tuple((first, stop) for first, stop in fields["layers"])
         fields["stage_ranks"] = tuple(fields["stage_ranks"])
         fields["recompute"] = tuple(fields["recompute"])
+        fields["standbys"] = tuple(tuple(places) for places in fields["standbys"])
         return Plan(**fields)

@@ -11,10 +11,9 @@ from typing import NoReturn
 
 from planner.graph import awaited
 from planner.grid import Place, grid
-from planner.ir import Action, Kind, Schedule
+from planner.ir import FREEZABLE, Action, Kind, Schedule
 
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
-_GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
 
 
 class ScheduleError(ValueError):
@@ -181,7 +180,7 @@ def _check_microbatch_order(schedule: Schedule) -> None:
     orders = (
         ((Kind.FORWARD,), "forwards"),
         (_BACKWARDS, "backwards and input gradients"),
-        (_GRADIENTS, "weight gradients"),
+        (FREEZABLE, "weight gradients"),
     )
     for rank, program in enumerate(schedule.programs):
         for kinds, what in orders:

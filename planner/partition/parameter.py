@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+from planner.partition.smallest_largest import check_stages
+
 
 def partition(parameter_counts: Sequence[int], stages: int) -> tuple[tuple[int, int], ...]:
     """The layers of each stage as [first, stop): the largest stage is as small as can be.
@@ -26,11 +28,7 @@ def partition(parameter_counts: Sequence[int], stages: int) -> tuple[tuple[int, 
         ValueError: more stages than layers, or no stage.
     """
     layers = len(parameter_counts)
-    if not 1 <= stages <= layers:
-        raise ValueError(
-            f"cannot cut {layers} layers into {stages} stages of at least one layer:"
-            f" use 1 to {layers} stages (fewer ranks or chunks), or a model with more layers"
-        )
+    check_stages(layers, stages)
     limit = _least_largest(parameter_counts, stages)
     sums = [0, *accumulate(parameter_counts)]
 

@@ -1,0 +1,149 @@
+"""How many updates a job needs: DynPipe's Theorem 1 (eq. 2) and what follows from it (eq. 3). Knows no time.
+
+Its staleness is that of an asynchronous pipeline with weight stashing, S - i updates on stage i. A synchronous schedule
+has none: its number of updates does not depend on the stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+
+class ConvergenceError(ValueError):
+    """Numbers for which Theorem 1 promises nothing, with the bound that they break."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """What Theorem 1 has to know of a job.
+
+    Raises:
+        ConvergenceError: a number is not positive, or eta L > 1.
+    """
+
+    loss: float
+    """f(w^(0)), as far above the least loss as it can get (eq. 3 takes that for 0)."""
+    learning_rate: float
+    """eta."""
+    smoothness: float
+    """L, see `smoothness`."""
+    second_moment: float
+    """xi^2, see `second_moment`."""
+    target: float
+    """epsilon: the mean squared gradient norm that counts as converged."""
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "learning_rate", "smoothness", "second_moment", "target"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConvergenceError(f"{name} = {value}: must be a finite number above 0")
+        if self.learning_rate * self.smoothness > 1:
+            raise ConvergenceError(
+                f"the theorem needs eta L <= 1, and eta = {self.learning_rate:.3g} with L = {self.smoothness:.3g} give"
+                f" {self.learning_rate * self.smoothness:.3g}: lower the learning rate to"
+                f" {1 / self.smoothness:.3g} at most"
+            )
+
+    def staleness_error(self, stages: int) -> float:
+        """2 eta^2 S^3 L^2 xi^2 of eq. 2: what stays however many updates are made."""
+        return 2 * self.learning_rate**2 * stages**3 * self.smoothness**2 * self.second_moment
+
+    def error(self, updates: int, stages: int, *, variance: float = 0.0, batch: int = 1) -> float:
+        """The right side of eq. 2, with f(w^(T)) = 0.
+
+        Args:
+            variance: sigma^2 of one sample's gradient.
+            batch: B, samples of one update.
+        """
+        fallen = 2 * self.loss / (updates * self.learning_rate)
+        return fallen + self.staleness_error(stages) + 2 * variance / batch
+
+    def updates(self, stages: int, *, synchronous: bool) -> int:
+        """T(S): the least number of updates that reaches the target (eq. 3).
+
+        Raises:
+            ConvergenceError: no number does, as staleness alone keeps the error at the target or above.
+        """
+        stale = 0.0 if synchronous else self.staleness_error(stages)
+        if self.target <= stale:
+            most = math.ceil((self.target / self.staleness_error(1)) ** (1 / 3)) - 1
+            fewer = f"at most {most} stages, " if most else ""
+            raise ConvergenceError(
+                f"a target error of {self.target:.3g} is out of reach with {stages} asynchronous stages: staleness"
+                f" alone keeps 2 eta^2 S^3 L^2 xi^2 = {stale:.3g}. Use {fewer}a lower learning rate, a synchronous"
+                " schedule, or a higher target"
+            )
+        return math.ceil(2 * self.loss / (self.learning_rate * (self.target - stale)))
+
+
+def smoothness(gradient_changes: Sequence[float], weight_changes: Sequence[float]) -> float:
+    """L from the running job: the greatest ratio of ||grad(t) - grad(t-1)|| to ||w(t) - w(t-1)||.
+
+    The greatest, as Assumption 1 bounds every pair. The gradients are stochastic, and their noise adds to the change:
+    the estimate is too high rather than too low.
+
+    Args:
+        gradient_changes: norms, one per sampled update.
+        weight_changes: norms, of the same updates. Those of 0 say nothing and are left out.
+
+    Raises:
+        ConvergenceError: no sample in which the weights changed.
+    """
+    ratios = [
+        gradient / weight for gradient, weight in zip(gradient_changes, weight_changes, strict=True) if weight
+    ]
+    if not ratios:
+        raise ConvergenceError(
+            "smoothness needs a sampled update that changed the weights: sample more of them"
+        )
+    return max(ratios)
+
+
+def second_moment(gradient_norms: Sequence[float]) -> float:
+    """xi^2 from the running job: the mean squared norm of its stochastic gradients (Assumption 2).
+
+    Raises:
+        ConvergenceError: no sample.
+    """
+    if not gradient_norms:
+        raise ConvergenceError("the second moment needs a sampled gradient: sample some")
+    return fmean(norm * norm for norm in gradient_norms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureSample:
+    """Two gradients of the running job, one update apart: norms over the whole model."""
+
+    gradient_change: float
+    weight_change: float
+    gradient: float
+    """Of the later gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimates:
+    """What the running job tells of Theorem 1's constants."""
+
+    smoothness: float
+    """L."""
+    second_moment: float
+    """xi^2."""
+    samples: int
+
+
+def estimate(samples: Sequence[CurvatureSample]) -> Estimates:
+    """L and xi^2 from samples of the running job (section IV-B).
+
+    Raises:
+        ConvergenceError: no sample in which the weights changed.
+    """
+    return Estimates(
+        smoothness=smoothness(
+            [sample.gradient_change for sample in samples], [sample.weight_change for sample in samples]
+        ),
+        second_moment=second_moment([sample.gradient for sample in samples]),
+        samples=len(samples),
+    )

@@ -1,0 +1,109 @@
+"""From the monitored steps of a job to what its ranks should freeze: bounds, freeze program, ratios per layer.
+
+Pure, so that a planner that died comes to the same answer when it is told the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from planner.costs import bounds as profiled_bounds
+from planner.costs import outside_s
+from planner.draws import expected_step_s
+from planner.freeze_program import FreezeSolution, layer_ratios, solve
+from planner.freezing import Phases, Ratios
+from planner.ir import Schedule
+from planner.monitoring import Bounds, MonitoringError, Observation, measure
+from planner.plan import Plan
+from planner.predict import predict
+from planner.profile import Profile
+from planner.time_to_accuracy import kappa
+
+DRAWS = 200
+"""Steps drawn to see how much longer chance makes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeQuestion:
+    """What the planner is asked; it does not change while a job's plan stands."""
+
+    plan: Plan
+    schedule: Schedule
+    phases: Phases
+    r_max: float
+    """Largest mean freeze ratio of a stage."""
+    profile: Profile | None = None
+    """Of the job, if it has one: its links say what messages cost whom, and it stands in for a half of the monitoring
+    that was not observed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeDecision:
+    """What to freeze, and what that is expected to bring."""
+
+    solution: FreezeSolution
+    ratios: Ratios
+    bounds: Bounds
+    spread: float | None
+    """Mean step over a step in which every draw takes what is expected of it, at least 1; None without a profile, whose
+    matrices say how far draws spread."""
+
+    @property
+    def unfrozen_step_s(self) -> float:
+        return self.solution.unfrozen_s + self.bounds.outside_s
+
+    @property
+    def expected_step_s(self) -> float:
+        """Mean step with these ratios. What is outside the window stays as it is."""
+        return (self.solution.solved_s + self.bounds.outside_s) * (self.spread or 1.0)
+
+    @property
+    def kappa(self) -> float:
+        """Step with freezing over step without (TimelyFreeze eq. 12)."""
+        return kappa(self.expected_step_s, self.unfrozen_step_s)
+
+
+def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> FreezeDecision:
+    """Solve the freeze program with the monitored times.
+
+    Raises:
+        MonitoringError: they do not say what every action takes, and there is no profile that does.
+        ValueError: the program has no solution.
+    """
+    bounds = _bounds(question, observations)
+    solution = solve(question.schedule, bounds.upper, bounds.lower, question.r_max)
+    ratios = layer_ratios(solution, question.plan)
+    return FreezeDecision(solution=solution, ratios=ratios, bounds=bounds, spread=_spread(question, ratios))
+
+
+def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
+    """By how much the draws lengthen a step, from the profile alone: monitoring does not see single matrices."""
+    profile, plan, schedule = question.profile, question.plan, question.schedule
+    if profile is None:
+        return None
+    drawn_s = expected_step_s(profile, plan, schedule, ratios, DRAWS, seed=0)
+    return max(1.0, drawn_s / predict(profile, plan, schedule, ratios).step_s)
+
+
+def _bounds(question: FreezeQuestion, observations: Iterable[Observation]) -> Bounds:
+    profile, plan, schedule = question.profile, question.plan, question.schedule
+    if profile is None:
+        return measure(schedule, question.phases, observations)
+    upper, lower = profiled_bounds(profile, plan, schedule)
+    try:
+        measured = measure(schedule, question.phases, observations)
+    except MonitoringError:
+        # Cut anew after its monitoring, the job has only what the profile expects.
+        return Bounds(
+            upper=upper,
+            lower=lower,
+            outside_s=outside_s(profile, plan),
+            upper_step_s=None,
+            lower_step_s=None,
+        )
+    return replace(
+        measured,
+        upper=replace(measured.upper, messages=upper.messages),
+        lower=replace(measured.lower, messages=upper.messages),
+    )

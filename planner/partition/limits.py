@@ -1,0 +1,50 @@
+"""Memory limits as constraints of a partition program: stages that do not fit are not allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planner.partition import memory
+from planner.partition.stage_costs import Matrix, Ranges, StageCosts, Window
+from planner.plan import PlanError
+
+
+def within_limits(
+    costs: StageCosts,
+    limited: bool,
+    solve: Callable[[Callable[[int, Window], Matrix]], Ranges | None],
+    cost: Callable[[int, Window], Matrix],
+) -> Ranges:
+    """What `solve` makes of the stages' costs, which are infinite where a stage does not fit its device.
+
+    Raises:
+        PlanError: no cut fits; says how much the best one lacks.
+    """
+
+    def allowed(stage: int, at: Window) -> Matrix:
+        within = cost(stage, at)
+        within[costs.memory_bytes(stage, at) > costs.limit_bytes(stage)] = np.inf
+        return within
+
+    ranges = solve(allowed if limited else cost)
+    if ranges is None:
+        raise PlanError(f"no cut into {costs.stages} stages fits the memory: {_nearest(costs)}")
+    return ranges
+
+
+def _nearest(costs: StageCosts) -> str:
+    """What the cut of balanced memory lacks, where it lacks most."""
+    ranges = memory.partition(costs)
+
+    def excess(stage: int) -> float:
+        first, stop = ranges[stage]
+        return costs.memory_bytes(stage)[stop, first] - costs.limit_bytes(stage)
+
+    stage = max(range(costs.stages), key=excess)
+    return (
+        f"with memory balanced, stage {stage} (layers {ranges[stage][0]} to {ranges[stage][1] - 1}) on rank"
+        f" {costs.stage_ranks[stage]} still needs {excess(stage):,.0f} bytes more than the"
+        f" {costs.limit_bytes(stage):,.0f} it may use"
+    )

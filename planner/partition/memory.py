@@ -1,0 +1,27 @@
+"""Memory partition: peak activations plus weights, gradients and optimizer state, balanced over the devices.
+
+The heuristic for training near the memory limit (TimelyFreeze, appendix G.1). Knows no times.
+"""
+
+from __future__ import annotations
+
+from planner.partition.smallest_largest import smallest_largest
+from planner.partition.stage_costs import Ranges, StageCosts
+
+
+def partition(costs: StageCosts) -> Ranges:
+    """The layers of each stage as [first, stop): the fullest device is as empty as can be, measured by the share
+    of its memory that is used. Stages before the last ones hold more microbatches, and so fewer layers.
+
+    It has no limit: what even this cut does not fit into is too small (with one stage per rank).
+
+    Raises:
+        ValueError: more stages than layers.
+    """
+    ranges = smallest_largest(
+        costs.layers,
+        costs.stages,
+        lambda stage, at: costs.memory_bytes(stage, at) / costs.limit_bytes(stage),
+    )
+    assert ranges is not None
+    return ranges

@@ -1,0 +1,94 @@
+"""Dynamic program for the cut whose most expensive stage is as cheap as can be. Knows no unit: any cost will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planner.partition.stage_costs import Matrix, Ranges, Window
+
+
+def smallest_largest(layers: int, stages: int, cost: Callable[[int, Window], Matrix]) -> Ranges | None:
+    """The cut with the smallest largest stage cost; among those, with the least sum of squared costs.
+
+    Exact for any costs, in O(stages x layers^2).
+
+    Args:
+        cost: (stage, window) -> its cost for every run of layers in the window, 0 or more, in a matrix of its own;
+            infinite where the run is not allowed.
+
+    Returns:
+        None if no cut is allowed.
+
+    Raises:
+        ValueError: more stages than layers, or no stage.
+    """
+    check_stages(layers, stages)
+    # largest[stop]: of the stages placed so far, which end in front of layer `stop`.
+    largest = np.full(layers + 1, np.inf)
+    largest[0] = 0.0
+    for stage in range(stages):
+        at = stops, firsts = window(layers, stages, stage)
+        reached = legal(cost(stage, at), at)
+        np.maximum(reached, largest[firsts], out=reached)
+        largest = np.full(layers + 1, np.inf)
+        largest[stops] = reached.min(axis=1)
+    if not np.isfinite(largest[layers]):
+        return None
+
+    limit = largest[layers] * (1 + 1e-12)
+    squares = np.full(layers + 1, np.inf)
+    squares[0] = 0.0
+    begins: list[np.ndarray] = []
+    for stage in range(stages):
+        at = stops, firsts = window(layers, stages, stage)
+        total = legal(cost(stage, at), at)
+        total[total > limit] = np.inf
+        np.square(total, out=total)
+        total += squares[firsts]
+        chosen = total.argmin(axis=1)
+        squares = np.full(layers + 1, np.inf)
+        squares[stops] = total[np.arange(len(chosen)), chosen]
+        begin = np.zeros(layers + 1, dtype=np.int64)
+        begin[stops] = chosen + firsts.start
+        begins.append(begin)
+    return backtrack(begins, layers)
+
+
+def check_stages(layers: int, stages: int) -> None:
+    """Whether every stage can have a layer.
+
+    Raises:
+        ValueError: not so.
+    """
+    if not 1 <= stages <= layers:
+        raise ValueError(
+            f"cannot cut {layers} layers into {stages} stages of at least one layer:"
+            f" use 1 to {layers} stages (fewer ranks or chunks), or a model with more layers"
+        )
+
+
+def backtrack(begins: list[np.ndarray], layers: int) -> Ranges:
+    """The stages' layers, from `begins[stage][stop]`, where a stage that ends at `stop` begins."""
+    ranges: list[tuple[int, int]] = []
+    stop = layers
+    for begin in reversed(begins):
+        ranges.append((int(begin[stop]), stop))
+        stop = int(begin[stop])
+    return tuple(reversed(ranges))
+
+
+def window(layers: int, stages: int, stage: int) -> tuple[slice, slice]:
+    """Where stage `stage` can end and begin, when every stage has a layer."""
+    after = stages - stage - 1
+    firsts = slice(0, 1) if stage == 0 else slice(stage, layers - after)
+    stops = slice(layers, layers + 1) if after == 0 else slice(stage + 1, layers - after + 1)
+    return stops, firsts
+
+
+def legal(cost: Matrix, at: Window) -> Matrix:
+    """`cost`, changed in place to be infinite where the stage would be empty."""
+    stops, firsts = at
+    cost[np.arange(firsts.start, firsts.stop) >= np.arange(stops.start, stops.stop)[:, None]] = np.inf
+    return cost

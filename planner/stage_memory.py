@@ -1,0 +1,143 @@
+"""What one stage keeps of a microbatch, and the most that each of its actions needs meanwhile.
+
+The bookkeeping of `workers/layer.py` in numbers. A layer's pass keeps its inputs and its outputs; on one rank the
+outputs of a layer are the inputs of the next, and a profile counts them with the layer that made them. Knows no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from planner.freezing import Ratios
+from planner.plan import Plan
+from planner.profile import LayerProfile, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes of one stage and one microbatch; tuples are per microbatch."""
+
+    kept: int
+    """From the begin of its forward on."""
+    forward_working: int
+    """The most that the forward needs beside `kept`."""
+    rebuilt: int
+    """What the recompute adds to `kept`; 0 where no layer recomputes."""
+    recompute_working: int
+    backward_working: int
+    """The most that its backward or input gradient needs beside `kept` and `rebuilt`."""
+    held: tuple[int, ...]
+    """From the end of its input gradient to the end of its weight gradient."""
+    new_gradients: tuple[int, ...]
+    """Gradients that are first formed with this microbatch."""
+    unsent: int
+    """What its forward's output takes until the next stage has taken it in, beside `kept`."""
+
+
+def stage_memory(
+    profile: Profile, plan: Plan, ratios: Ratios | None, microbatches: int, frozen_stages: int, splits: bool
+) -> list[StageMemory]:
+    """Per stage of `plan`, what it keeps.
+
+    Args:
+        ratios: `ratios[layer][microbatch]`, the frozen share of each weight gradient; None freezes nothing.
+        frozen_stages: how many stages go forward only.
+        splits: whether weight gradients wait for an action of their own.
+    """
+    layers = profile.model.layers
+    recompute = frozenset(plan.recompute)
+    stage_of_first = {first: stage for stage, (first, _) in enumerate(plan.layers)}
+
+    def own_input(layer: int) -> int:
+        """Bytes of a layer's inputs that no layer before it on this rank keeps as its outputs."""
+        if layer == 0:
+            # The batch's, which the profile counts with all that the first layer keeps.
+            return layers[0].input_bytes if 0 in recompute else 0
+        stage = stage_of_first.get(layer)
+        arrives = stage is not None and plan.stage_ranks[stage - 1] != plan.stage_ranks[stage]
+        return layers[layer].input_bytes if arrives or layer - 1 in recompute else 0
+
+    def rebuilt(layer: int) -> int:
+        if layer not in recompute:
+            return 0
+        return layers[layer].activation_bytes - (layers[0].input_bytes if layer == 0 else 0)
+
+    stages: list[StageMemory] = []
+    for stage, (first, stop) in enumerate(plan.layers):
+        part, numbers = layers[first:stop], range(first, stop)
+        kept = [
+            own_input(layer) + (0 if layer in recompute else layers[layer].activation_bytes)
+            for layer in numbers
+        ]
+        again = [rebuilt(layer) for layer in numbers]
+        rows = None if ratios is None else ratios[first:stop]
+        forward_only = stage < frozen_stages
+        stages.append(
+            StageMemory(
+                kept=sum(kept),
+                forward_working=_working(kept, [layer.working_bytes for layer in part]),
+                rebuilt=sum(again),
+                recompute_working=_working(
+                    again, [layers[n].working_bytes if n in recompute else 0 for n in numbers]
+                ),
+                backward_working=_backward_working(
+                    layers, first, [a + b for a, b in zip(kept, again, strict=True)], splits
+                ),
+                held=_held(part, rows, microbatches),
+                new_gradients=_new_gradients(part, rows, microbatches),
+                unsent=part[-1].boundary_bytes if forward_only or stop - 1 in recompute else 0,
+            )
+        )
+    return stages
+
+
+def _working(added: Sequence[int], working: Sequence[int]) -> int:
+    """The most that lives, beyond what is added in the end, while one layer after the other works and adds."""
+    total = sum(added)
+    return max(so_far + work - total for so_far, work in zip(accumulate(added), working, strict=True))
+
+
+def _backward_working(layers: Sequence[LayerProfile], first: int, kept: Sequence[int], splits: bool) -> int:
+    """The most that lives, beyond what is kept at first, while the layers from `first` on give back what they keep, the
+    last one first, and hold what their weight gradients wait for if the schedule `splits`."""
+    last = first + len(kept) - 1
+    gradient = [
+        0 if layer == len(layers) - 1 else layers[layer].boundary_grad_bytes for layer in range(last + 1)
+    ]
+    live = at_first = peak = sum(kept)
+    for layer in range(last, first - 1, -1):
+        # The engine keeps the message that came until the whole action is over.
+        message = gradient[last] if layer < last else 0
+        before = live + message + gradient[layer]
+        live += (layers[layer].weight_grad_hold_bytes if splits else 0) - kept[layer - first]
+        after = live + message + (gradient[layer - 1] if layer else 0)
+        peak = max(peak, max(before, after) + layers[layer].working_bytes)
+    return peak - at_first
+
+
+def _held(layers: Sequence[LayerProfile], ratios: Ratios | None, microbatches: int) -> tuple[int, ...]:
+    if ratios is None:
+        return (sum(layer.weight_grad_hold_bytes for layer in layers),) * microbatches
+    return tuple(
+        round(
+            sum(
+                layer.weight_grad_hold_bytes * (1.0 - row[index])
+                for layer, row in zip(layers, ratios, strict=True)
+            )
+        )
+        for index in range(microbatches)
+    )
+
+
+def _new_gradients(
+    layers: Sequence[LayerProfile], ratios: Ratios | None, microbatches: int
+) -> tuple[int, ...]:
+    new = [0] * microbatches
+    for number, layer in enumerate(layers):
+        row = (0.0,) * microbatches if ratios is None else ratios[number]
+        first = next((index for index, ratio in enumerate(row) if ratio < 1.0), None)
+        if first is not None:
+            new[first] += layer.gradient_bytes
+    return tuple(new)
