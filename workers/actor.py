@@ -8,34 +8,45 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
+from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.config import WorkerConfig
+from workers.fault import Fault
 from workers.host_memory import settle_objects
+from workers.measured import Measured
+from workers.notices.reporting import watch_node
 from workers.protocol import (
-    CheckpointRef,
+    Assignment,
     DamagedCheckpoint,
+    FaultReport,
     Generation,
     JobError,
     Outcome,
+    Parted,
+    Position,
     Report,
     Request,
+    Settlement,
 )
+from workers.report_mail import ReportMail
 from workers.storage import open_folder
 
 CONTROL = "control"
 """Concurrency group of the calls that must not wait for training."""
-UNREAD_REPORTS = 256
-"""How many of the newest reports are waited for before a rank's training returns."""
+DELIVERY_S = 10.0
+"""How long the last reports may take to arrive before a rank's training returns."""
+LAST_WORDS_S = 1.0
+"""How long a drill may take to be told of before it strikes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +56,8 @@ class Home:
     node: str
     host: str
     pid: int
+    port: int = 0
+    """Where the rank offers layers; it refuses connections as soon as the process is dead."""
 
 
 class RankError(Exception):
@@ -70,14 +83,20 @@ class RankActor:
     """One rank.
 
     Args:
-        rank: the global rank.
-        controller: takes the reports, in a method `report`.
-        marker: name of a file in the job's folder, and what it must hold: a node that does not see it does
-            not share the folder.
+        rank: its number.
+        controller: takes its reports, by `report`. None: nobody does, and none must come.
+        marker: a file in the job's folder that this node must see, and its content: a node that does not see it does
+            not share the folder. None: the folder is not used.
+        secret: the job's, by which ranks know each other where they fetch layers.
     """
 
     def __init__(
-        self, config: WorkerConfig, rank: int, controller: ActorHandle, marker: tuple[str, bytes]
+        self,
+        config: WorkerConfig,
+        rank: int,
+        controller: ActorHandle | None,
+        marker: tuple[str, bytes] | None,
+        secret: bytes = b"",
     ) -> None:
         _set_environment(config)
         # PyTorch loads this at its first backward; the ranks of a pipeline would do so one after the other.
@@ -87,9 +106,13 @@ class RankActor:
 
         self._config = config
         self._marker = marker
-        self._controller: Any = controller
-        self._unread: deque[ray.ObjectRef] = deque(maxlen=UNREAD_REPORTS)
-        self._rank = Rank(config, rank, self._send)
+        self._mail = ReportMail(_to(controller), _arrived)
+        self._outcome: Outcome | Parted | RankError | None = None
+        self._host = ray.util.get_node_ip_address()
+        self._rank = Rank(config, rank, self._send, secret=secret, host=self._host)
+        if controller is not None:
+            node = ray.get_runtime_context().get_node_id()
+            self._watch = watch_node(config.elastic, node, rank, self._send)
 
     def setup(self) -> Home:
         """Open model and data.
@@ -97,39 +120,84 @@ class RankActor:
         Raises:
             RankError: either fails, or this node does not see the job's folder.
         """
-        context = ray.get_runtime_context()
-        home = Home(node=context.get_node_id(), host=ray.util.get_node_ip_address(), pid=os.getpid())
         with travelling_errors():
-            check_folder(self._config.output, self._marker, home.host)
+            if self._marker is not None:
+                check_folder(self._config.output, self._marker, self._host)
             self._rank.setup()
-        return home
+        return self._home()
 
-    def follow(self, plan: Plan, schedule: Schedule, start: CheckpointRef | None) -> DamagedCheckpoint | None:
-        """Build the layers that `plan` gives this rank and load them; see `Rank.follow`."""
+    def _home(self) -> Home:
+        node = ray.get_runtime_context().get_node_id()
+        return Home(node=node, host=self._host, pid=os.getpid(), port=self._rank.port)
+
+    def follow(self, assignment: Assignment) -> DamagedCheckpoint | None:
+        """Take up the layers that `assignment` gives this rank; see `Rank.follow`."""
         with travelling_errors():
-            return self._rank.follow(plan, schedule, start)
+            return self._rank.follow(assignment)
 
     def host_store(self) -> tuple[str, int]:
         """Host the store of the next generation: address and port."""
-        host = ray.util.get_node_ip_address()
         with travelling_errors():
-            return host, self._rank.host_store(host)
+            return self._host, self._rank.host_store(self._host)
 
     def join(self, generation: Generation) -> None:
         """Form the process group. Whatever fails here, another rank may have failed before."""
+        self._outcome = None
         with travelling_errors(cut_off=True):
             self._rank.join(generation)
         settle_objects()
 
-    def train(self) -> Outcome:
-        """Train; returns once the controller has taken in every report of this rank."""
+    def profile(self) -> Measured:
+        """Measure what the job costs; see `Rank.profile`."""
+        with travelling_errors():
+            return self._rank.profile()
+
+    def train(self) -> Outcome | Parted:
+        """Train; at the end of the job it returns once the controller has taken in every report of this rank."""
+        self._outcome = None
         try:
             with travelling_errors():
-                return self._rank.train()
-        finally:
-            if self._unread:
-                # A controller that is gone is no reason to hold a trained rank back.
-                ray.wait(list(self._unread), num_returns=len(self._unread), timeout=10.0)
+                self._outcome = self._rank.train()
+        except RankError as error:
+            self._outcome = error
+            raise
+        if isinstance(self._outcome, Outcome):
+            self._deliver()
+        return self._outcome
+
+    def outcome(self) -> Outcome | Parted | None:
+        """What the newest `train` returned or raised, for a controller that did not make that call: it queues behind
+        it. None: this rank has not trained in its newest generation."""
+        if isinstance(self._outcome, RankError):
+            raise self._outcome
+        if isinstance(self._outcome, Outcome):
+            self._deliver()
+        return self._outcome
+
+    def _deliver(self) -> None:
+        """Wait until the reports have arrived; a controller that is gone is no reason to hold a trained rank back."""
+        if under_way := self._mail.under_way():
+            ray.wait(under_way, num_returns=len(under_way), timeout=DELIVERY_S)
+
+    def position(self) -> Position:
+        """Where this rank stands, once it no longer trains; see `Rank.position`."""
+        with travelling_errors():
+            return self._rank.position()
+
+    def settle(self, settlement: Settlement) -> None:
+        """Take up or give up the commit in which a generation ended; see `Rank.settle`."""
+        with travelling_errors():
+            self._rank.settle(settlement)
+
+    @ray.method(concurrency_group=CONTROL)
+    def ping(self) -> None:
+        """Answer."""
+
+    @ray.method(concurrency_group=CONTROL)
+    def attach(self, controller: ActorHandle) -> Home:
+        """Report to `controller` from now on, beginning with what no controller has taken in."""
+        self._mail.send_again(_to(controller))
+        return self._home()
 
     @ray.method(concurrency_group=CONTROL)
     def request(self, request: Request) -> None:
@@ -137,12 +205,51 @@ class RankActor:
         self._rank.request(request)
 
     @ray.method(concurrency_group=CONTROL)
+    def prepare(self, plan: FreezePlan) -> None:
+        """Hold a freeze plan ready; see `Rank.prepare`."""
+        with travelling_errors():
+            self._rank.prepare(plan)
+
+    @ray.method(concurrency_group=CONTROL)
+    def prepare_plan(self, plan: Plan, schedule: Schedule, held: Sequence[tuple[int, int]] = ()) -> None:
+        """Hold another plan of the pipeline ready; see `Rank.prepare_plan`."""
+        with travelling_errors():
+            self._rank.prepare_plan(plan, schedule, held)
+
+    @ray.method(concurrency_group=CONTROL)
+    def arm(self, fault: Fault) -> None:
+        """Have a drill strike this rank; see `FaultPoints.arm`."""
+        with travelling_errors():
+            self._rank.faults.arm(fault)
+
+    @ray.method(concurrency_group=CONTROL)
     def leave(self) -> None:
-        """Drop the process group: a blocked `train` raises; a `join` still under way ends at its own timeout."""
+        """Drop the process group: a blocked `train` or `join` raises."""
         self._rank.leave()
 
     def _send(self, report: Report) -> None:
-        self._unread.append(self._controller.report.remote(report))
+        handle = self._mail.put(report)
+        if isinstance(report, FaultReport):
+            # This process may not live to send it later.
+            ray.wait([handle], timeout=LAST_WORDS_S)
+
+
+def _to(controller: Any) -> Callable[[Report], Any]:
+    return lambda report: controller.report.remote(report)
+
+
+def _arrived(handles: Sequence[Any]) -> list[bool]:
+    if not handles:
+        return []
+    ended, _ = ray.wait(list(handles), num_returns=len(handles), timeout=0)
+    there: dict[Any, bool] = {}
+    for handle in ended:
+        try:
+            ray.get(handle)
+            there[handle] = True
+        except RayError:
+            there[handle] = False
+    return [there.get(handle, False) for handle in handles]
 
 
 def check_folder(output: str, marker: tuple[str, bytes], host: str) -> None:
@@ -179,8 +286,8 @@ def travelling_errors(cut_off: bool = False) -> Iterator[None]:
         raise RankError(str(error), user_error=True) from None
     except Exception as error:
         from workers.transport.channel import ChannelError
+        from workers.transport.state_frames import StateStreamError
 
+        elsewhere = isinstance(error, ChannelError | StateStreamError)
         message = f"{type(error).__name__}: {error}"
-        raise RankError(
-            message, cut_off=cut_off or isinstance(error, ChannelError), details=traceback.format_exc()
-        ) from None
+        raise RankError(message, cut_off=cut_off or elsewhere, details=traceback.format_exc()) from None

@@ -26,6 +26,8 @@ _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
 # One key only: safetensors writes its metadata in no fixed order, and equal states shall give equal files.
 _METADATA = "freshet"
+_FREEZING = "freezing:"
+"""Before the names of freezing statistics, which stand beside the optimizer's state; many jobs have none."""
 
 
 class DamagedCheckpointError(JobError):
@@ -61,10 +63,11 @@ def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
         for parameter, tensors in state.slots.items()
         for slot, tensor in tensors.items()
     }
+    statistics = {f"{_FREEZING}{key}": tensor for key, tensor in state.freezing.items()}
     target = open_folder(folder)
     return (
         _write(target, weights_file, {**state.weights, **state.buffers}, {"buffers": sorted(state.buffers)}),
-        _write(target, state_file, slots, {"updates": state.updates}),
+        _write(target, state_file, {**slots, **statistics}, {"updates": state.updates}),
     )
 
 
@@ -117,7 +120,11 @@ def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState
     slot_tensors, about_state = _read_tensors(folder, ref, manifest.files[state_file])
     buffers = set(about_weights["buffers"])
     slots: dict[str, dict[str, Tensor]] = {parameter: {} for parameter in about_state["updates"]}
+    freezing: dict[str, Tensor] = {}
     for key, tensor in slot_tensors.items():
+        if key.startswith(_FREEZING):
+            freezing[key.removeprefix(_FREEZING)] = tensor
+            continue
         slot, _, parameter = key.partition(".")
         slots[parameter][slot] = tensor
     return LayerState(
@@ -127,6 +134,7 @@ def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState
         buffers={key: tensor for key, tensor in tensors.items() if key in buffers},
         slots=slots,
         updates=about_state["updates"],
+        freezing=freezing,
     )
 
 

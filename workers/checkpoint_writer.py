@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from workers.checkpoint import write_layer
 from workers.checkpoint_manifest import FileRecord, layer_files
+from workers.fault_points import FaultPoints, Phase
 from workers.layer_state import LayerState
 from workers.protocol import JobError
 from workers.storage import open_folder
@@ -28,9 +29,14 @@ class WriteResult:
 
 
 class CheckpointWriter:
-    """One background thread, one write at a time."""
+    """One background thread, one write at a time.
 
-    def __init__(self) -> None:
+    Args:
+        faults: the drills armed on this rank.
+    """
+
+    def __init__(self, faults: FaultPoints | None = None) -> None:
+        self._faults = faults
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._write: Future[WriteResult] | None = None
 
@@ -47,7 +53,7 @@ class CheckpointWriter:
         """
         if self._write is not None:
             return False
-        self._write = self._executor.submit(_write_layers, folder, step, states)
+        self._write = self._executor.submit(_write_layers, folder, step, states, self._faults)
         return True
 
     @property
@@ -66,17 +72,21 @@ class CheckpointWriter:
         write, self._write = self._write, None
         return None if write is None else write.result()
 
-    def close(self) -> None:
-        """Let a running write end, and end the thread."""
-        self._executor.shutdown(wait=True)
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread, once a running write has ended; `wait` for it."""
+        self._executor.shutdown(wait=wait)
 
 
-def _write_layers(folder: str, step: int, states: list[LayerState]) -> WriteResult:
+def _write_layers(
+    folder: str, step: int, states: list[LayerState], faults: FaultPoints | None
+) -> WriteResult:
     start_s = time.monotonic()
     records: list[FileRecord] = []
     error: str | None = None
     try:
         for state in states:
+            if faults is not None:
+                faults.reach(Phase.SAVING, step)
             records.extend(write_layer(folder, state))
     except (OSError, JobError) as failure:
         error = (failure.strerror if isinstance(failure, OSError) else None) or str(failure)

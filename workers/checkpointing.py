@@ -14,8 +14,10 @@ from workers.checkpoint import checkpoint_folder, discard, prune, write_manifest
 from workers.checkpoint_manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint_writer import CheckpointWriter, WriteResult
 from workers.commit import CommitRecord
-from workers.config import WorkerConfig
+from workers.config import FreezeConfig, WorkerConfig
+from workers.fault_points import FaultPoints, Phase
 from workers.layer_state import LayerState, host_copy
+from workers.left_over import LeftOver
 from workers.protocol import CheckpointReport, Generation, Report
 from workers.transport.channel import Channel
 
@@ -33,6 +35,8 @@ class Checkpointing:
         names: of all the model's layers, in order.
         plan: the plan in force, for the manifest.
         report: takes a `CheckpointReport` per checkpoint, on the first rank.
+        faults: the drills armed on this rank.
+        left: what an earlier generation left over.
     """
 
     def __init__(
@@ -42,26 +46,37 @@ class Checkpointing:
         plan: Plan,
         generation: Generation,
         report: Callable[[Report], None],
+        faults: FaultPoints | None = None,
+        left: LeftOver | None = None,
     ) -> None:
         self._config = config
         self._names = names
-        self._plan = plan
+        self.plan = plan
+        """The plan in force, for the manifest."""
         self._generation = generation
         self._report = report
-        self._writer = CheckpointWriter()
+        self._faults = faults
+        self._writer = CheckpointWriter(faults)
         self._finished: list[WriteResult] = []
         self._expected = {file for i, name in enumerate(names) for file in layer_files(i, name)}
         self._steps: dict[str, int] = {}
         self._files: dict[str, dict[str, FileRecord]] = {}
         self._failed: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
+        self._seen: dict[str, set[str]] = {}
+        self._nearly_whole = 0
+        self._dropped: set[str] = set()
+        self.begun = left.begun if left is not None else 0
+        """Step of the newest checkpoint begun, in this generation or before."""
+        self.whole = left.whole if left is not None else 0
+        """Step of the newest checkpoint whose manifest must have been written, as far as this rank can know."""
 
     def start(self, step: int, states: Sequence[LayerState]) -> None:
         """Begin the checkpoint of `step` with a host copy of `states`; waits only for this rank's previous one."""
         folder = checkpoint_folder(self._config.output, step, self._generation.number)
         if folder in self._steps:
             return
-        self._steps[folder] = step
+        self._steps[folder] = self.begun = step
         if not states:
             return
         self._take(self._writer.wait())
@@ -83,6 +98,7 @@ class Checkpointing:
 
     def observe(self, records: Sequence[CommitRecord], rank: int) -> str | None:
         """Take in what all ranks finished; the first rank completes checkpoints. Returns its newest error."""
+        self._look_for_whole(records)
         if rank != 0:
             return None
         for record in records:
@@ -90,7 +106,8 @@ class Checkpointing:
                 mine = self._files.setdefault(folder, {})
                 for name, (size, sha256) in files.items():
                     mine[name] = FileRecord(name=name, bytes=int(size), sha256=str(sha256))
-            self._failed.update(record.files_errors)
+            fresh = record.files_errors.keys() - self._dropped
+            self._failed.update({folder: record.files_errors[folder] for folder in fresh})
         error = None
         for folder in sorted({*self._files, *self._failed}):
             if folder in self._failed:
@@ -118,9 +135,22 @@ class Checkpointing:
         error = self.observe(records, rank)
         return channel.all_gather((error or "").encode())[0].decode() or None
 
-    def close(self) -> None:
-        """End the writing thread, after what it writes now."""
-        self._writer.close()
+    def close(self, *, wait: bool) -> None:
+        """End the writing thread, after what it writes now; `wait` for that."""
+        self._writer.close(wait=wait)
+
+    def _look_for_whole(self, records: Sequence[CommitRecord]) -> None:
+        # The first rank writes the manifest between the commit that brings the last file and the next one, in which it
+        # tells if it could not.
+        if any(self._steps.get(folder) == self._nearly_whole for r in records for folder in r.files_errors):
+            self._nearly_whole = 0
+        self.whole = max(self.whole, self._nearly_whole)
+        for record in records:
+            for folder, files in record.files.items():
+                seen = self._seen.setdefault(folder, set())
+                seen.update(files)
+                if seen == self._expected and folder in self._steps:
+                    self._nearly_whole = self._steps[folder]
 
     def _take(self, result: WriteResult | None) -> None:
         if result is not None:
@@ -134,15 +164,20 @@ class Checkpointing:
             step=step,
             generation=self._generation.number,
             spec=config.model_dump(mode="json"),
-            plan=json.loads(json.dumps(asdict(self._plan))),
+            plan=json.loads(json.dumps(asdict(self.plan))),
             layers=self._names,
             samples=step * config.replicas * config.microbatches * config.microbatch_size,
             files=files,
         )
         try:
+            if self._faults is not None:
+                self._faults.reach(Phase.SAVING, step)
             write_manifest(folder, manifest)
         except OSError as error:
             self._drop(folder, str(error))
+            self._take(
+                WriteResult(folder=folder, step=step, records=(), bytes=0, seconds=0.0, error=str(error))
+            )
             return str(error)
         self._tell(folder, sum(file.bytes for file in files.values()), None)
         # An old checkpoint that cannot be deleted now is tried again after the next one.
@@ -154,6 +189,7 @@ class Checkpointing:
         # The others' files go with the checkpoint; a rank that still writes into it is cleared by the next prune.
         self._files.pop(folder, None)
         self._failed.pop(folder, None)
+        self._dropped.add(folder)
         with suppress(OSError):
             discard(folder)
         self._tell(folder, 0, error)
@@ -172,7 +208,10 @@ class Checkpointing:
 
 def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, tuple[object, object]]:
     """The settings that decide the trajectory and differ: dotted key -> (in the checkpoint, now)."""
-    before, now = manifest.spec, config.model_dump(mode="json")
+    before, now = dict(manifest.spec), config.model_dump(mode="json")
+    before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
+    if before["freeze"]["method"] == now["freeze"]["method"] == "none":
+        before["freeze"] = now["freeze"]
     keys = (
         "seed",
         "precision",
@@ -183,6 +222,7 @@ def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, 
         "model",
         "data",
         "optimizer",
+        "freeze",
     )
     differing: dict[str, tuple[object, object]] = {}
     if (before.get("device") == "cuda") != (config.device == "cuda"):

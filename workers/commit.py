@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from workers.protocol import Request
+
+Prepared = tuple[int, int, str]
+"""Epoch, version and digest of a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +22,31 @@ class CommitRecord:
     """What one rank brings to the commit of `step`."""
 
     rank: int
+    """Its place."""
     generation: int
     step: int
     losses: dict[int, float] = field(default_factory=dict)
     """Global microbatch -> mean loss, from the ranks with the last stage."""
+    samples: dict[int, list[int]] = field(default_factory=dict)
+    """Global microbatch -> the samples read for it, from the ranks with the first stage."""
     squared_norms: dict[int, float] = field(default_factory=dict)
     """Layer -> sum of squares of its summed gradient, from the layer's first holder."""
     busy_s: float = 0.0
     """Time it computed in this window."""
     requests: tuple[Request, ...] = ()
+    prepared: Prepared | None = None
+    """The newest freeze plan that it holds ready."""
+    next_plan: Prepared | None = None
+    """The newest plan of the pipeline that it could follow from the next step on."""
+    scores: dict[int, float] = field(default_factory=dict)
+    """Layer -> AutoFreeze's score, at a check, from the layer's first holder."""
+    settled: dict[int, int] = field(default_factory=dict)
+    """Layer -> weight of what APF takes for settled, at a check, from the layer's first holder."""
+    energies: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Layer -> estimated squared norm of its summed gradient with nothing frozen, and the part of it that the step's
+    freezing let through in expectation; from the layer's first holder, where the job freezes."""
+    bases_settled: bool = True
+    """Whether this rank waits for no base of a copy any more."""
     files: dict[str, dict[str, list[int | str]]] = field(default_factory=dict)
     """Checkpoint files it has finished since the last commit: folder -> name -> [bytes, sha256]."""
     files_errors: dict[str, str] = field(default_factory=dict)
@@ -39,9 +58,13 @@ class CommitRecord:
     @staticmethod
     def decode(text: bytes) -> CommitRecord:
         fields = json.loads(text)
-        for keyed in ("losses", "squared_norms"):
+        for keyed in ("losses", "samples", "squared_norms", "scores", "settled", "energies"):
             fields[keyed] = {int(k): v for k, v in fields[keyed].items()}
+        fields["energies"] = {layer: tuple(pair) for layer, pair in fields["energies"].items()}
         fields["requests"] = tuple(Request(r) for r in fields["requests"])
+        for prepared in ("prepared", "next_plan"):
+            if fields[prepared] is not None:
+                fields[prepared] = tuple(fields[prepared])
         return CommitRecord(**fields)
 
 
@@ -61,10 +84,31 @@ class Decision:
     requests: frozenset[Request]
     busy_s: float
     """Mean over ranks."""
+    samples: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Global microbatch -> the samples it used."""
+    bases_settled: bool = True
+    """Whether no rank waits for a base of a copy any more."""
+    adopt: Prepared | None = None
+    """The freeze plan that all follow from the next step on, if it is a new one."""
+    switch: Prepared | None = None
+    """The plan of the pipeline that all follow from the next step on, if they are all ready for one."""
+    scores: Mapping[int, float] = field(default_factory=dict)
+    """All layers' scores at AutoFreeze's check; else empty."""
+    settled: Mapping[int, int] = field(default_factory=dict)
+    """All layers' settled weights at APF's check; else empty."""
+    gradient_energy: float = 0.0
+    """Squared norm of the mean gradient, estimated as if nothing had been frozen."""
+    effective_update: float = 1.0
+    """Share of it that the step's freezing let through (TimelyFreeze definition D.7)."""
 
 
 def settle(
-    records: Sequence[CommitRecord], *, microbatches: int, layers: int, clip_norm: float | None
+    records: Sequence[CommitRecord],
+    *,
+    microbatches: int,
+    layers: int,
+    clip_norm: float | None,
+    newest: tuple[int, int] | None = None,
 ) -> Decision:
     """The decision of a commit.
 
@@ -74,6 +118,7 @@ def settle(
         records: one per rank.
         microbatches: R * M, the global microbatches of a step.
         layers: of the whole model.
+        newest: epoch and version of the newest freeze plan taken up so far.
     """
     first = records[0]
     strangers = [r.rank for r in records if (r.generation, r.step) != (first.generation, first.step)]
@@ -93,6 +138,7 @@ def settle(
     loss = 0.0
     for microbatch in range(microbatches):
         loss += losses[microbatch]
+    energy, effective = _effective_update(records, layers)
     return Decision(
         step=first.step,
         loss=loss / microbatches,
@@ -101,4 +147,33 @@ def settle(
         skipped=skipped,
         requests=frozenset(request for record in records for request in record.requests),
         busy_s=sum(record.busy_s for record in records) / len(records),
+        samples={g: indices for record in records for g, indices in record.samples.items()},
+        bases_settled=all(record.bases_settled for record in records),
+        adopt=_agreed([record.prepared for record in records], newest),
+        switch=_agreed([record.next_plan for record in records], None),
+        scores={layer: score for record in records for layer, score in record.scores.items()},
+        settled={layer: weight for record in records for layer, weight in record.settled.items()},
+        gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
+        effective_update=effective,
     )
+
+
+def _effective_update(records: Sequence[CommitRecord], layers: int) -> tuple[float | None, float]:
+    """The estimated energy of the summed gradient, if the ranks estimate it, and definition D.7; float64 sums in layer
+    order."""
+    energies = {layer: pair for record in records for layer, pair in record.energies.items()}
+    if not energies:
+        return None, 1.0
+    energy = through = 0.0
+    for layer in range(layers):
+        energy += energies[layer][0]
+        through += energies[layer][1]
+    return energy, through / energy if energy > 0.0 and math.isfinite(energy) else 1.0
+
+
+def _agreed(brought: Sequence[Prepared | None], newest: tuple[int, int] | None) -> Prepared | None:
+    """What every rank holds ready, if it is one plan and newer than `newest`."""
+    prepared = brought[0]
+    if prepared is None or any(other != prepared for other in brought):
+        return None
+    return prepared if newest is None or prepared[:2] > newest else None

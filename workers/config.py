@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.freezing import Phases
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+NonNegativeSeconds = Annotated[float, Field(ge=0)]
 
 
 class Section(BaseModel):
@@ -117,6 +120,51 @@ class CheckpointConfig(Section):
     """How many checkpoints stay; older ones are deleted once a newer one is whole."""
 
 
+class FreezeConfig(Section):
+    """`[freeze]`: which weight gradients are left out, and when."""
+
+    method: Literal[
+        "none", "timelyfreeze", "apf", "autofreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze"
+    ] = "none"
+    """`timelyfreeze` solves for how much each action freezes; `apf` and `autofreeze` choose by how settled
+    parameters and layers are; with a `+`, the first says how much and the second says which."""
+    r_max: Annotated[float, Field(ge=0, le=1)] = 0.8
+    """TimelyFreeze: largest mean freeze ratio of a stage."""
+    warm_up: NonNegative | None = None
+    """Last step without freezing, T_w; unset: `optimizer.warmup_steps`, or a tenth of the job if that is none. Phases
+    that are unset shrink to fit a short job."""
+    monitoring: Positive | None = None
+    """Last step of monitoring, T_m: nothing is frozen in its first half, everything in its second. Unset: 10 steps
+    after `warm_up`."""
+    ramp: Positive | None = None
+    """Last step of the ramp, T_f, from where on ratios are applied in full; unset: a tenth of the job after
+    `monitoring`."""
+    check_every: Positive = 10
+    """APF and AutoFreeze: steps between stability checks."""
+    apf_threshold: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """APF: a parameter whose score falls below it is frozen, T_APF."""
+    apf_alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """APF: decay of the moving averages of eq. 2."""
+    autofreeze_percentile: Annotated[float, Field(ge=0, le=100)] = 80.0
+    """AutoFreeze: layers whose score is in this lowest percentile may freeze, P_Auto."""
+
+    @property
+    def timely(self) -> bool:
+        """Whether ratios come from the freeze program."""
+        return self.method.startswith("timelyfreeze")
+
+    @property
+    def phases(self) -> Phases | None:
+        """TimelyFreeze's phases, once resolved; None for the methods that have none."""
+        if not self.timely:
+            return None
+        warm_up, monitoring, ramp = self.warm_up, self.monitoring, self.ramp
+        assert warm_up is not None, "the phases are settled when a spec is resolved"
+        assert monitoring is not None
+        assert ramp is not None
+        return Phases(warm_up=warm_up, monitoring=monitoring, ramp=ramp)
+
+
 class EmulatedConfig(Section):
     """`[cluster.emulated]`: modelled times of an emulated device, one number for all layers or one per layer."""
 
@@ -128,6 +176,37 @@ class EmulatedConfig(Section):
     """Weight gradient of one layer and microbatch."""
     profile: str | None = None
     """JSON file with the lists `forward_s`, `input_grad_s`, `weight_grad_s`; takes the place of the numbers above."""
+
+
+class ElasticConfig(Section):
+    """`[elastic]`: what the job does about ranks that vanish, come, or are told to go."""
+
+    redundancy: Literal["peer", "checkpoint", "none"] | None = None
+    """`peer` keeps a copy of every layer up to date on another rank, on another node where there is one: a lost rank
+    costs the step in flight. `checkpoint` goes back to the newest checkpoint. `none` ends the job. Unset: `peer` with
+    more than one rank, else `checkpoint`."""
+    spares: NonNegative = 0
+    """Ranks that stand ready with no layers, to take the place of a lost one."""
+    min_ranks: Positive = 1
+    """With fewer ranks the job pauses until capacity returns."""
+    grow: bool = True
+    """Take ranks in, up to `pipeline.ranks`, where the cluster has room for them and it pays."""
+    hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """A rank that answers nothing for so long counts as lost, and is killed."""
+    wait_s: NonNegativeSeconds = 600.0
+    """How long a job that has too few ranks waits for capacity before it ends; its state stays safe."""
+    attempts: Positive = 3
+    """How often one step may fail, with no rank lost, before the job gives up."""
+    migration: Literal["live", "deferred", "stop"] = "live"
+    """How layers change ranks: `live` while training goes on, with the same bits; `deferred` as DynPipe does (other
+    bits); `stop` between two steps."""
+    notice_file: str | None = None
+    """A file on each node whose appearing says that the node is to go; for drills. It may hold the seconds left.
+    `{node}` in its path stands for the node's id in the cluster."""
+    notices: tuple[Literal["ray", "sigterm", "aws", "gcp", "azure"], ...] = ("ray", "sigterm")
+    """Where word comes from that a node is to go: Ray's drains, SIGTERM to a rank, the metadata services of clouds."""
+    allow_faults: bool = False
+    """Let `freshet fault` strike the job."""
 
 
 Precision = Literal["float32", "bfloat16"]
@@ -151,6 +230,8 @@ class WorkerConfig(Section):
     """Steps between validations; 0: only after the last step."""
     timeline_every: NonNegative = 0
     """Steps between timelines that every rank reports; 0: only the last step's."""
+    curvature_every: NonNegative = 0
+    """Steps between samples of how the gradient changes with the weights; 0: none."""
     sample_tokens: NonNegative = 0
     """Tokens to sample after the last step (language models)."""
     output: str
@@ -168,3 +249,5 @@ class WorkerConfig(Section):
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
     emulated: EmulatedConfig
+    freeze: FreezeConfig = FreezeConfig()
+    elastic: ElasticConfig = ElasticConfig()

@@ -6,6 +6,7 @@ optimizer nor commit: a window ends with gradients summed and sent nowhere.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from planner.ir import Action, Kind, Schedule
 from workers.data.dataset import Batch
 from workers.devices.device import Device
+from workers.fault_points import FaultPoints, Phase
 from workers.protocol import Span
 from workers.stage import Stage
 from workers.transport.channel import Channel, Stream
@@ -42,43 +44,56 @@ class Engine:
 
     Args:
         schedule: what all ranks of one pipeline do.
-        rank: this rank in the pipeline; `replica` says in which pipeline.
+        rank: this rank in the pipeline; `pipeline` says in which.
         stages: the stages that the schedule gives this rank.
-        channel: to the other ranks; global rank = replica * P + rank.
+        channel: to the other ranks; place = pipeline * P + rank.
+        faults: the drills armed on this rank.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         rank: int,
-        replica: int,
+        pipeline: int,
         stages: dict[int, Stage],
         channel: Channel,
         device: Device,
+        faults: FaultPoints | None = None,
     ) -> None:
         assert set(stages) == set(schedule.stages_of_rank(rank))
         self._schedule = schedule
         self._program = schedule.programs[rank]
         self._rank = rank
-        self._replica = replica
+        self._pipeline = pipeline
+        self._replica = pipeline
         self._stages = stages
         self._channel = channel
         self._device = device
+        self._faults = faults
+        self._bytes_per_s: float | None = None
+        """What a drill lets this rank send; None: all that the link takes."""
         self._handed: dict[tuple[Stream, int], Tensors] = {}
         self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
-    def run(self, step: int, batches: Batches) -> Window:
+    def run(self, step: int, batches: Batches, replica: int | None = None) -> Window:
         """Run one training window; gradients are added to the parameters' `.grad`.
+
+        Args:
+            replica: whose microbatches these are; None: that of the pipeline's own number.
 
         Raises:
             ChannelError: a neighbour is gone or sent what does not fit.
         """
+        self._replica = self._pipeline if replica is None else replica
+        self._begin_drills(step + 1)
         self._device.start_window()
         self._announce(None, purpose=0)
         self._expect(self._program, purpose=0)
         losses: dict[int, Tensor] = {}
         for action in self._program:
             self._execute(action, step, batches, losses)
+        if self._armed is not None and self._armed.poisons(step + 1):
+            self._poison()
         self._channel.flush()
         return Window({g: float(loss) for g, loss in losses.items()}, self._device.spans())
 
@@ -113,10 +128,13 @@ class Engine:
         stage = self._stages[action.stage]
         layers = [layer.index for layer in stage.layers]
         microbatch = self._replica * self._schedule.microbatches + action.index
+        frozen = stage.frozen_shares(microbatch)
         match action.kind:
             case Kind.FORWARD:
                 batch = batches(action.index) if self._reads_data(action.stage) else None
                 inputs = self._inputs(action, batch, purpose=0)
+                if self._armed is not None:
+                    self._armed.reach(Phase.FORWARD, step + 1)
                 self._device.begin()
                 outputs = stage.forward(microbatch, step, inputs, self._targets(action.stage, batch))
                 self._device.end(action, layers)
@@ -127,15 +145,17 @@ class Engine:
             case Kind.BACKWARD | Kind.INPUT_GRAD:
                 last = action.stage == self._schedule.stages - 1
                 grads = () if last else self._receive(self._backward_stream(action.stage, 0), action.index)
+                if self._armed is not None:
+                    self._armed.reach(Phase.BACKWARD, step + 1)
                 self._device.begin()
                 grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD)
-                self._device.end(action, layers)
-                if action.stage > 0:
+                self._device.end(action, layers, frozen)
+                if action.stage > self._schedule.frozen_stages:
                     self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
             case Kind.WEIGHT_GRAD:
                 self._device.begin()
                 stage.weight_grad(microbatch)
-                self._device.end(action, layers)
+                self._device.end(action, layers, frozen)
             case Kind.RECOMPUTE:
                 self._device.begin()
                 stage.recompute(microbatch)
@@ -161,6 +181,8 @@ class Engine:
         if stream.target == stream.source:
             self._handed[stream, microbatch] = tensors
         else:
+            if self._bytes_per_s is not None:
+                time.sleep(sum(t.nbytes for t in tensors) / self._bytes_per_s)
             self._channel.send(stream, tensors)
 
     def _receive(self, stream: Stream, microbatch: int) -> Tensors:
@@ -201,7 +223,7 @@ class Engine:
         return self._stream(stage + 1, stage, 2 * stage + 1, purpose, "backward")
 
     def _stream(self, source: int, target: int, tag: int, purpose: int, direction: str) -> Stream:
-        base = self._replica * self._schedule.ranks
+        base = self._pipeline * self._schedule.ranks
         rank_of = self._schedule.rank_of_stage
         return Stream(
             base + rank_of[source],
@@ -209,6 +231,25 @@ class Engine:
             tag + purpose * 2 * self._schedule.stages,
             f"{direction} stage {source} -> {target}",
         )
+
+    @property
+    def _armed(self) -> FaultPoints | None:
+        """The drills of this rank, if any is armed."""
+        return self._faults if self._faults is not None and self._faults.armed else None
+
+    def _begin_drills(self, step: int) -> None:
+        """Take up and end what lasts for whole windows."""
+        faults = self._armed
+        self._device.slowdown = 1.0 if faults is None else faults.slowdown(step)
+        self._bytes_per_s = None if faults is None else faults.bytes_per_s(step)
+
+    def _poison(self) -> None:
+        """Put a NaN into the first gradient there is."""
+        for _, stage in sorted(self._stages.items()):
+            for _, gradients in sorted(stage.gradients().items()):
+                for _, gradient in sorted(gradients.items()):
+                    gradient[(0,) * gradient.dim()] = float("nan")
+                    return
 
     @property
     def first_free_tag(self) -> int:

@@ -30,16 +30,26 @@ class TiedUse:
 
 
 class ReplicaExchange:
-    """Sums the gradients of one pipeline rank's layers over its siblings, the work spread over them.
+    """Sums the gradients of one pipeline rank's layers over all replicas, the work spread over its siblings.
 
     Each tensor is gathered at one sibling, summed there in replica order, and sent back.
 
     Args:
-        siblings: global ranks that hold the same layers, by replica.
+        siblings: places that hold the same layers, by pipeline.
         tags: first tag that is free on the channel.
+        replicas: how many there are; pipeline p has those r with r % pipelines == p. None: one per pipeline.
     """
 
-    def __init__(self, channel: Channel, siblings: Sequence[int], parameters: Parameters, tags: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        siblings: Sequence[int],
+        parameters: Parameters,
+        tags: int,
+        replicas: int | None = None,
+    ) -> None:
+        self._replicas = replicas or len(siblings)
+        self._parts: dict[int, list[Tensor | None]] = {}
         self._channel = channel
         self._siblings = tuple(siblings)
         self._own = self._siblings.index(channel.rank)
@@ -48,18 +58,38 @@ class ReplicaExchange:
         load = [0] * len(self._siblings)
         self._reducer: list[int] = []
         for parameter in self._parameters:
-            replica = load.index(min(load))
-            load[replica] += parameter.numel()
-            self._reducer.append(replica)
+            sibling = load.index(min(load))
+            load[sibling] += parameter.numel()
+            self._reducer.append(sibling)
+
+    def take(self, replica: int) -> None:
+        """Set the gradients aside: they are those of `replica`."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        if replica != self._replicas_of(self._own)[-1]:
+            # The next window forms its gradients in the same memory.
+            gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
+        self._parts[replica] = gradients
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def drop(self) -> None:
+        """Forget what was set aside."""
+        self._parts = {}
 
     def sum(self) -> None:
-        """Replace each parameter's `.grad` by the sum over replicas; a gradient absent everywhere stays absent."""
+        """Give each parameter the sum over replicas for its `.grad`; a gradient absent everywhere stays absent.
+
+        What was not set aside before is taken for those of the pipeline's only replica.
+        """
+        if not self._parts:
+            self.take(self._own)
         others = [r for r in range(len(self._siblings)) if r != self._own]
         present = self._agree_on_presence(others)
         indices = [i for i in range(len(self._parameters)) if present[i]]
         for i in indices:
             if self._reducer[i] != self._own:
-                self._channel.send(self._stream(self._own, self._reducer[i], 1 + 2 * i), (self._grad(i),))
+                parts = [self._part(replica, i) for replica in self._replicas_of(self._own)]
+                self._channel.send(self._stream(self._own, self._reducer[i], 1 + 2 * i), parts)
         for i in indices:
             if self._reducer[i] == self._own:
                 self._reduce(i, others)
@@ -68,37 +98,45 @@ class ReplicaExchange:
                 stream = self._stream(self._reducer[i], self._own, 2 + 2 * i)
                 (self._parameters[i].grad,) = self._channel.receive(stream)
         self._channel.flush()
+        self._parts = {}
+
+    def _replicas_of(self, sibling: int) -> range:
+        return range(sibling, self._replicas, len(self._siblings))
 
     def _reduce(self, i: int, others: Sequence[int]) -> None:
-        parts = {self._own: self._grad(i)}
-        for replica in others:
-            (parts[replica],) = self._channel.receive(self._stream(replica, self._own, 1 + 2 * i))
+        parts = {replica: self._part(replica, i) for replica in self._replicas_of(self._own)}
+        for sibling in others:
+            received = self._channel.receive(self._stream(sibling, self._own, 1 + 2 * i))
+            parts.update(zip(self._replicas_of(sibling), received, strict=True))
         total = parts[0].clone()
-        for replica in range(1, len(self._siblings)):
+        for replica in range(1, self._replicas):
             total.add_(parts[replica])
-        for replica in others:
-            self._channel.send(self._stream(self._own, replica, 2 + 2 * i), (total,))
+        for sibling in others:
+            self._channel.send(self._stream(self._own, sibling, 2 + 2 * i), (total,))
         self._parameters[i].grad = total
 
     def _agree_on_presence(self, others: Sequence[int]) -> list[bool]:
-        mine = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.bool)
-        for replica in others:
-            self._channel.send(self._stream(self._own, replica, 0), (mine,))
+        there = [
+            any(part[i] is not None for part in self._parts.values()) for i in range(len(self._parameters))
+        ]
+        mine = torch.tensor(there, dtype=torch.bool)
+        for sibling in others:
+            self._channel.send(self._stream(self._own, sibling, 0), (mine,))
         union = mine.clone()
-        for replica in others:
-            union |= self._channel.receive(self._stream(replica, self._own, 0))[0].cpu()
+        for sibling in others:
+            union |= self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu()
         return union.tolist()
 
-    def _grad(self, i: int) -> Tensor:
-        parameter = self._parameters[i]
-        return canonical(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    def _part(self, replica: int, i: int) -> Tensor:
+        part = self._parts[replica][i]
+        return canonical(torch.zeros_like(self._parameters[i]) if part is None else part)
 
     def _stream(self, source: int, target: int, tag: int) -> Stream:
         return Stream(
             self._siblings[source],
             self._siblings[target],
             self._tags + tag,
-            f"gradients replica {source} -> {target}",
+            f"gradients pipeline {source} -> {target}",
         )
 
 

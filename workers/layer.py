@@ -21,6 +21,8 @@ from workers.weight_grad import WeightGradQueue, Workspace, cover
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 
+NOTHING_FROZEN: frozenset[str] = frozenset()
+
 
 @dataclass
 class Pass:
@@ -33,6 +35,8 @@ class Pass:
     outputs: Tensors | None
     """Roots of the graph; None where the activations were dropped to be recomputed."""
     queue: WeightGradQueue
+    frozen: frozenset[str] = NOTHING_FROZEN
+    """Parameters whose gradient this microbatch does not form."""
     root_grads: Tensors = ()
     """Kept only for parameters whose gradient takes a second walk of the graph."""
 
@@ -56,30 +60,37 @@ class Layer:
         self.device = device
         self._precision = precision
         self._deferral, self.uncovered = cover(module, workspace)
-        self._uncovered = [module.get_parameter(n) for n in self.uncovered]
-        self._light = [p for n, p in module.named_parameters() if n not in self.uncovered]
-        self._trainable = any(p.requires_grad for p in module.parameters())
+        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._uncovered = {n: trainable[n] for n in self.uncovered}
+        self._covered = {n: p for n, p in trainable.items() if n not in self._uncovered}
+        self._trainable = bool(trainable)
         self._buffers = _persistent_buffers(module)
 
-    def forward(self, inputs: Tensors, draw_key: int, *, keep: bool) -> tuple[Tensors, Pass]:
+    def forward(
+        self, inputs: Tensors, draw_key: int, *, keep: bool, frozen: frozenset[str] = NOTHING_FROZEN
+    ) -> tuple[Tensors, Pass]:
         """Run one microbatch.
 
         Args:
             inputs: canonical tensors, each [B, ...]; those with `requires_grad` set get a gradient.
             draw_key: keys the random draws.
             keep: whether to keep the activations; else `recompute` must precede `backward`.
+            frozen: parameters whose gradient is neither formed in this microbatch nor prepared for. Nothing else
+                changes by that: which tensors carry a gradient between layers, and the bits of all that do.
 
         Returns:
             The canonical outputs, detached, with `requires_grad` set where they carry a gradient; and the pass.
         """
         leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
         versions = [t._version for t in leaves]
-        queue = WeightGradQueue()
+        # A walk that leaves out the uncovered matrices must find the covered ones by themselves: what one of them is
+        # multiplied with may come from uncovered ones only.
+        queue = WeightGradQueue(anchored=bool(self._uncovered))
         if keep:
-            outputs = self._train(leaves, draw_key, queue, write_buffers=True)
+            outputs = self._train(leaves, draw_key, queue, frozen, write_buffers=True)
         else:
             with torch.no_grad():
-                outputs = self._train(leaves, draw_key, queue, write_buffers=True)
+                outputs = self._train(leaves, draw_key, queue, frozen, write_buffers=True)
         if [t._version for t in leaves] != versions:
             raise JobError(
                 f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
@@ -88,7 +99,7 @@ class Layer:
         # Asked of the layer, not of autograd: with the activations dropped autograd does not know.
         carries = self._trainable or any(t.requires_grad for t in leaves)
         detached = tuple(_leaf(canonical(t), carries) for t in outputs)
-        return detached, Pass(draw_key, leaves, outputs if keep else None, queue)
+        return detached, Pass(draw_key, leaves, outputs if keep else None, queue, frozen)
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensors) -> Tensors:
@@ -103,7 +114,9 @@ class Layer:
         """Rebuild the activations that `forward` dropped. Draws are repeated, buffers stay as they are."""
         assert done.outputs is None, f"layer {self.name}: activations are there already"
         with torch.enable_grad():
-            done.outputs = self._train(done.inputs, done.draw_key, done.queue, write_buffers=False)
+            done.outputs = self._train(
+                done.inputs, done.draw_key, done.queue, done.frozen, write_buffers=False
+            )
 
     def backward(self, done: Pass, grads: Tensors, *, weights: bool) -> Tensors:
         """Input gradient: walk the graph, queue the weight gradients; with `weights`, form them too.
@@ -122,14 +135,14 @@ class Layer:
         carrying = [o for o in done.outputs if o.is_floating_point()] if self._trainable or leaves else []
         roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad]
         if roots:
-            split = bool(self._uncovered)
-            targets = [*leaves, *(p for p in self._light if p.requires_grad)]
+            split = any(n not in done.frozen for n in self._uncovered)
+            targets = [*leaves, *(p for n, p in self._covered.items() if n not in done.frozen)]
             if targets:
                 torch.autograd.backward(
                     [o for o, _ in roots],
                     [g for _, g in roots],
                     retain_graph=split,
-                    inputs=targets if split else None,
+                    inputs=targets if self._uncovered else None,
                 )
             if split:
                 done.root_grads = tuple(g for _, g in roots)
@@ -149,10 +162,31 @@ class Layer:
         done.queue.closed = True
         if done.root_grads:
             assert done.outputs is not None
-            torch.autograd.backward(done.outputs, done.root_grads, inputs=self._uncovered)
+            targets = [p for n, p in self._uncovered.items() if n not in done.frozen]
+            torch.autograd.backward(done.outputs, done.root_grads, inputs=targets)
             done.outputs, done.root_grads = None, ()
 
     def _train(
+        self,
+        inputs: Tensors,
+        draw_key: int,
+        queue: WeightGradQueue,
+        frozen: frozenset[str],
+        *,
+        write_buffers: bool,
+    ) -> Tensors:
+        # Not the uncovered ones: torch's product of a stack and a matrix looks at whether the matrix has a gradient,
+        # and may get other last bits. They are left out of the backward walks instead.
+        still = [self._covered[name] for name in frozen if name in self._covered]
+        for parameter in still:
+            parameter.requires_grad_(False)
+        try:
+            return self._run_on_buffers(inputs, draw_key, queue, write_buffers=write_buffers)
+        finally:
+            for parameter in still:
+                parameter.requires_grad_(True)
+
+    def _run_on_buffers(
         self, inputs: Tensors, draw_key: int, queue: WeightGradQueue, *, write_buffers: bool
     ) -> Tensors:
         if not self._buffers:

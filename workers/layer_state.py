@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +38,8 @@ class LayerState:
     """Parameter -> slot name -> optimizer state of the parameter's shape and dtype."""
     updates: dict[str, int]
     """Parameter -> updates applied so far: its own step count, which stands still while it is frozen."""
+    freezing: dict[str, Tensor] = field(default_factory=dict)
+    """Freezing statistics, as the job's freeze method names and shapes them; empty without one."""
 
     @staticmethod
     def of(layer: int, name: str, module: nn.Module, optimizer: Optimizer) -> LayerState:
@@ -73,6 +75,7 @@ def host_copy(state: LayerState) -> LayerState:
             for name, slots in state.slots.items()
         },
         updates=dict(state.updates),
+        freezing={key: fresh(tensor) for key, tensor in state.freezing.items()},
     )
 
 
@@ -83,6 +86,8 @@ def fresh(tensor: Tensor) -> Tensor:
 
 def load_(state: LayerState, source: LayerState) -> None:
     """Copy the values of `source` into the tensors of `state`, in place; change nothing if they do not fit.
+
+    Freezing statistics are the exception: those that only one side keeps are zero here, as before any check.
 
     Raises:
         JobError: a layer name, tensor name, shape or dtype differs.
@@ -100,12 +105,24 @@ def load_(state: LayerState, source: LayerState) -> None:
         mine, saved = _signature(here[key]), _signature(there[key])
         if mine != saved:
             raise JobError(f"{where}: {key} is {mine} here but {saved} in the state to load: {remedy}")
+    shared = state.freezing.keys() & source.freezing.keys()
+    for key in sorted(shared):
+        mine, saved = _signature(state.freezing[key]), _signature(source.freezing[key])
+        if mine != saved:
+            raise JobError(
+                f"{where}: freezing statistic {key} is {mine} here but {saved} in the state to load: {remedy}"
+            )
     if state.updates.keys() != source.updates.keys():
         odd = sorted(state.updates.keys() ^ source.updates.keys())
         raise JobError(f"{where}: only one side counts the updates of {', '.join(odd)}: {remedy}")
     with torch.no_grad():
         for key, tensor in here.items():
             tensor.copy_(there[key])
+        for key, tensor in state.freezing.items():
+            if key in shared:
+                tensor.copy_(source.freezing[key])
+            else:
+                tensor.zero_()
     state.updates.update(source.updates)
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.freezing import FreezePlan
+from planner.ir import Schedule
+from planner.plan import Plan
+
 
 class Request(StrEnum):
     """What the controller drops into a rank's mailbox. It rides in the next commit vector, so that all ranks
@@ -14,6 +18,8 @@ class Request(StrEnum):
     """Write a checkpoint of the step being committed, go on."""
     STOP = "stop"
     """End after the step being committed, with a checkpoint."""
+    REGROUP = "regroup"
+    """Leave the generation after the step being committed: another one is to be formed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +30,8 @@ class Generation:
     epoch: int
     """Incarnation of the controller that formed it."""
     members: tuple[int, ...]
-    """Global ranks."""
+    """Ranks by place. A rank's number is its process's, and never used again; its place, from 0, is what it is in this
+    generation: pipeline * P + pipeline rank."""
     store_host: str
     store_port: int
     timeout_s: float
@@ -33,7 +40,8 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One settled step, sent by the first rank."""
+    """One settled step, sent by the first rank. After a loss every rank that is left sends the newest ones again, as
+    the first may be gone and its last words with it: of each generation and step the first one to come counts."""
 
     generation: int
     step: int
@@ -51,10 +59,154 @@ class StepReport:
     """Share of the step that the ranks were not computing, mean over ranks; in [0, 1]."""
     skipped: bool
     """The norm was not finite: the step was committed with no update."""
+    gradient_energy: float = 0.0
+    """Squared norm of the step's gradient, estimated as if nothing had been frozen."""
+    effective_update: float = 1.0
+    """Share of that energy which the step's freeze ratios let through: TimelyFreeze definition D.7."""
+    committed_s: float = 0.0
+    """When it was committed, in seconds since the Unix epoch: it is reported once it is settled, a little later."""
+    samples_digest: str = ""
+    """Of the samples that it used, as read: `workers.data.sampling.samples_digest`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandbyReport:
+    """The standbys that one rank keeps are current: whatever they stand in for can be lost from `step` on."""
+
+    step: int
+    rank: int
+    """Its place."""
+    layers: tuple[int, ...]
+    bytes: int
+    """Fetched for them."""
+    seconds: float
+    """From the beginning of the generation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchReport:
+    """A rank follows another plan from the step after `step` on, in the same generation; every rank tells it."""
+
+    step: int
+    rank: int
+    """Its place."""
+    epoch: int
+    """With `version`, of the plan."""
+    version: int
+    taken: tuple[int, ...]
+    """Layers that it owns now and did not before."""
+    given: tuple[int, ...]
+    """Layers that it owned before and does not now."""
+    brought_bytes: int
+    """Size of the copies that came to it under the plan before."""
+    brought_s: float
+    """From the beginning of that plan until the last of them had come and was up to date."""
+    stall_s: float
+    """That this rank stood still for it."""
+    switched_s: float
+    """When it did it, in seconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultReport:
+    """A drill struck a rank; the last thing that it says, if it was killed."""
+
+    rank: int
+    """Its number."""
+    fault: str
+    """In words."""
+    step: int
+    phase: str
+    struck_s: float
+    """Seconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoticeReport:
+    """Word came to a rank that it or its node is to go: `workers.notices`."""
+
+    rank: int
+    """Its number."""
+    source: str
+    """`file`, `sigterm`, `aws`, `gcp` or `azure`. A signal speaks for the rank alone, all others for its node."""
+    left_s: float | None
+    """Seconds until it is gone, as far as is known."""
+    text: str
+    """What was said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarningReport:
+    """Something that a person should know; the rank goes on."""
+
+    rank: int
+    """Its number."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeStarted:
+    """All ranks took up a freeze plan at a commit; sent by the first rank."""
+
+    plan: FreezePlan
+    """With its `start`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenAction:
+    """What a backward pass of one stage and microbatch left out."""
+
+    stage: int
+    microbatch: int
+    """Of the replica."""
+    planned: float
+    """Expected share of weight-gradient time."""
+    actual: float
+    """Drawn share of the matrices' scalars, which stands for their weight-gradient time."""
+    parameters: float
+    """Drawn share of all scalars: the paper's average freeze ratio is its mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeReport:
+    """What one rank froze in one step; sent while anything may be frozen."""
+
+    step: int
+    rank: int
+    actions: tuple[FrozenAction, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenCounts:
+    """How often each parameter of one rank was frozen since it began; sent when training ends."""
+
+    step: int
+    rank: int
+    passes: int
+    """Backward passes per parameter: steps times microbatches of the replica."""
+    counts: tuple[tuple[int, str, int], ...]
+    """(layer, parameter, passes in which it was frozen)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureReport:
+    """One rank's part of a sample of how the gradient changes with the weights, between `step` and the step before it
+    that was not skipped; sent by the first replica's ranks. Sums of squares in float64 over the rank's parameters, a
+    tied one counted once; the gradients are means over the step's microbatches, before clipping."""
+
+    step: int
+    rank: int
+    gradient_change_sq: float
+    weight_change_sq: float
+    """Between the weights at which the two gradients were taken."""
+    gradient_sq: float
+    """Of the gradient of `step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport:
+    """Of the weights after `step`; sent, and sent again after a loss, like a `StepReport`."""
+
     step: int
     loss: float
 
@@ -100,7 +252,22 @@ class SampleReport:
     text: str
 
 
-Report = StepReport | ValidationReport | CheckpointReport | TimelineReport | SampleReport
+Report = (
+    StepReport
+    | ValidationReport
+    | CheckpointReport
+    | TimelineReport
+    | SampleReport
+    | FreezeStarted
+    | FreezeReport
+    | FrozenCounts
+    | CurvatureReport
+    | StandbyReport
+    | SwitchReport
+    | FaultReport
+    | NoticeReport
+    | WarningReport
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +283,79 @@ class Outcome:
     """(layer, sha256 over its weights and buffers) of every layer this rank holds."""
     checkpoint_error: str | None = None
     """Why the last checkpoint could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted:
+    """A rank left its generation at a commit that carried a `Request.REGROUP`."""
+
+    rank: int
+    step: int
+    """Steps committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a rank stands between two generations."""
+
+    rank: int
+    step: int
+    """Steps committed whose updates its layers have."""
+    vector: tuple[bytes, ...] | None = None
+    """All ranks' records of the commit of `step`, if that was in its last generation."""
+    undecided: int | None = None
+    """The step to whose commit it came without learning the outcome; it keeps the gradients until it is settled."""
+    holds: tuple[int, ...] = ()
+    """Layers whose state of `step` is whole here, owned or stood by. Undecided, it can roll all of them forward."""
+    freeze_plans: tuple[FreezePlan, ...] = ()
+    """Those taken up, with their starts."""
+    host: str = ""
+    port: int = 0
+    """Where its state server listens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settlement:
+    """What became of the commit in which a generation ended; the same for all that are left of it."""
+
+    step: int
+    """The step at which all stand from here on."""
+    vector: tuple[bytes, ...] | None = None
+    """All ranks' records of the commit of `step`, for who is undecided about it. None: who is undecided rolls back."""
+    heard: int
+    """The newest step that the controller has heard of: later ones are told again, the first rank may have died with
+    them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a layer's state can be fetched."""
+
+    layer: int
+    rank: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What a rank is to be in its next generation.
+
+    The state of each layer that it owns by `plan` is that of `start`, if given. Else it is what the rank holds, what it
+    fetches from `sources`, or, before the first step, the initial values.
+    """
+
+    place: int
+    """pipeline * P + pipeline rank."""
+    plan: Plan
+    schedule: Schedule
+    step: int = 0
+    """Steps committed where the generation begins."""
+    start: CheckpointRef | None = None
+    """The checkpoint of `step` that all begin with."""
+    sources: tuple[Source, ...] = ()
+    freeze: tuple[FreezePlan, ...] = ()
+    """Freeze plans with known starts; what is prepared later is taken up only after the last of them."""
 
 
 class JobError(Exception):

@@ -3,54 +3,114 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
+from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers import determinism
-from workers.build import build_layers
-from workers.checkpoint import DamagedCheckpointError, read_layer, read_manifest
+from workers.checkpoint import DamagedCheckpointError
 from workers.config import WorkerConfig
 from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
 from workers.devices.registry import make_device
+from workers.fault_points import FaultPoints, Phase
+from workers.freezing.plans import Plans, check_plan
 from workers.host_memory import keep_freed_pages
-from workers.layer import Layer
-from workers.layer_state import LayerState, load_
+from workers.layer_source import Built, LayerSource
+from workers.layer_state import host_copy
+from workers.left_over import Greeting, LeftOver
 from workers.mailbox import Mailbox
+from workers.measured import Measured
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
+from workers.next_plan import NextPlan, check_next
 from workers.optim import Optimizer, make_optimizer
-from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outcome, Report, Request
-from workers.training import Setting, Training
+from workers.profiler import BUDGET_S, Subject, measure
+from workers.protocol import (
+    Assignment,
+    DamagedCheckpoint,
+    Generation,
+    JobError,
+    Outcome,
+    Parted,
+    Position,
+    Report,
+    Request,
+    Settlement,
+    SwitchReport,
+)
+from workers.setting import Setting
+from workers.standby import Standbys
+from workers.switch import take_up
+from workers.training import Training
 from workers.transport.channel import Channel
+from workers.transport.joining import Joining
 from workers.transport.open_channel import open_channel
+from workers.transport.state_stream import StateServer
 
 
 class Rank:
-    """One rank of a job. Call `setup`, `follow`, `join`, `train` in this order; `request` and `leave` from any thread.
+    """One rank of a job. Call `setup`, then for each generation `follow`, `join`, `train` in this order; when training
+    ended with a loss or as `Parted`, `position` and `settle` come before the next. `request`, `prepare` and `leave`
+    from any thread.
 
     Args:
-        rank: the global rank, replica * P + pipeline rank.
-        report: takes every report as it comes, on the training thread; must not block.
+        rank: its number, which no other rank of the job ever has.
+        report: takes every report as it comes; must not block.
+        secret: the job's, by which ranks know each other where they fetch layers; without one it offers none.
+        host: address to offer them at.
     """
 
-    def __init__(self, config: WorkerConfig, rank: int, report: Callable[[Report], None]) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        rank: int,
+        report: Callable[[Report], None],
+        *,
+        secret: bytes = b"",
+        host: str = "127.0.0.1",
+    ) -> None:
         self._config = config
         self._rank = rank
         self._report = report
+        self._secret = secret
+        self._host = host
         self._mailbox = Mailbox()
         self._store: dist.TCPStore | None = None
         self._channel: Channel | None = None
+        self._joining: Joining | None = None
         self._generation: Generation | None = None
+        self._server: StateServer | None = None
         self._step = 0
+        self._layers: Built = {}
+        self._idle: Built = {}
+        """What it holds of `_step` without a part in it; until it trains again."""
+        self._standbys: Standbys | None = None
+        self._freeze_plans = Plans()
+        self._assignment: Assignment | None = None
+        self._training: Training | None = None
+        """The newest; what it kept of a commit is settled here."""
+        self._vector: tuple[bytes, ...] | None = None
+        self._left: LeftOver | None = None
+        self._source: LayerSource | None = None
+        self.faults = FaultPoints(
+            report,
+            rank=rank,
+            allowed=config.elastic.allow_faults,
+            sever=self.leave,
+            output=config.output,
+        )
 
     def setup(self) -> None:
-        """Fix threads and kernels, resolve the model definition, open the data.
+        """Fix threads and kernels, resolve the model definition, open the data, and listen for who needs layers.
 
         Raises:
             JobError: the factory, the data or the device is not what it should be.
@@ -63,36 +123,74 @@ class Rank:
         self._device: Device = make_device(config, len(self._definition.layers))
         self._optimizer: Optimizer = make_optimizer(config.optimizer, config.steps)
         self._optimizer.check_ties(self._definition.ties)
+        self._source = LayerSource(
+            config, self._definition, self._device, self._optimizer, self._secret, self.faults
+        )
+        if self._secret:
+            self._server = StateServer(self._secret, self._host, busy=self._busy)
 
-    def follow(self, plan: Plan, schedule: Schedule, start: CheckpointRef | None) -> DamagedCheckpoint | None:
-        """Build the layers that `plan` gives this rank, with initial values or with those of `start`.
+    @property
+    def port(self) -> int:
+        """Where it offers layers; 0 for nowhere."""
+        return self._server.port if self._server is not None else 0
+
+    def follow(self, assignment: Assignment) -> DamagedCheckpoint | None:
+        """Take up the layers that the assignment gives this rank.
+
+        Their state is that of `assignment.start`, if given. Else it is what the rank holds of `assignment.step`, what
+        it fetches, or before the first step the initial values.
 
         Returns:
-            What is wrong with `start`, if it is damaged: call again with an older one.
+            What is wrong with `start`, if it is damaged; nothing has changed then: call again with an older one.
 
         Raises:
-            JobError: the checkpoint holds another model.
+            JobError: the checkpoint holds another model, or a freeze plan is for one.
+            StateStreamError: a source is gone, or `leave` was called.
         """
-        self._plan, self._schedule = plan, schedule
-        self._step = 0
-        self._layers: dict[int, tuple[Layer, LayerState]] = build_layers(
-            self._definition,
-            plan.layers_of_rank(self._rank % plan.pipeline_ranks),
-            seed=self._config.seed,
-            precision=self._config.precision,
-            device=self._device.torch_device,
+        source = self._source
+        assert source is not None
+        source.begin()
+        if self._training is not None:
+            self.faults.reach(Phase.RECOVERING, self._step)
+        for known in assignment.freeze:
+            self._check_freeze_plan(known)
+        plan = assignment.plan
+        owned = plan.layers_of_rank(assignment.place % plan.pipeline_ranks)
+        copied = plan.standbys_of(assignment.place)
+        if assignment.start is not None:
+            try:
+                known = source.load([*owned, *copied], assignment.start)
+            except DamagedCheckpointError as error:
+                return error.damage
+            self._vector = self._left = None
+        elif assignment.step == 0:
+            known = source.build([*owned, *copied])
+        else:
+            known = self._held() if self._step == assignment.step else {}
+            self._offer(known)
+            lacking = [layer for layer in owned if layer not in known]
+            known |= source.fetch_all(lacking, assignment.sources, assignment.step)
+        self._layers = {layer: known[layer] for layer in owned}
+        self._standbys = Standbys(
+            copied,
+            {layer: known[layer] for layer in copied if layer in known},
+            freeze=self._config.freeze,
             optimizer=self._optimizer,
         )
-        if start is None:
-            return None
-        try:
-            manifest = read_manifest(start)
-            for index, (_, state) in self._layers.items():
-                load_(state, read_layer(start, manifest, index))
-        except DamagedCheckpointError as error:
-            return error.damage
-        self._step = start.step
+        self._idle = {layer: one for layer, one in known.items() if layer not in self._layers}
+        self._step = assignment.step
+        self._freeze_plans = Plans(assignment.freeze)
+        self._assignment = assignment
+        self._training = None
         return None
+
+    def _held(self) -> Built:
+        """All that it has of `_step`."""
+        # Before a generation trains, the copies that it has are among the idle ones.
+        copies: Built = {}
+        if self._training is not None and self._standbys is not None:
+            copies = self._standbys.held()
+        return {**self._idle, **copies, **self._layers}
 
     def host_store(self, host: str = "127.0.0.1") -> int:
         """Host the store over which a generation forms, on the interface of `host`; returns its port."""
@@ -110,42 +208,237 @@ class Rank:
 
     def join(self, generation: Generation, channel: Channel | None = None) -> None:
         """Form the generation's process group; waits for all its members. Threads of one process bring a `channel`."""
+        self.leave()
+        self._mailbox.void()
         self._generation = generation
-        self._channel = channel or open_channel(generation, self._rank, self._device.torch_device)
+        if channel is None:
+            self._joining = Joining(lambda: open_channel(generation, self._rank, self._device.torch_device))
+            channel = self._joining.wait()
+        self._channel = channel
 
-    def train(self) -> Outcome:
-        """Train until the last step or a STOP; blocks, and streams reports.
+    def train(self) -> Outcome | Parted:
+        """Train until the last step, a STOP or a REGROUP; blocks, and streams reports.
 
         Raises:
             ChannelError: another rank is gone, or `leave` was called.
         """
         assert self._channel is not None
         assert self._generation is not None
+        assert self._assignment is not None
+        assert self._standbys is not None
+        assert self._source is not None
+        assignment = self._assignment
+        # Everyone has joined, so everyone has what it needs.
+        self._idle = {}
+        self._withdraw()
+        if assignment.step and assignment.start is None:
+            self._offer_bases(layer for layer, places in enumerate(assignment.plan.standbys) if places)
         setting = Setting(
             config=self._config,
             rank=self._rank,
-            plan=self._plan,
-            schedule=self._schedule,
+            place=assignment.place,
+            plan=assignment.plan,
+            schedule=assignment.schedule,
             definition=self._definition,
             data=self._data,
             layers=self._layers,
             optimizer=self._optimizer,
             device=self._device,
             mailbox=self._mailbox,
+            standbys=self._standbys,
+            greeting=Greeting(host=self._host, port=self.port, left=self._left),
+            bring=partial(self._source.fetch_base, self._step),
+            withdraw=self._withdraw,
+            freeze_plans=self._freeze_plans,
+            faults=self.faults,
             report=self._report,
         )
-        training = Training(setting, self._generation, self._channel, self._step)
+        self._training = Training(setting, self._generation, self._channel, self._step)
         try:
-            return training.run()
+            while isinstance(end := self._training.run(), NextPlan):
+                setting = self._switch(end, setting)
+            return end
+        except BaseException:
+            # The neighbours are to know at once, and theirs.
+            self.leave()
+            raise
         finally:
-            self._step = training.step
+            # Those of a switch of plans that failed half-way have not been trained with yet.
+            self._standbys.rest()
+            self._take_over(self._training)
+
+    def _switch(self, following: NextPlan, setting: Setting) -> Setting:
+        """Follow another plan from the next step on, in the same generation."""
+        assert self._generation is not None
+        assert self._channel is not None
+        assert self._training is not None
+        assert self._assignment is not None
+        assert self._source is not None
+        before, place = self._training, setting.place
+        self._take_over(before)
+        brought_bytes, brought_s = setting.standbys.brought_bytes, setting.standbys.brought_s
+        has = take_up(
+            following,
+            place,
+            self._layers,
+            setting.standbys,
+            freeze=self._config.freeze,
+            optimizer=self._optimizer,
+        )
+        self._layers, self._standbys = has.layers, has.standbys
+        self._assignment = replace(self._assignment, plan=following.plan, schedule=following.schedule)
+        self._mailbox.taken_up(following)
+        self._offer_bases(following.bases(setting.plan))
+        self._channel.renew()
+        setting = replace(
+            setting,
+            plan=following.plan,
+            schedule=following.schedule,
+            layers=has.layers,
+            standbys=has.standbys,
+            held=following.held,
+            bring=partial(self._source.fetch_base, self._step),
+        )
+        self._training = Training(setting, self._generation, self._channel, self._step, before)
+        self._training.tell(
+            SwitchReport(
+                step=self._step,
+                rank=place,
+                epoch=following.plan.epoch,
+                version=following.plan.version,
+                taken=has.taken,
+                given=has.given,
+                brought_bytes=brought_bytes,
+                brought_s=brought_s,
+                stall_s=time.perf_counter() - before.ended_s,
+                switched_s=time.time(),
+            )
+        )
+        return setting
+
+    def _offer_bases(self, layers: Iterable[int]) -> None:
+        """Offer copies of these of its layers as they are now."""
+        if self._server is not None:
+            mine = {layer: host_copy(self._layers[layer][1]) for layer in layers if layer in self._layers}
+            if mine:
+                self._server.offer(self._step, mine)
+
+    def position(self) -> Position:
+        """Where it stands, once it no longer trains.
+
+        Raises:
+            RuntimeError: its layers are of no step, because an update broke off.
+        """
+        training = self._training
+        if training is not None and training.torn:
+            raise RuntimeError(f"rank {self._rank}: an update broke off in its middle; its layers are lost")
+        return Position(
+            rank=self._rank,
+            step=self._step,
+            vector=self._vector,
+            undecided=training.undecided if training is not None else None,
+            holds=tuple(sorted(self._held())),
+            freeze_plans=self._freeze_plans.known,
+            host=self._host,
+            port=self.port,
+        )
+
+    def settle(self, settlement: Settlement) -> None:
+        """Take up or give up the commit that is undecided here, and offer the layers of the step that is settled.
+
+        A rank that comes to another step holds nothing that counts; it gets all its layers from others.
+        """
+        if self._training is not None:
+            self._training.settle(settlement)
+            self._take_over(self._training)
+        if self._step == settlement.step:
+            self._offer(self._held())
+
+    def _take_over(self, training: Training) -> None:
+        """Keep what outlives a generation."""
+        self._step, self._left = training.step, training.left
+        if training.vector is not None:
+            self._vector = training.vector
+
+    def _withdraw(self) -> None:
+        if self._server is not None:
+            self._server.withdraw()
+
+    def _busy(self) -> bool:
+        return self._channel is not None and self._channel.sending()
+
+    def _offer(self, layers: Built) -> None:
+        if self._server is not None and layers:
+            self._server.offer(self._step, {layer: state for layer, (_, state) in layers.items()})
+
+    def profile(self, budget_s: float = BUDGET_S) -> Measured:
+        """Measure layers, links and commit, in place of following a plan; all members of the generation together.
+
+        Args:
+            budget_s: how long the layers are measured.
+
+        Raises:
+            ChannelError: another rank is gone, or `leave` was called.
+            JobError: a layer does not work.
+        """
+        assert self._channel is not None
+        subject = Subject(
+            config=self._config,
+            rank=self._rank,
+            definition=self._definition,
+            data=self._data,
+            device=self._device,
+            optimizer=self._optimizer,
+            channel=self._channel,
+        )
+        return measure(subject, budget_s)
 
     def request(self, request: Request) -> None:
         """Drop a request into the mailbox; it takes effect at a commit, on all ranks."""
         self._mailbox.put(request)
 
+    def prepare(self, plan: FreezePlan) -> None:
+        """Hold a freeze plan ready. It is taken up at the first commit to which every rank of the generation brings
+        it, and followed from the step after; then the first rank reports `FreezeStarted`. A new generation voids it.
+
+        Raises:
+            JobError: the job's method takes no ratios, or they are not for its layers and microbatches.
+        """
+        self._check_freeze_plan(plan)
+        self._mailbox.prepare(plan)
+
+    def prepare_plan(self, plan: Plan, schedule: Schedule, held: Sequence[tuple[int, int]] = ()) -> None:
+        """Hold another plan of the pipeline ready. Once this rank could follow it, which is when every layer that it is
+        to own is its own or has a copy here that is up to date, it brings it to each commit; after the first one to
+        which every rank brings it, all follow it, and report `SwitchReport`. A new generation voids it.
+
+        Args:
+            held: (layer, place): layers whose updates are held back while it is followed, and where they are to go;
+                see `workers.deferral`.
+
+        Raises:
+            JobError: it is not newer than the plan in force, or takes another generation.
+        """
+        if self._assignment is None:
+            raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
+        check_next(plan, schedule, self._assignment.plan)
+        self._mailbox.prepare_plan(NextPlan(plan, schedule, tuple(held)))
+
+    def _check_freeze_plan(self, plan: FreezePlan) -> None:
+        method = self._config.freeze.method
+        if not self._config.freeze.timely:
+            raise JobError(
+                f"freeze.method is {method!r}, which follows no ratios: use a `timelyfreeze` method"
+            )
+        check_plan(plan, len(self._definition.layers), self._config.microbatches)
+
     def leave(self) -> None:
-        """Drop the process group: whoever waits in it, here or at a neighbour, gets an error."""
+        """Drop the process group: whoever waits in it, here or at a neighbour, gets an error. So does who waits to join
+        one, or for layers of others."""
+        if self._source is not None:
+            self._source.stop()
+        if self._joining is not None:
+            self._joining.leave()
         if self._channel is not None:
             self._channel.close()
 
@@ -155,3 +448,7 @@ class Rank:
         self.leave()
         self._channel = None
         self._store = None
+        self.faults.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None

@@ -6,6 +6,7 @@ Every draw is keyed by (seed, purpose, ...): the same layer draws the same numbe
 from __future__ import annotations
 
 import hashlib
+import struct
 import threading
 
 import torch
@@ -18,6 +19,12 @@ def key(seed: int, purpose: str, *parts: int | str) -> int:
     """A 63-bit key for one draw, e.g. `key(seed, "dropout", step, microbatch, layer_name)`."""
     text = repr((seed, purpose, *parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def uniforms(count: int, seed: int, purpose: str, *parts: int | str) -> list[float]:
+    """`count` numbers in [0, 1), keyed as a whole: one hash, for draws so many that a generator each would show."""
+    raw = hashlib.shake_128(repr((seed, purpose, *parts)).encode()).digest(8 * count)
+    return [(number >> 11) * 2.0**-53 for number in struct.unpack(f"<{count}Q", raw)]
 
 
 class keyed:

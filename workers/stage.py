@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from workers import rng
+from workers.freezing.mask import NOTHING, Mask
 from workers.layer import Layer, Loss, Pass, Tensors
+
+Masks = Callable[[int, int], Mask]
+"""Layer, global microbatch -> what the layer leaves out in that microbatch of the step at hand."""
 
 
 class Stage:
@@ -18,32 +22,59 @@ class Stage:
         loss: the loss that follows, if the last of them is the model's last.
         recompute: indices of the layers that drop their activations after the forward pass.
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
+        masks: what is frozen; None for nothing.
+        forward_only: no backward pass follows: all of it, and all before it, is frozen for good.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], loss: Loss | None, recompute: frozenset[int], seed: int
+        self,
+        layers: Sequence[Layer],
+        loss: Loss | None,
+        recompute: frozenset[int],
+        seed: int,
+        *,
+        masks: Masks | None = None,
+        forward_only: bool = False,
     ) -> None:
         self.layers = tuple(layers)
         self.loss = loss
         self._recompute = recompute
         self._seed = seed
+        self._masks = masks
+        self._forward_only = forward_only
         self._passes: dict[int, list[Pass]] = {}
         self._loss_passes: dict[int, Pass] = {}
+        self._frozen_shares: dict[int, tuple[float, ...]] = {}
 
     def forward(self, microbatch: int, step: int, inputs: Tensors, targets: Tensors | None) -> Tensors:
         """Run the forward pass of (global) `microbatch`; with a loss, its outputs are the one scalar loss."""
         tensors = inputs
-        passes = self._passes[microbatch] = []
-        for layer in self.layers:
+        passes: list[Pass] = []
+        masks = [
+            NOTHING if self._masks is None else self._masks(layer.index, microbatch) for layer in self.layers
+        ]
+        for layer, mask in zip(self.layers, masks, strict=True):
             draw_key = rng.key(self._seed, "forward", step, microbatch, layer.name)
-            tensors, done = layer.forward(tensors, draw_key, keep=layer.index not in self._recompute)
+            keep = layer.index not in self._recompute and not self._forward_only
+            tensors, done = layer.forward(tensors, draw_key, keep=keep, frozen=mask.frozen)
             passes.append(done)
+        if self._forward_only:
+            tensors = tuple(t.detach() for t in tensors)
+        else:
+            self._passes[microbatch] = passes
+            self._frozen_shares[microbatch] = tuple(mask.actual for mask in masks)
         if self.loss is None:
             return tensors
         assert targets is not None
         draw_key = rng.key(self._seed, "loss", step, microbatch)
-        loss, self._loss_passes[microbatch] = self.loss.forward(tensors, targets, draw_key, keep=True)
+        loss, done = self.loss.forward(tensors, targets, draw_key, keep=not self._forward_only)
+        if not self._forward_only:
+            self._loss_passes[microbatch] = done
         return (loss,)
+
+    def frozen_shares(self, microbatch: int) -> tuple[float, ...]:
+        """Per layer, the share of its weight gradients that `microbatch` leaves out; empty before its forward pass."""
+        return self._frozen_shares.get(microbatch, ())
 
     def recompute(self, microbatch: int) -> None:
         """Rebuild the dropped activations of `microbatch`."""
@@ -85,6 +116,7 @@ class Stage:
         """Forget the microbatches in flight, and the gradients they left."""
         self._passes.clear()
         self._loss_passes.clear()
+        self._frozen_shares.clear()
         for layer in self.layers:
             for parameter in layer.module.parameters():
                 parameter.grad = None

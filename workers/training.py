@@ -1,151 +1,231 @@
 """A rank's training loop in one generation: window, exchange, commit, update; then what a commit may ask for.
 
 Nothing of a layer's state changes between two commits but its buffers, and those are put back if the step is not
-committed.
+committed. What a rank needs to take a commit up later, when it has come to it and lost the others there, it keeps.
 """
 
 from __future__ import annotations
 
 import time
-from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from planner.ir import Schedule
-from planner.plan import Plan
-from workers.canonical import canonical
+from workers.announcements import Announcements
 from workers.checkpointing import Checkpointing
-from workers.commit import CommitRecord, Decision, settle
-from workers.config import WorkerConfig
-from workers.data.dataset import Batch, OpenData
-from workers.data.sampling import train_indices, validation_indices, validation_windows
-from workers.devices.device import Device
-from workers.engine import Engine, Window
-from workers.exchange import Parameters, ReplicaExchange, TiedUse, TieExchange
-from workers.layer import Layer, Loss
-from workers.layer_state import LayerState, digest
-from workers.mailbox import Mailbox
-from workers.models.definition import ModelDefinition
-from workers.optim import Optimizer
+from workers.commit import CommitRecord, Decision, Prepared, settle
+from workers.curvature import CurvatureProbe
+from workers.data.sampling import samples_digest
+from workers.deferral import Deferral
+from workers.engine import Window
+from workers.fault_points import Phase
+from workers.layer_state import digest
+from workers.left_over import Greeting, LeftOver, agree
+from workers.minibatch import Buffers, Minibatch
+from workers.next_plan import NextPlan
 from workers.protocol import (
     Generation,
     Outcome,
+    Parted,
     Report,
     Request,
     SampleReport,
+    Settlement,
     StepReport,
     TimelineReport,
     ValidationReport,
 )
+from workers.redundancy import Shipping
 from workers.sample_text import sample_text
-from workers.stage import Stage
-from workers.transport.channel import Channel, Stream
-
-VALIDATION, SAMPLING = 1, 2
-"""Purposes of forward passes outside training; see `Engine.evaluate`."""
+from workers.setting import Setting, make_freezer
+from workers.standby_watch import StandbyWatch
+from workers.transport.channel import Channel
+from workers.validation import SAMPLING, validate
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a rank brings to a generation's training: all of it outlives the generation."""
+class _Undecided:
+    """A step whose commit this rank came to without learning the outcome; its gradients are in the parameters."""
 
-    config: WorkerConfig
-    rank: int
-    plan: Plan
-    schedule: Schedule
-    definition: ModelDefinition
-    data: OpenData
-    layers: Mapping[int, tuple[Layer, LayerState]]
-    optimizer: Optimizer
-    device: Device
-    mailbox: Mailbox
-    report: Callable[[Report], None]
+    step: int
+    begun_s: float
+    """By `time.perf_counter`."""
+    window: Window
+    requests: tuple[Request, ...]
+    """From its mailbox."""
+    buffers: Buffers
+    """As they are if the step is committed."""
+    parcels: Mapping[int, Tensor]
+    """Of the layers that it stands by for, packed."""
+    lost_s: float = 0.0
+    """When it lost the others, on the same clock."""
 
-    @property
-    def pipeline_rank(self) -> int:
-        return self.rank % self.plan.pipeline_ranks
 
-    @property
-    def replica(self) -> int:
-        return self.rank // self.plan.pipeline_ranks
+@dataclass(frozen=True)
+class _Findings:
+    """What the step's gradients show, by layer; see `CommitRecord`."""
+
+    squared_norms: dict[int, float]
+    scores: dict[int, float]
+    settled: dict[int, int]
+    energies: dict[int, tuple[float, float]]
 
 
 class Training:
-    """The loop of one rank.
+    """The loop of one rank, with one plan.
 
     Args:
         step: steps committed so far.
+        before: what trained up to `step` with the plan before, in the same generation.
     """
 
-    def __init__(self, setting: Setting, generation: Generation, channel: Channel, step: int) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        generation: Generation,
+        channel: Channel,
+        step: int,
+        before: Training | None = None,
+    ) -> None:
         self._setting = setting
         self._generation = generation
         self._channel = channel
         self.step = step
+        self.vector: tuple[bytes, ...] | None = None
+        """All ranks' records of the commit of `step`, once there was one in this generation."""
+        self.torn = False
+        """Whether an update broke off in its middle: the layers are of no step."""
+        self._requests: frozenset[Request] = frozenset()
+        self._validated = False
+        self._undecided: _Undecided | None = None
+        self._ready: NextPlan | None = None
+        """The plan that it brought to the newest commit."""
+        self._next: NextPlan | None = None
+        """The plan that all follow after the newest commit."""
+        self._owners: list[Greeting] = []
+        """By place, what every rank told of itself."""
+        self.ended_s = 0.0
+        """When it was to give way to another plan, by `time.perf_counter`."""
         config, plan = setting.config, setting.plan
-        self._stages = _stages(setting)
-        self._engine = Engine(
-            setting.schedule, setting.pipeline_rank, setting.replica, self._stages, channel, setting.device
+        self._freezer = make_freezer(setting)
+        self._minibatch = Minibatch(setting, self._freezer, channel)
+        self._standbys = setting.standbys
+        self._shipping = Shipping(
+            channel, plan, setting.place, setting.layers, self._minibatch.free_tags, setting.held
         )
+        self._began = step
+        to_go = {layer for layer, _ in setting.held} & setting.layers.keys()
+        self._deferral = Deferral({layer: setting.layers[layer] for layer in to_go}, setting.optimizer)
+        self._watch = StandbyWatch(self._standbys, setting.rank, setting.place)
         self._total = plan.replicas * plan.microbatches
-        self._parameters: Parameters = {
-            (index, name): parameter
-            for index, (layer, _) in sorted(setting.layers.items())
-            for name, parameter in sorted(layer.module.named_parameters())
-        }
-        base = setting.replica * plan.pipeline_ranks
-        self._siblings = [r * plan.pipeline_ranks + setting.pipeline_rank for r in range(plan.replicas)]
-        groups = _tied_uses(setting)
-        # Tags mean the same on both sides of a pair: the siblings' own, whose number differs by rank, come last.
-        tie_tags = self._engine.first_free_tag
-        self._buffer_tags = tie_tags + sum(len(group) for group in groups)
-        replica_tags = self._buffer_tags + len(setting.definition.layers)
-        self._ties = TieExchange(channel, groups, self._parameters, base, tie_tags) if groups else None
-        self._replicas = None
-        if plan.replicas > 1:
-            self._replicas = ReplicaExchange(channel, self._siblings, self._parameters, replica_tags)
+        self._announcements = Announcements(setting.report, first=setting.place == 0)
+        self._curvature = None
+        if config.curvature_every and setting.pipeline == 0:
+            self._curvature = CurvatureProbe(
+                config.curvature_every,
+                setting.place,
+                self._total,
+                self._minibatch.counted,
+                lambda report: self._announcements.add(report.step, report),
+            )
         self._checkpointing = Checkpointing(
-            config, setting.definition.names, plan, generation, setting.report
+            config,
+            setting.definition.names,
+            plan,
+            generation,
+            setting.report,
+            setting.faults,
+            setting.greeting.left,
+        )
+        if before is not None:
+            self._continue(before)
+
+    def _continue(self, before: Training) -> None:
+        """Take over what lasts for a generation."""
+        self.vector, self._owners = before.vector, before._owners
+        self._requests, self._validated = before._requests, before._validated
+        self._announcements, self._checkpointing = before._announcements, before._checkpointing
+        self._checkpointing.plan = self._setting.plan
+
+    def tell(self, report: Report) -> None:
+        """Report this once the newest step is settled."""
+        self._announcements.add(self.step, report)
+
+    @property
+    def undecided(self) -> int | None:
+        """The step to whose commit it came without learning the outcome."""
+        return None if self._undecided is None else self._undecided.step
+
+    @property
+    def left(self) -> LeftOver:
+        """What of the commit of `step` is done, for the generation after."""
+        return LeftOver(
+            step=self.step,
+            requests=self._requests,
+            validated=self._validated,
+            begun=self._checkpointing.begun,
+            whole=self._checkpointing.whole,
         )
 
-    def run(self) -> Outcome:
-        """Train until the last step or until a commit carries a STOP.
+    def run(self) -> Outcome | Parted | NextPlan:
+        """Train until the last step, until a commit carries a STOP or a REGROUP, or until one after which all follow
+        another plan: that is to be trained with next.
 
         Raises:
-            ChannelError: a rank is gone. No step is half done: state is that of the last commit.
+            ChannelError: a rank is gone. No step is half done: state is that of the last commit, and if the outcome of
+                one more is not known, `settle` takes it up or drops it.
         """
+        outcome = None
         try:
-            return self._run()
+            outcome = self._run()
+            return outcome
         finally:
-            self._checkpointing.close()
+            if not self.torn:
+                self._deferral.end()
+            if not isinstance(outcome, NextPlan):
+                self._checkpointing.close(wait=isinstance(outcome, Outcome))
+            self._standbys.rest()
 
-    def _run(self) -> Outcome:
+    def settle(self, settlement: Settlement) -> None:
+        """Take up the commit that was undecided, or give it up; and tell what is settled with that."""
+        undecided = self._undecided
+        if undecided is not None and undecided.step == settlement.step:
+            assert settlement.vector is not None, f"nobody brought the records of commit {undecided.step}"
+            decision = self._decide(settlement.vector)
+            if not decision.skipped:
+                self._minibatch.load_buffers(undecided.buffers)
+            took_s = undecided.lost_s - undecided.begun_s
+            undecided = replace(undecided, begun_s=time.perf_counter() - took_s)
+            self._take_up(undecided, settlement.vector, decision)
+        elif undecided is not None:
+            self._minibatch.drop()
+            for request in undecided.requests:
+                self._setting.mailbox.put(request)
+        self._undecided = None
+        self._announcements.end(self.step, settlement.heard)
+
+    def _run(self) -> Outcome | Parted | NextPlan:
         config = self._setting.config
-        stopped = False
+        self._freezer.meet(self._channel)
+        stopped = self._greet()
         while self.step < config.steps and not stopped:
-            begun_s = time.perf_counter()
-            window, decision = self._step()
-            step_s = time.perf_counter() - begun_s
-            self._announce(decision, step_s)
-            stopped = Request.STOP in decision.requests and self.step < config.steps
-            last = stopped or self.step == config.steps
-            if last or (config.timeline_every and self.step % config.timeline_every == 0):
-                self._setting.report(
-                    TimelineReport(step=self.step, rank=self._setting.rank, step_s=step_s, spans=window.spans)
-                )
-            every = config.checkpoint.every_steps
-            if last or (every and self.step % every == 0) or Request.CHECKPOINT in decision.requests:
-                self._checkpoint()
-            if (
-                config.validate_every and self.step % config.validate_every == 0
-            ) or self.step == config.steps:
-                self._validate()
+            self._step()
+            stopped = self._stopped
+            if Request.REGROUP in self._requests and not stopped and self.step < config.steps:
+                self._settle_all()
+                return Parted(rank=self._setting.rank, step=self.step)
+            self._attend()
+            if self._next is not None and not stopped and self.step < config.steps:
+                self.ended_s = time.perf_counter()
+                self._flush_held()
+                return self._next
+        self._settle_all()
         if not stopped and config.sample_tokens:
             self._sample()
-        error = self._checkpointing.finish(self._channel, self._setting.rank, self.step)
+        if (counts := self._freezer.counts()) is not None:
+            self._setting.report(counts)
+        error = self._checkpointing.finish(self._channel, self._setting.place, self.step)
         return Outcome(
             rank=self._setting.rank,
             step=self.step,
@@ -154,162 +234,241 @@ class Training:
             checkpoint_error=error,
         )
 
-    def _step(self) -> tuple[Window, Decision]:
-        before = {
-            index: {name: buffer.clone() for name, buffer in state.buffers.items()}
-            for index, (_, state) in self._setting.layers.items()
-        }
-        committed = False
-        try:
-            window = self._engine.run(self.step, self._train_batch)
-            if self._replicas is not None:
-                self._replicas.sum()
-            if self._ties is not None:
-                self._ties.sum()
-            buffers = self._first_replicas_buffers()
-            decision = self._commit(window)
-            committed = not decision.skipped
-            if committed:
-                self._update(decision, buffers)
-        finally:
-            for stage in self._stages.values():
-                stage.drop()
-            if not committed:
-                self._load_buffers(before)
-        self.step += 1
-        return window, decision
+    @property
+    def _stopped(self) -> bool:
+        return Request.STOP in self._requests and self.step < self._setting.config.steps
 
-    def _commit(self, window: Window) -> Decision:
+    def _greet(self) -> bool:
+        """Learn of each other, and do what the generation before left to do; whether it was to stop."""
         setting = self._setting
+        known = self._owners
+        if not known:
+            told = self._channel.all_gather(setting.greeting.encode())
+            self._owners = [Greeting.decode(greeting) for greeting in told]
+        # By now every owner offers its layers as they are here.
+        plan = setting.plan
+        self._standbys.bring(
+            lambda layer, stopped: setting.bring(
+                layer, self._owners[plan.stage_ranks[plan.stage_of_layer(layer)]], stopped
+            )
+        )
+        left = None if known else agree(self._owners, self.step)
+        if left is None or not self.step:
+            return False
+        self._requests = left.requests - {Request.REGROUP}
+        self._validated = left.validated
+        self._attend(left)
+        return self._stopped
+
+    def _attend(self, left: LeftOver | None = None) -> None:
+        """What the newest commit asks for.
+
+        Args:
+            left: where that was in an earlier generation, what is known of it.
+        """
+        config = self._setting.config
+        last = self._stopped or self.step == config.steps
+        every = config.checkpoint.every_steps
+        due = last or (every and self.step % every == 0) or Request.CHECKPOINT in self._requests
+        if left is not None:
+            due = (due and left.whole < self.step) or left.begun > left.whole
+        if due:
+            self._deferral.release()
+            self._checkpoint()
+        every = config.validate_every
+        if not self._validated and ((every and self.step % every == 0) or self.step == config.steps):
+            self._deferral.release()
+            self._validate()
+
+    def _flush_held(self) -> None:
+        """Layers whose updates were held back go where they are to go: so do their gradients."""
+        if self._setting.held:
+            got = self._shipping.flush_held(self._deferral.parcels, self.step - self._began)
+            for layer, parcels in got.items():
+                self._standbys.supply(layer, parcels)
+
+    def _settle_all(self) -> None:
+        """Learn that every rank has passed the newest commit."""
+        self._channel.all_gather(b"")
+        self._announcements.settle(self.step)
+
+    def _step(self) -> None:
+        begun_s = time.perf_counter()
+        step, faults = self.step + 1, self._setting.faults
+        before = self._minibatch.copied_buffers()
+        committed = False
+        self._freezer.begin(step)
+        try:
+            self._shipping.expect()
+            window, buffers = self._minibatch.run(self.step)
+            # Whatever reached this rank in this window had passed through all of its pipeline. A stage that only goes
+            # forward may be ahead of those behind it.
+            if not self._setting.schedule.frozen_stages:
+                self._announcements.settle(self.step)
+            if not self._freezer.on:
+                self._shipping.send({})
+            findings = self._look()
+            if self._freezer.on:
+                self._shipping.send(self._freezer.newest_energies)
+            parcels = self._shipping.receive()
+            if (waited := self._watch.let_come(step)) is not None:
+                self._announcements.add(self.step, waited)
+            faults.reach(Phase.BEFORE_COMMIT, step)
+            record = self._record(window, findings)
+            try:
+                vector = tuple(self._channel.all_gather(record.encode()))
+                faults.reach(Phase.IN_COMMIT, step)
+                decision = self._decide(vector)
+                self._announcements.settle(self.step)
+            except BaseException:
+                after = {**self._minibatch.copied_buffers(), **buffers}
+                self._undecided = _Undecided(
+                    step, begun_s, window, record.requests, after, parcels, time.perf_counter()
+                )
+                raise
+            self._minibatch.load_buffers(before if decision.skipped else buffers)
+            committed = True
+            self._take_up(_Undecided(step, begun_s, window, record.requests, {}, parcels), vector, decision)
+            self._next = None if decision.switch is None else self._ready
+        finally:
+            if not committed:
+                self._minibatch.load_buffers(before)
+                if self._undecided is None:
+                    self._minibatch.drop()
+        faults.reach(Phase.AFTER_COMMIT, step)
+
+    def _look(self) -> _Findings:
+        """Look at the step's gradients, which are final."""
+        norms = self._minibatch.norms()
+        of_layers = dict.fromkeys(self._setting.layers, 0.0)
+        for (layer, _), norm in norms.items():
+            of_layers[layer] += norm
+        scores, settled = self._freezer.check()
+        return _Findings(of_layers, scores, settled, self._freezer.energies(norms))
+
+    def _record(self, window: Window, findings: _Findings) -> CommitRecord:
+        setting, freezer = self._setting, self._freezer
         files, errors = self._checkpointing.finished_files()
-        record = CommitRecord(
-            rank=setting.rank,
+        first = setting.pipeline == 0
+        return CommitRecord(
+            rank=setting.place,
             generation=self._generation.number,
             step=self.step + 1,
             losses=window.losses,
-            squared_norms=self._squared_norms() if setting.replica == 0 else {},
+            samples=self._minibatch.samples if self._minibatch.reads_samples else {},
+            squared_norms=findings.squared_norms if first else {},
+            scores=findings.scores if first else {},
+            settled=findings.settled if first else {},
+            energies=findings.energies if first else {},
             busy_s=window.busy_s,
             requests=setting.mailbox.take(),
+            prepared=freezer.bring(setting.mailbox.prepared()),
+            next_plan=self._ready_plan(),
+            bases_settled=self._standbys.settled,
             files=files,
             files_errors=errors,
         )
-        records = [CommitRecord.decode(r) for r in self._channel.all_gather(record.encode())]
-        self._checkpointing.observe(records, setting.rank)
+
+    def _ready_plan(self) -> Prepared | None:
+        """For the commit record: the plan prepared, if this rank could follow it from the next step on."""
+        plan, standbys = self._setting.mailbox.next_plan(), self._standbys
+        current = standbys.up_to_date
+        if plan is not None:
+            coming = {*standbys.layers} - current
+            self._ready = (
+                plan if plan.ready(self._setting.place, self._setting.layers, current, coming) else None
+            )
+        else:
+            self._ready = None
+        return None if self._ready is None else self._ready.key
+
+    def _decide(self, vector: tuple[bytes, ...]) -> Decision:
+        """What follows from all ranks' records; changes nothing of a layer."""
+        records = [CommitRecord.decode(record) for record in vector]
+        self._checkpointing.observe(records, self._setting.place)
         return settle(
             records,
             microbatches=self._total,
-            layers=len(setting.definition.layers),
-            clip_norm=setting.config.optimizer.clip_norm,
+            layers=len(self._setting.definition.layers),
+            clip_norm=self._setting.config.optimizer.clip_norm,
+            newest=self._freezer.newest,
         )
 
-    def _squared_norms(self) -> dict[int, float]:
-        """Per layer, the float64 sum in name order of its parameters' squared norms. A tied parameter counts in the
-        first layer that uses it."""
-        repeated = {(use.layer, use.name) for group in _tied_uses(self._setting) for use in group[1:]}
-        norms = dict.fromkeys(self._setting.layers, 0.0)
-        for (layer, name), parameter in self._parameters.items():
-            if parameter.grad is not None and (layer, name) not in repeated:
-                norm = float(torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64))
-                norms[layer] += norm * norm
-        return norms
-
-    def _update(self, decision: Decision, buffers: dict[int, dict[str, Tensor]]) -> None:
-        self._load_buffers(buffers)
-        for layer, state in self._setting.layers.values():
-            gradients = {n: p.grad for n, p in layer.module.named_parameters() if p.grad is not None}
-            self._setting.optimizer.update_(state, gradients, decision.scale, self.step)
-
-    def _first_replicas_buffers(self) -> dict[int, dict[str, Tensor]]:
-        """The buffers that the first replica's microbatches left: siblings take those for their own."""
-        received: dict[int, dict[str, Tensor]] = {}
-        if self._replicas is None:
-            return received
-        own = self._setting.replica
-        for index, (_, state) in sorted(self._setting.layers.items()):
-            if not state.buffers:
-                continue
-            names = sorted(state.buffers)
-            for target in self._siblings[1:]:
-                stream = Stream(
-                    self._siblings[0], target, self._buffer_tags + index, f"buffers of layer {index}"
-                )
-                if own == 0:
-                    self._channel.send(stream, [state.buffers[name].clone() for name in names])
-                elif target == self._setting.rank:
-                    received[index] = dict(zip(names, self._channel.receive(stream), strict=True))
-        self._channel.flush()
-        return received
-
-    def _load_buffers(self, buffers: Mapping[int, Mapping[str, Tensor]]) -> None:
-        for index, values in buffers.items():
-            for name, value in values.items():
-                self._setting.layers[index][1].buffers[name].copy_(value)
-
-    def _train_batch(self, microbatch: int) -> Batch:
-        config, dataset = self._setting.config, self._setting.data.dataset
-        index = self._setting.replica * self._setting.plan.microbatches + microbatch
-        return dataset.train(
-            train_indices(
-                config.seed, self.step, index, self._total, config.microbatch_size, dataset.train_samples
-            )
-        )
-
-    def _announce(self, decision: Decision, step_s: float) -> None:
+    def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
+        """The step is committed: the one place where layers change, but for buffers."""
+        self.torn = True
+        if not decision.skipped:
+            if self._curvature is not None:
+                self._curvature.observe(step.step, may_freeze=self._freezer.may_freeze(step.step))
+            for index, (layer, state) in self._setting.layers.items():
+                if self._deferral.holds(index):
+                    continue
+                gradients = {n: p.grad for n, p in layer.module.named_parameters() if p.grad is not None}
+                self._setting.optimizer.update_(state, gradients, decision.scale, self.step)
+        self._deferral.hold(step.step, self._freezer.newest_energies, decision)
+        reports = self._freezer.commit(decision)
+        self._standbys.apply(step.step, step.parcels, decision)
+        self._minibatch.drop()
+        self.step, self.vector = step.step, vector
+        self._requests, self._validated = decision.requests, False
+        self.torn = False
+        step_s = time.perf_counter() - step.begun_s
+        self._announcements.add_shared(self.step, self._step_report(decision, step_s))
+        for report in reports:
+            self._announcements.add(self.step, report)
         config = self._setting.config
-        if self._setting.rank != 0:
-            return
-        samples = self._total * config.microbatch_size
-        self._setting.report(
-            StepReport(
-                generation=self._generation.number,
-                step=decision.step,
-                loss=decision.loss,
-                grad_norm=decision.grad_norm,
-                lr=self._setting.optimizer.lr(decision.step - 1),
-                samples=samples,
-                tokens=samples * self._setting.data.tokens_per_sample,
-                step_s=step_s,
-                bubble=max(0.0, 1.0 - decision.busy_s / step_s),
-                skipped=decision.skipped,
+        last = self._stopped or self.step == config.steps
+        asked = config.timeline_every and self.step % config.timeline_every == 0
+        if last or asked or self._freezer.monitoring(self.step):
+            timeline = TimelineReport(
+                step=self.step, rank=self._setting.place, step_s=step_s, spans=step.window.spans
             )
+            self._announcements.add(self.step, timeline)
+        for report in self._watch.news(self.step):
+            self._announcements.add(self.step, report)
+        if decision.bases_settled:
+            self._setting.withdraw()
+
+    def _step_report(self, decision: Decision, step_s: float) -> StepReport:
+        config = self._setting.config
+        samples = self._total * config.microbatch_size
+        return StepReport(
+            generation=self._generation.number,
+            step=decision.step,
+            loss=decision.loss,
+            grad_norm=decision.grad_norm,
+            lr=self._setting.optimizer.lr(decision.step - 1),
+            samples=samples,
+            tokens=samples * self._setting.data.tokens_per_sample,
+            step_s=step_s,
+            bubble=max(0.0, 1.0 - decision.busy_s / step_s),
+            skipped=decision.skipped,
+            gradient_energy=decision.gradient_energy,
+            effective_update=decision.effective_update,
+            committed_s=time.time(),
+            samples_digest=samples_digest(decision.samples),
         )
 
     def _checkpoint(self) -> None:
-        if self._setting.replica == 0:
+        if self._setting.pipeline == 0:
             self._checkpointing.start(self.step, [state for _, state in self._setting.layers.values()])
         else:
             self._checkpointing.start(self.step, [])
 
     def _validate(self) -> None:
-        config, dataset, plan = self._setting.config, self._setting.data.dataset, self._setting.plan
-        samples = dataset.validation_samples
-        windows = validation_windows(
-            samples, self._total * config.microbatch_size, config.data.validation_batches
-        )
-        if not windows:
-            return
-        losses: list[float] = []
-        for window in range(windows):
-
-            def batch(microbatch: int, window: int = window) -> Batch:
-                index = self._setting.replica * plan.microbatches + microbatch
-                return dataset.validation(
-                    validation_indices(window, index, self._total, config.microbatch_size, samples)
-                )
-
-            results = self._engine.evaluate(batch, plan.microbatches, purpose=VALIDATION)
-            losses += [float(loss) for _, (loss,) in sorted(results.items())]
-        gathered = self._channel.all_gather(array("d", losses).tobytes())
-        if self._setting.rank == 0:
-            every = [loss for record in gathered for loss in memoryview(record).cast("d")]
-            self._setting.report(ValidationReport(step=self.step, loss=sum(every) / len(every)))
+        loss = validate(self._setting, self._minibatch.engine, self._channel)
+        self._validated = True
+        if loss is not None:
+            self._announcements.settle(self.step)
+            self._announcements.add_shared(self.step, ValidationReport(step=self.step, loss=loss))
+            self._announcements.settle(self.step)
 
     def _sample(self) -> None:
         setting = self._setting
         if not setting.definition.language or setting.data.tokenizer is None:
             return
         prompt, text = sample_text(
-            self._engine,
+            self._minibatch.engine,
             self._channel,
             setting.data,
             context=setting.config.model.context,
@@ -317,29 +476,5 @@ class Training:
             seed=setting.config.seed,
             purpose=SAMPLING,
         )
-        if setting.rank == 0:
+        if setting.place == 0:
             setting.report(SampleReport(step=self.step, prompt=prompt, text=text))
-
-
-def _stages(setting: Setting) -> dict[int, Stage]:
-    plan, config = setting.plan, setting.config
-    stages: dict[int, Stage] = {}
-    for stage in setting.schedule.stages_of_rank(setting.pipeline_rank):
-        first, stop = plan.layers[stage]
-        loss = None
-        if stop == len(setting.definition.layers):
-            loss = Loss(
-                setting.definition.loss, precision=config.precision, device=setting.device.torch_device
-            )
-        layers = [setting.layers[index][0] for index in range(first, stop)]
-        stages[stage] = Stage(layers, loss, frozenset(plan.recompute), config.seed)
-    return stages
-
-
-def _tied_uses(setting: Setting) -> list[list[TiedUse]]:
-    names, plan = setting.definition.names, setting.plan
-    groups = []
-    for group in setting.definition.ties:
-        uses = sorted((names.index(ref.layer), ref.parameter) for ref in group)
-        groups.append([TiedUse(i, n, plan.stage_ranks[plan.stage_of_layer(i)]) for i, n in uses])
-    return groups

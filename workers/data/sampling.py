@@ -8,6 +8,9 @@ microbatches. Knows nothing of data.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -33,6 +36,12 @@ def train_indices(
         epoch, offset = divmod(position, samples)
         indices.append(int(epoch_permutation(seed, epoch, samples)[offset]))
     return indices
+
+
+def samples_digest(microbatches: Mapping[int, Sequence[int]]) -> str:
+    """sha256 (hex) of what a step used: the samples of each global microbatch, in order of microbatch."""
+    used = [[microbatch, *indices] for microbatch, indices in sorted(microbatches.items())]
+    return hashlib.sha256(json.dumps(used, separators=(",", ":")).encode()).hexdigest()
 
 
 @lru_cache(maxsize=2)  # a step at the turn of an epoch needs two; each may be large

@@ -51,7 +51,7 @@ def defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_
     if not (torch.is_grad_enabled() and accumulator.parameter.requires_grad):
         return output
     queue.used(accumulator)
-    if not output.requires_grad:
+    if queue.anchored or not output.requires_grad:
         return _Meeting.apply(accumulator.parameter, queue, use_of, output)[0]  # type: ignore[index]
 
     def hook(grad: Tensor) -> None:

@@ -86,7 +86,7 @@ def convolution_forward(
 
             return Use(accumulator, form, dtype)
 
-        output = torch.convolution(x, weight, bias, *geometry)
+        output = torch.convolution(x, weight, None if bias is None else bias.to(dtype), *geometry)
         return defer(output, accumulator, deferral.queue, use_of)
 
     return forward

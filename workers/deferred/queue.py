@@ -39,6 +39,16 @@ class Accumulator:
         self._cast: Tensor | None = None
         self._cast_version = -1
 
+    @property
+    def cast_bytes(self) -> int:
+        """What the cast that is kept takes."""
+        return 0 if self._cast is None else self._cast.nbytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What the scratch takes that it shares with parameters of its shape."""
+        return 0 if self._scratch is None else self._scratch.nbytes
+
     def cast(self, dtype: torch.dtype) -> Tensor:
         """The parameter, detached, in `dtype`; cast once per change of it rather than once per microbatch."""
         parameter = self.parameter
@@ -86,9 +96,12 @@ class Use:
 class WeightGradQueue:
     """The uses of one layer's parameters in one microbatch, in the order the backward pass met them."""
 
-    __slots__ = ("_forward_uses", "_uses", "at_once", "closed")
+    __slots__ = ("_forward_uses", "_uses", "anchored", "at_once", "closed")
 
-    def __init__(self) -> None:
+    def __init__(self, *, anchored: bool = False) -> None:
+        self.anchored = anchored
+        """Whether the backward walk goes to chosen parameters and inputs only: then each use has to hang on its own
+        parameter, or the walk may pass it by."""
         self._uses: dict[Accumulator, list[Use]] = {}
         self._forward_uses: dict[Accumulator, int] = {}
         self.at_once = False
@@ -111,9 +124,17 @@ class WeightGradQueue:
     @torch.no_grad()
     def drain(self) -> None:
         """Form every gradient that is queued and add it to its parameter's `.grad`, once per parameter."""
-        while self._uses:
-            accumulator = next(iter(self._uses))
-            accumulator.add(self._uses.pop(accumulator))
+        while self.form_next() is not None:
+            pass
+
+    @torch.no_grad()
+    def form_next(self) -> Accumulator | None:
+        """Form the gradient that is due next; None where nothing is queued."""
+        if not self._uses:
+            return None
+        accumulator = next(iter(self._uses))
+        accumulator.add(self._uses.pop(accumulator))
+        return accumulator
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -39,7 +40,11 @@ class CudaDevice(Device):
     def begin(self) -> None:
         self._begun = self._mark()
 
-    def end(self, action: Action, layers: Sequence[int]) -> None:
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
+        if self.slowdown > 1.0:
+            done = self._mark()
+            done.synchronize()
+            time.sleep((self.slowdown - 1.0) * self._begun.elapsed_time(done) / 1e3)
         self._events.append((action, self._begun, self._mark()))
 
     def spans(self) -> tuple[Span, ...]:

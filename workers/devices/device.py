@@ -16,6 +16,8 @@ class Device(ABC):
     """A device and the record of what ran on it since the last commit."""
 
     torch_device: torch.device
+    slowdown: float = 1.0
+    """How many times as long each action takes; more than 1 only in a drill."""
 
     @abstractmethod
     def start_window(self) -> None:
@@ -26,8 +28,12 @@ class Device(ABC):
         """An action's computation begins; its input has arrived."""
 
     @abstractmethod
-    def end(self, action: Action, layers: Sequence[int]) -> None:
-        """The computation of `action` on `layers` has been issued."""
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
+        """The computation of `action` on `layers` has been issued.
+
+        Args:
+            frozen: per layer, the share of its weight gradients that was left out; empty for none of any.
+        """
 
     @abstractmethod
     def spans(self) -> tuple[Span, ...]:
@@ -49,7 +55,12 @@ class CpuDevice(Device):
     def begin(self) -> None:
         self._begun_s = time.perf_counter()
 
-    def end(self, action: Action, layers: Sequence[int]) -> None:
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
+        if self.slowdown > 1.0:
+            time.sleep((self.slowdown - 1.0) * (time.perf_counter() - self._begun_s))
+        self._record(action)
+
+    def _record(self, action: Action) -> None:
         self._spans.append((action, self._begun_s, time.perf_counter()))
 
     def spans(self) -> tuple[Span, ...]:

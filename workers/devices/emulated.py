@@ -31,13 +31,32 @@ class EmulatedDevice(CpuDevice):
     def __init__(self, times: dict[str, tuple[float, ...]]) -> None:
         super().__init__()
         self._times = times
+        self._overslept_s = 0.0
 
-    def end(self, action: Action, layers: Sequence[int]) -> None:
-        modelled_s = sum(self._times[part][layer] for part in _PARTS[action.kind] for layer in layers)
-        left_s = self._begun_s + modelled_s - time.perf_counter()
-        if left_s > 0:
-            time.sleep(left_s)
-        super().end(action, layers)
+    def start_window(self) -> None:
+        super().start_window()
+        self._overslept_s = 0.0
+
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
+        # What one sleep takes too long, the next one makes good: else a busy host would slow the modelled device.
+        modelled_s = self.slowdown * self.modelled_s(action, layers, frozen)
+        until_s = self._begun_s + modelled_s - self._overslept_s
+        now_s = time.perf_counter()
+        if now_s < until_s:
+            time.sleep(until_s - now_s)
+            self._overslept_s = time.perf_counter() - until_s
+        else:
+            self._overslept_s -= max(0.0, modelled_s - (now_s - self._begun_s))
+        self._record(action)
+
+    def modelled_s(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> float:
+        """How long `action` lasts; of each layer's weight gradient the part that is not `frozen`."""
+        total_s = 0.0
+        for part in _PARTS[action.kind]:
+            shares = frozen if frozen and part == "weight_grad_s" else (0.0,) * len(layers)
+            for layer, share in zip(layers, shares, strict=True):
+                total_s += self._times[part][layer] * (1.0 - share)
+        return total_s
 
 
 def layer_times(config: EmulatedConfig, layers: int) -> dict[str, tuple[float, ...]]:

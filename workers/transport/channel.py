@@ -81,6 +81,8 @@ class Channel(ABC):
 
     rank: int
     size: int
+    receives_ahead: int = 0
+    """Messages of a stream for which memory is set aside before they come."""
 
     @abstractmethod
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
@@ -105,6 +107,18 @@ class Channel(ABC):
     @abstractmethod
     def flush(self) -> None:
         """Wait until all that was sent has left."""
+
+    def renew(self) -> None:
+        """Forget what the streams have carried: from here on they are others, with shapes of their own. Every rank
+        calls it after the same message, with none under way: after a commit."""
+        return
+
+    def sending(self) -> bool:
+        """Whether bytes of this rank are still on their way out, into a network that others could keep them from.
+
+        A message whose receiver is not ready for it is not: nothing of it has been sent. Any thread may ask, often.
+        """
+        return False
 
     @abstractmethod
     def all_gather(self, record: bytes) -> list[bytes]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from workers.protocol import Generation
 from workers.transport.ordered import Parcel
 from workers.transport.process_group import scoped_store
+from workers.transport.send_queues import SendQueues
 
 
 class NcclBackend:
@@ -37,6 +38,8 @@ class NcclBackend:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         self.device = device
         self._timeout = timedelta(seconds=generation.timeout_s)
+        # NCCL connects pair by pair, at their first message.
+        self._queues = SendQueues(growing=True)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         options.is_high_priority_stream = True
@@ -63,6 +66,10 @@ class NcclBackend:
         if handle is not None:
             # With a time given it is the host that waits; it looks for errors of the communicator all the while.
             handle.wait(self._timeout)
+
+    def sending(self) -> bool:
+        # What goes over NVLink or InfiniBand does not meet the host's own network.
+        return self._queues.pending()
 
     def close(self) -> None:
         self._group.abort()

@@ -42,6 +42,10 @@ class Backend(Protocol):
         """Wait until the group and all before it are over; raises RuntimeError if one of them failed."""
         ...
 
+    def sending(self) -> bool:
+        """As `Channel.sending`."""
+        ...
+
     def close(self) -> None:
         """Give up; whoever waits gets an error or wakes."""
         ...
@@ -109,6 +113,15 @@ class OrderedChannel(Channel):
                 self._backend.finish(self._newest)
             self._newest = None
         self._control.flush()
+
+    def renew(self) -> None:
+        assert not self._groups, f"{len(self._groups)} groups of the window were never issued"
+        self._shapes.clear()
+        self._ordered.clear()
+        self._control.renew()
+
+    def sending(self) -> bool:
+        return self._control.sending() or self._backend.sending()
 
     def all_gather(self, record: bytes) -> list[bytes]:
         return self._control.all_gather(record)

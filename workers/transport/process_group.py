@@ -18,6 +18,8 @@ from torch import Tensor
 
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+from workers.transport.outbox import Outbox
+from workers.transport.send_queues import SendQueues
 
 POSTED_AHEAD = 4
 """Receives that wait in advance on each stream: enough to keep the link busy, few enough to cost little memory."""
@@ -37,16 +39,21 @@ class ProcessGroupChannel(Channel):
         device: where received tensors go.
     """
 
+    receives_ahead = POSTED_AHEAD
+
     def __init__(self, generation: Generation, rank: int, device: torch.device) -> None:
         self.rank = generation.members.index(rank)
         self.size = len(generation.members)
         self._device = device
+        store = scoped_store(generation)
+        self._queues = SendQueues()
         self._group: Any = dist.ProcessGroupGloo(
-            scoped_store(generation), self.rank, self.size, timedelta(seconds=generation.timeout_s)
+            store, self.rank, self.size, timedelta(seconds=generation.timeout_s)
         )
+        self._queues.settle()
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
-        self._sent: deque[tuple[Any, Tensor]] = deque()
+        self._outbox = Outbox()
         self._posted: dict[Stream, deque[tuple[list[Any], Tensors]]] = defaultdict(deque)
         self._due: dict[Stream, int] = defaultdict(int)
 
@@ -63,7 +70,7 @@ class ProcessGroupChannel(Channel):
         if tensor.numel():
             raw = tensor.reshape(-1).view(torch.uint8)
             with _failing_on(stream):
-                self._sent.append((self._group.send([raw], stream.target, stream.tag), raw))
+                self._outbox.put(self._group.send([raw], stream.target, stream.tag), raw)
 
     def expect(self, stream: Stream, messages: int) -> None:
         self._due[stream] += messages
@@ -102,14 +109,21 @@ class ProcessGroupChannel(Channel):
         return self._in_shapes[stream].mark(tensors)
 
     def flush(self) -> None:
-        while self._sent:
-            work, _ = self._sent.popleft()
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise ChannelError(
-                    f"a message from rank {self.rank} could not be delivered: {error}"
-                ) from error
+        try:
+            self._outbox.flush()
+        except RuntimeError as error:
+            raise ChannelError(f"a message from rank {self.rank} could not be delivered: {error}") from error
+
+    def renew(self) -> None:
+        under_way = [stream.name for stream, posted in self._posted.items() if posted]
+        assert not under_way, f"messages are still to come: {under_way}"
+        self._out_shapes.clear()
+        self._in_shapes.clear()
+        self._posted.clear()
+        self._due.clear()
+
+    def sending(self) -> bool:
+        return self._queues.pending()
 
     def all_gather(self, record: bytes) -> list[bytes]:
         try:
@@ -131,6 +145,7 @@ class ProcessGroupChannel(Channel):
 
     def close(self) -> None:
         sever(self._group)
+        self._outbox.close()
 
 
 def scoped_store(generation: Generation) -> dist.Store:

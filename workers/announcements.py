@@ -1,0 +1,67 @@
+"""What a rank has to tell of its steps, held back until they are settled: until every rank has passed their commits.
+
+A commit that only some ranks have seen may still be undone when others are lost. Knows no training and no network.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.protocol import Report
+
+KEPT = 10_000
+"""Of so many of the newest reports that every rank can make, each could tell again after a loss."""
+
+
+@dataclass(frozen=True)
+class _Told:
+    step: int
+    report: Report
+    shared: bool
+    """Every rank has it; the first one tells it."""
+
+
+class Announcements:
+    """The reports of one rank in one generation.
+
+    Args:
+        first: whether it is the first rank.
+    """
+
+    def __init__(self, report: Callable[[Report], None], *, first: bool) -> None:
+        self._report = report
+        self._first = first
+        self._waiting: list[_Told] = []
+        self._recent: deque[_Told] = deque(maxlen=KEPT)
+
+    def add(self, step: int, report: Report) -> None:
+        """Tell `report`, of this rank alone, once `step` is settled."""
+        self._waiting.append(_Told(step, report, shared=False))
+
+    def add_shared(self, step: int, report: Report) -> None:
+        """Have the first rank tell `report` once `step` is settled. All ranks add it."""
+        self._waiting.append(_Told(step, report, shared=True))
+
+    def settle(self, step: int) -> None:
+        """All steps up to `step` are settled."""
+        told = [waiting for waiting in self._waiting if waiting.step <= step]
+        self._waiting = [waiting for waiting in self._waiting if waiting.step > step]
+        for one in told:
+            if one.shared and not self._first:
+                self._recent.append(one)
+            if self._first or not one.shared:
+                self._report(one.report)
+
+    def end(self, step: int, heard: int) -> None:
+        """The generation ended with a loss, at `step`. The first rank may be gone, and what it told last may have gone
+        with it: every rank tells what it would have told from step `heard` on. What came after `step` never was."""
+        waiting, self._waiting = self._waiting, []
+        recent, self._recent = list(self._recent), deque(maxlen=KEPT)
+        for one in recent:
+            if heard <= one.step <= step:
+                self._report(one.report)
+        for one in waiting:
+            if one.step <= step:
+                self._report(one.report)

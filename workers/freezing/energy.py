@@ -1,0 +1,56 @@
+"""The gradient's energy as if nothing had been frozen, and how much of it freezing lets through (definition D.7 of
+TimelyFreeze). A metric for people: no decision follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from workers.freezing.mask import Chance, LayerParameters
+
+
+def estimate(
+    parameters: LayerParameters,
+    settled: frozenset[str],
+    chances: Sequence[Chance],
+    squared_norms: Mapping[str, float],
+    known: Sequence[float],
+) -> tuple[list[float], float]:
+    """The energy of each parameter of one layer, and the sum over them that the step lets through in expectation.
+
+    The squared norm of a sum of gradients grows with the square of how many there are of them, if they are alike. So
+    that of the ones formed is divided by the square of their expected share, as it is when any is formed at all. Where
+    none was, the last estimate stands.
+
+    Args:
+        chances: per (global) microbatch.
+        squared_norms: of the summed gradients that were formed.
+        known: the last estimates, in name order.
+    """
+    of_settled = [1.0 - chance.settled for chance in chances]
+    of_others = [1.0 - chance.others for chance in chances]
+    formed_squares = {True: _formed_square(of_settled), False: _formed_square(of_others)}
+    through_shares = {True: sum(of_settled) / len(chances), False: sum(of_others) / len(chances)}
+    energies: list[float] = []
+    through = 0.0
+    for name, energy in zip(parameters.names, known, strict=True):
+        kind = name in settled
+        if formed_squares[kind] > 0.0 and name in squared_norms:
+            energy = squared_norms[name] / formed_squares[kind]
+        energies.append(energy)
+        through += through_shares[kind] * energy
+    return energies, through
+
+
+def _formed_square(probabilities: Sequence[float]) -> float:
+    """The expected square of the share of microbatches that form a gradient, given that one does; 0 if none can.
+
+    Args:
+        probabilities: with which each of them does, by itself.
+    """
+    none = math.prod(1.0 - p for p in probabilities)
+    if none == 1.0:
+        return 0.0
+    mean = sum(probabilities)
+    square = mean * mean + sum(p * (1.0 - p) for p in probabilities)
+    return square / (1.0 - none) / len(probabilities) ** 2

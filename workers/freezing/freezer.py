@@ -1,0 +1,206 @@
+"""One rank's freezing in one generation: which masks its layers get, and what of it goes through a commit.
+
+Everything that it decides follows from the seed, the log of freeze plans and the layers' state, never from the
+partition. Where the job's method is `none` it leaves everything as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planner.freezing import FreezePlan
+from workers.commit import Decision, Prepared
+from workers.config import FreezeConfig
+from workers.freezing.checks import Checks
+from workers.freezing.energy import estimate
+from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
+from workers.freezing.plans import Plans
+from workers.freezing.ratios import Budgets, Share, phases_of
+from workers.freezing.stability import make_metric
+from workers.freezing.tally import Tally
+from workers.layer_state import LayerState
+from workers.protocol import FreezeReport, FreezeStarted, FrozenCounts
+from workers.transport.channel import Channel
+
+
+def begin_statistics(config: FreezeConfig, state: LayerState) -> None:
+    """Give a layer the freezing statistics that the job's method keeps, as they are before the first step."""
+    if config.method == "none":
+        return
+    parameters = LayerParameters.of(state)
+    metric = make_metric(config)
+    state.freezing = {"energy": torch.zeros(len(parameters.names), dtype=torch.float64)}
+    if metric is not None:
+        state.freezing |= metric.begin(state, parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """Sizes of the job, and this rank's part in it."""
+
+    seed: int
+    rank: int
+    microbatches: int
+    """Per replica."""
+    replicas: int
+    layers: int
+    """Of the whole model."""
+    windows: int = 1
+    """Replicas that the rank's pipeline executes."""
+    stages: Mapping[int, tuple[int, ...]]
+    """The rank's stages that have a backward pass -> their layers."""
+
+
+class Freezer:
+    """The freezing of a rank's layers. Per step: `begin`, masks, then `check`, `energies` and `bring` for the commit
+    record, then `commit`.
+
+    Args:
+        states: of the layers that the rank holds, live.
+        plans: whose start is known; those taken up are added.
+
+    Raises:
+        JobError: the phases were not resolved.
+    """
+
+    def __init__(
+        self, config: FreezeConfig, extent: Extent, states: Mapping[int, LayerState], plans: Plans
+    ) -> None:
+        self._on = config.method != "none"
+        self._extent = extent
+        self._states = states
+        self._plans = plans
+        self._parameters = {layer: LayerParameters.of(state) for layer, state in states.items()}
+        self._checks = Checks(config, states, self._parameters)
+        self._tally = Tally(
+            extent.rank, extent.microbatches, extent.stages, self._parameters, windows=extent.windows
+        )
+        self._phases = phases_of(config)
+        self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
+        self._hybrid = self._phases is not None and make_metric(config) is not None
+        self._shares = [Share(0, 0) for _ in range(extent.layers)]
+        self._budgets = Budgets(self._phases, plans, hybrid=self._hybrid, shares=self._shares)
+        self._step = 0
+        self._chances: dict[int, tuple[Chance, ...]] = {}
+        self._energies: dict[int, list[float]] = {}
+        self._brought: FreezePlan | None = None
+
+    def meet(self, channel: Channel) -> None:
+        """Learn how settled the other ranks' layers are; all ranks call it, before their first step."""
+        if not self._hybrid:
+            return
+        mine = {layer: self._checks.share(layer) for layer in self._states}
+        record = json.dumps({layer: (share.settled, share.weight) for layer, share in mine.items()})
+        for others in channel.all_gather(record.encode()):
+            for layer, (settled, weight) in json.loads(others).items():
+                self._shares[int(layer)] = Share(settled, weight)
+
+    def begin(self, step: int) -> None:
+        """Begin `step` (1 is the job's first)."""
+        self._step = step
+        if self._on:
+            microbatches = self._extent.microbatches
+            self._chances = {
+                layer: self._budgets.chances(step, layer, microbatches) for layer in self._states
+            }
+
+    def mask(self, layer: int, microbatch: int) -> Mask:
+        """What `layer` leaves out in the step's (global) `microbatch`."""
+        if not self._on:
+            return NOTHING
+        mask = draw(
+            self._parameters[layer],
+            self._checks.settled[layer],
+            self._chances[layer][microbatch % self._extent.microbatches],
+            seed=self._extent.seed,
+            step=self._step,
+            microbatch=microbatch,
+        )
+        self._tally.note(layer, microbatch, mask)
+        return mask
+
+    def check(self) -> tuple[dict[int, float], dict[int, int]]:
+        """For the commit record: scores and settled weights by layer, if a stability check is due."""
+        return self._checks.look(self._step)
+
+    def energies(self, squared_norms: Mapping[tuple[int, str], float]) -> dict[int, tuple[float, float]]:
+        """For the commit record: per layer, the energy of the summed gradient as if nothing were frozen, and the part
+        of it let through.
+
+        Args:
+            squared_norms: of the summed gradients, by (layer, parameter); without those that were not formed, and
+                those that count elsewhere.
+        """
+        totals: dict[int, tuple[float, float]] = {}
+        if not self._on:
+            return totals
+        for layer, held in self._parameters.items():
+            formed = {
+                name: norm for name in held.names if (norm := squared_norms.get((layer, name))) is not None
+            }
+            self._energies[layer], through = estimate(
+                held,
+                self._checks.settled[layer],
+                self._chances[layer] * self._extent.replicas,
+                formed,
+                self._states[layer].freezing["energy"].tolist(),
+            )
+            totals[layer] = sum(self._energies[layer]), through
+        return totals
+
+    @property
+    def on(self) -> bool:
+        """Whether the job freezes at all."""
+        return self._on
+
+    @property
+    def newest_energies(self) -> Mapping[int, Sequence[float]]:
+        """What `energies` found, per layer and parameter."""
+        return self._energies
+
+    def bring(self, prepared: FreezePlan | None) -> Prepared | None:
+        """For the commit record: the plan that is ready, once all plans with a known start have begun."""
+        self._brought = prepared if self._plans.all_begun(self._step) else None
+        plan = self._brought
+        return None if plan is None else (plan.epoch, plan.version, plan.digest)
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """Epoch and version of the newest plan that is followed, or will be."""
+        return self._plans.newest
+
+    def commit(self, decision: Decision) -> list[FreezeReport | FreezeStarted]:
+        """Take over what the step found and what the ranks agreed on; what is to be reported."""
+        prefix = self._checks.take(decision.scores)
+        for layer, settled in decision.settled.items():
+            self._shares[layer].settled = settled
+        for share in self._shares[:prefix]:
+            share.settled = share.weight
+        if not decision.skipped:
+            for layer, energies in self._energies.items():
+                self._states[layer].freezing["energy"].copy_(torch.tensor(energies, dtype=torch.float64))
+        reports: list[FreezeReport | FreezeStarted] = []
+        if (frozen := self._tally.commit(self._step)) is not None:
+            reports.append(frozen)
+        if decision.adopt is not None:
+            assert self._brought is not None
+            started = self._plans.adopt(self._brought, decision.step + 1)
+            if self._extent.rank == 0:
+                reports.append(FreezeStarted(plan=started))
+        return reports
+
+    def counts(self) -> FrozenCounts | None:
+        """How often each parameter was frozen in the steps committed; None where nothing ever is."""
+        return self._tally.counts(self._step) if self._on else None
+
+    def may_freeze(self, step: int) -> bool:
+        """Whether something, on any rank, may be frozen in `step`."""
+        return self._on and step > self._unfrozen_until
+
+    def monitoring(self, step: int) -> bool:
+        """Whether `step` is there to be timed."""
+        return self._phases is not None and self._phases.warm_up < step <= self._phases.monitoring

@@ -1,0 +1,105 @@
+"""Which parameters of one layer are frozen in one microbatch: independent Bernoulli draws, keyed by what they are for.
+
+Knows neither why a parameter is likely to be frozen nor what freezing does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from workers import rng
+from workers.layer_state import LayerState
+
+
+@dataclass(frozen=True)
+class LayerParameters:
+    """The parameters of one layer that can be frozen, in name order."""
+
+    name: str
+    """The layer's."""
+    names: tuple[str, ...]
+    scalars: tuple[int, ...]
+    """Elements of each parameter."""
+    weights: tuple[int, ...]
+    """Elements of each matrix, 0 for the others: stands for weight-gradient time, of which the small parameters
+    have almost none. In a layer without matrices all parameters count."""
+
+    @staticmethod
+    def of(state: LayerState) -> LayerParameters:
+        """Those of a live layer; what the model itself holds fixed is none of them."""
+        free = sorted(name for name, weight in state.weights.items() if weight.requires_grad)
+        scalars = tuple(state.weights[name].numel() for name in free)
+        matrices = tuple(
+            count if state.weights[name].dim() >= 2 else 0 for name, count in zip(free, scalars, strict=True)
+        )
+        return LayerParameters(state.name, tuple(free), scalars, matrices if any(matrices) else scalars)
+
+    def weight(self, names: Collection[str]) -> int:
+        """The weight of the parameters `names`."""
+        return sum(weight for name, weight in zip(self.names, self.weights, strict=True) if name in names)
+
+
+@dataclass(frozen=True)
+class Chance:
+    """How likely a parameter is frozen, by whether the method's metric takes it for settled."""
+
+    settled: float
+    others: float
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What one layer leaves out in one microbatch."""
+
+    frozen: frozenset[str]
+    """Names of the parameters whose gradient is not formed."""
+    planned: float
+    """Expected share of the layer's weight."""
+    actual: float
+    """Drawn share of the layer's weight."""
+    parameters: int
+    """Elements of the frozen parameters."""
+
+
+NOTHING = Mask(frozenset(), 0.0, 0.0, 0)
+
+
+def draw(
+    parameters: LayerParameters,
+    settled: frozenset[str],
+    chance: Chance,
+    *,
+    seed: int,
+    step: int,
+    microbatch: int,
+) -> Mask:
+    """The mask of one layer and (global) microbatch; the same on whichever rank the layer lives."""
+    weight = sum(parameters.weights)
+    if not weight or not (chance.others or (chance.settled and settled)):
+        return NOTHING
+    numbers = rng.uniforms(len(parameters.names), seed, "freeze", step, microbatch, parameters.name)
+    frozen: list[str] = []
+    expected, drawn, elements = 0.0, 0, 0
+    for name, scalars, own, number in zip(
+        parameters.names, parameters.scalars, parameters.weights, numbers, strict=True
+    ):
+        probability = chance.settled if name in settled else chance.others
+        expected += probability * own
+        if number < probability:
+            frozen.append(name)
+            drawn += own
+            elements += scalars
+    return Mask(frozenset(frozen), expected / weight, drawn / weight, elements)
+
+
+def topped_up_or_thinned(ratio: float, settled_share: float) -> Chance:
+    """Chances by which a settled share becomes an expected share of `ratio` (Algorithm 2 of TimelyFreeze).
+
+    The settled parameters are all frozen and the others topped up uniformly, or, where there are too many of them,
+    they are thinned uniformly. Independent draws keep the expectation exact, where the paper takes a fixed number.
+    """
+    if settled_share > ratio:
+        return Chance(ratio / settled_share, 0.0)
+    others = 1.0 - settled_share
+    return Chance(1.0, (ratio - settled_share) / others if others else 0.0)

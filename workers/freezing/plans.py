@@ -1,0 +1,62 @@
+"""The freeze plans that a rank follows: which one is in force at a step. Knows no draw and no layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.freezing import FreezePlan
+from workers.protocol import JobError
+
+
+class Plans:
+    """Plans by the step they start at.
+
+    Args:
+        known: with their `start`, from the log; the newest of them comes before any that is taken up later.
+    """
+
+    def __init__(self, known: Sequence[FreezePlan] = ()) -> None:
+        without = [f"{plan.epoch}.{plan.version}" for plan in known if plan.start is None]
+        assert not without, f"plans {without} have no start"
+        self._plans = sorted(known, key=lambda plan: (plan.start, plan.epoch, plan.version))
+
+    @property
+    def known(self) -> tuple[FreezePlan, ...]:
+        """All of them, by start."""
+        return tuple(self._plans)
+
+    def at(self, step: int) -> FreezePlan | None:
+        """The plan in force at `step` (1 is the job's first); None before the first one starts."""
+        begun = [plan for plan in self._plans if plan.start is not None and plan.start <= step]
+        return begun[-1] if begun else None
+
+    def all_begun(self, step: int) -> bool:
+        """Whether every plan known is in force, or was, at `step`."""
+        return all(plan.start is not None and plan.start <= step for plan in self._plans)
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """Epoch and version of the newest plan."""
+        return max(((plan.epoch, plan.version) for plan in self._plans), default=None)
+
+    def adopt(self, plan: FreezePlan, start: int) -> FreezePlan:
+        """Follow `plan` from `start` on; returns it with its start."""
+        started = replace(plan, start=start)
+        self._plans.append(started)
+        return started
+
+
+def check_plan(plan: FreezePlan, layers: int, microbatches: int) -> None:
+    """Raises:
+    JobError: the table of ratios is not one per layer and microbatch, or a ratio is outside [0, 1].
+    """
+    if len(plan.ratios) != layers or any(len(row) != microbatches for row in plan.ratios):
+        rows = sorted({len(row) for row in plan.ratios})
+        raise JobError(
+            f"freeze plan {plan.epoch}.{plan.version} has ratios for {len(plan.ratios)} layers and"
+            f" {rows} microbatches; the job has {layers} layers and {microbatches} microbatches"
+        )
+    odd = sorted({ratio for row in plan.ratios for ratio in row if not 0.0 <= ratio <= 1.0})
+    if odd:
+        raise JobError(f"freeze plan {plan.epoch}.{plan.version} has ratios outside [0, 1]: {odd[:3]}")

@@ -1,0 +1,64 @@
+"""What the ranks of a new generation tell each other first: above all what the end of the one before cut off.
+
+Values and their agreement; does nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from workers.protocol import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOver:
+    """What one rank knows of the commit of `step`, or all ranks together."""
+
+    step: int
+    requests: frozenset[Request] = frozenset()
+    """That the commit carried."""
+    validated: bool = False
+    """Whether the validation after it is done."""
+    begun: int = 0
+    """Step of the newest checkpoint begun; 0 for none."""
+    whole: int = 0
+    """Step of the newest checkpoint known to be whole; 0 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """What a rank tells the others as a generation begins."""
+
+    host: str
+    port: int
+    """Where it offers layers."""
+    left: LeftOver | None
+    """What it knows of the commit where the generation begins, if it has been at one."""
+
+    def encode(self) -> bytes:
+        left = None if self.left is None else {**asdict(self.left), "requests": sorted(self.left.requests)}
+        return json.dumps([self.host, self.port, left]).encode()
+
+    @staticmethod
+    def decode(text: bytes) -> Greeting:
+        host, port, fields = json.loads(text)
+        if fields is None:
+            return Greeting(host=host, port=port, left=None)
+        fields["requests"] = frozenset(Request(name) for name in fields["requests"])
+        return Greeting(host=host, port=port, left=LeftOver(**fields))
+
+
+def agree(greetings: Sequence[Greeting], step: int) -> LeftOver | None:
+    """What the ranks together know of the commit of `step`; None if none has been at it."""
+    known = [greeting.left for greeting in greetings if greeting.left and greeting.left.step == step]
+    if not known:
+        return None
+    return LeftOver(
+        step=step,
+        requests=frozenset[Request]().union(*(left.requests for left in known)),
+        validated=any(left.validated for left in known),
+        begun=max(left.begun for left in known),
+        whole=max(left.whole for left in known),
+    )

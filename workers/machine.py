@@ -1,0 +1,47 @@
+"""What a rank's machine is and how much of its memory the rank may take."""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import torch
+
+from planner.profile import DeviceProfile
+from workers.transport.channel import Channel
+
+
+def cpu_name() -> str:
+    """The processor's model, as its maker calls it where the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, colon, value = line.partition(":")
+            if colon and name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def host_memory_bytes() -> int:
+    """The machine's memory, or what its control group leaves of it."""
+    total = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # there is no limit, or none that can be read
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total
+
+
+def describe_device(kind: str, device: torch.device, channel: Channel) -> DeviceProfile:
+    """This rank's device. Ranks on one GPU, or in one host's memory, share it equally; all of them call this."""
+    machine = socket.gethostname()
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, memory_bytes, place = properties.name, properties.total_memory, f"{machine} {properties.uuid}"
+    else:
+        name, memory_bytes, place = cpu_name(), host_memory_bytes(), machine
+    places = [json.loads(record) for record in channel.all_gather(json.dumps(place).encode())]
+    return DeviceProfile(
+        kind=kind, name=name, memory_bytes=memory_bytes // places.count(place), machine=machine
+    )

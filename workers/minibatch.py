@@ -1,0 +1,186 @@
+"""One step's gradients, up to the commit: the windows of this pipeline's replicas, and what meets between ranks.
+
+With fewer pipelines than replicas a pipeline runs its replicas' windows one after the other, each from the same
+buffers and with gradients of its own: sums have the order, and so the bits, of one pipeline per replica.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from workers.canonical import canonical
+from workers.data.dataset import Batch
+from workers.data.sampling import train_indices
+from workers.engine import Engine, Window
+from workers.exchange import Parameters, ReplicaExchange, TieExchange
+from workers.freezing.freezer import Freezer
+from workers.setting import Setting, make_stages, tied_uses
+from workers.transport.channel import Channel, Stream
+
+Buffers = Mapping[int, Mapping[str, Tensor]]
+"""Layer -> buffer -> value."""
+
+
+class Minibatch:
+    """What one rank of a generation computes of each step."""
+
+    def __init__(self, setting: Setting, freezer: Freezer, channel: Channel) -> None:
+        self._setting = setting
+        self._channel = channel
+        self._stages = make_stages(setting, freezer)
+        self.engine = Engine(
+            setting.schedule,
+            setting.pipeline_rank,
+            setting.pipeline,
+            self._stages,
+            channel,
+            setting.device,
+            setting.faults,
+        )
+        self.samples: dict[int, list[int]] = {}
+        """Global microbatch -> the samples read for it in the newest step."""
+        plan, definition = setting.plan, setting.definition
+        self._parameters: Parameters = {
+            (index, name): parameter
+            for index, (layer, _) in sorted(setting.layers.items())
+            for name, parameter in sorted(layer.module.named_parameters())
+        }
+        base = setting.pipeline * plan.pipeline_ranks
+        self._siblings = [
+            pipeline * plan.pipeline_ranks + setting.pipeline_rank for pipeline in range(plan.pipeline_count)
+        ]
+        groups = tied_uses(setting)
+        repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
+        self.counted = {place: p for place, p in self._parameters.items() if place not in repeated}
+        """The parameters, a tied one in the first layer that uses it."""
+        # Tags mean the same on both sides of a pair: the siblings' own, whose number differs by rank, come last.
+        tie_tags = self.engine.first_free_tag
+        self._buffer_tags = tie_tags + sum(len(group) for group in groups)
+        self.free_tags = self._buffer_tags + len(definition.layers)
+        """As many tags as the model has layers are free from here on."""
+        replica_tags = self.free_tags + len(definition.layers)
+        self._ties = TieExchange(channel, groups, self._parameters, base, tie_tags) if groups else None
+        self._replicas = None
+        if plan.replicas > 1:
+            self._replicas = ReplicaExchange(
+                channel, self._siblings, self._parameters, replica_tags, plan.replicas
+            )
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether this rank has the first stage."""
+        return 0 in self._stages
+
+    def run(self, step: int) -> tuple[Window, Buffers]:
+        """The step after `step` committed ones. Gradients are final then; the buffers of a layer are its own replicas',
+        and the second value has those that count, where they are others.
+
+        Raises:
+            ChannelError: a rank is gone.
+        """
+        self.samples = {}
+        if self._replicas is None:
+            window = self.engine.run(step, self._batches(step, 0))
+            buffers: Buffers = {}
+        else:
+            window, buffers = self._run_replicas(step, self._replicas)
+        if self._ties is not None:
+            self._ties.sum()
+        return window, buffers
+
+    def _run_replicas(self, step: int, exchange: ReplicaExchange) -> tuple[Window, Buffers]:
+        setting = self._setting
+        begun_s = time.perf_counter()
+        windows: list[Window] = []
+        before = first = {} if len(setting.replicas) == 1 else self.copied_buffers()
+        for replica in setting.replicas:
+            if windows:
+                self.load_buffers(before)
+            offset_s = time.perf_counter() - begun_s
+            window = self.engine.run(step, self._batches(step, replica), replica)
+            exchange.take(replica)
+            windows.append(_later(window, offset_s))
+            if len(windows) == 1 and len(setting.replicas) > 1:
+                first = self.copied_buffers()
+        self.load_buffers(first)
+        exchange.sum()
+        losses = {g: loss for window in windows for g, loss in window.losses.items()}
+        spans = tuple(span for window in windows for span in window.spans)
+        return Window(losses, spans), self._first_replicas_buffers()
+
+    def norms(self) -> dict[tuple[int, str], float]:
+        """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order. A tied parameter
+        counts in the first layer that uses it."""
+        if self._setting.pipeline and self._setting.config.freeze.method == "none":
+            return {}  # the first pipeline's stand in the commit; freezing statistics are every sibling's
+        norms: dict[tuple[int, str], float] = {}
+        for place, parameter in self.counted.items():
+            if parameter.grad is not None:
+                norm = float(torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64))
+                norms[place] = norm * norm
+        return norms
+
+    def drop(self) -> None:
+        """Forget the microbatches in flight, and all gradients."""
+        for stage in self._stages.values():
+            stage.drop()
+        if self._replicas is not None:
+            self._replicas.drop()
+
+    def copied_buffers(self) -> dict[int, dict[str, Tensor]]:
+        return {
+            index: {name: buffer.clone() for name, buffer in state.buffers.items()}
+            for index, (_, state) in self._setting.layers.items()
+        }
+
+    def load_buffers(self, buffers: Buffers) -> None:
+        for index, values in buffers.items():
+            for name, value in values.items():
+                self._setting.layers[index][1].buffers[name].copy_(value)
+
+    def _first_replicas_buffers(self) -> Buffers:
+        """The buffers that the first replica's microbatches left: siblings take those for their own."""
+        received: dict[int, dict[str, Tensor]] = {}
+        own = self._setting.pipeline
+        for index, (_, state) in sorted(self._setting.layers.items()):
+            if not state.buffers:
+                continue
+            names = sorted(state.buffers)
+            for target in self._siblings[1:]:
+                stream = Stream(
+                    self._siblings[0], target, self._buffer_tags + index, f"buffers of layer {index}"
+                )
+                if own == 0:
+                    self._channel.send(stream, [state.buffers[name].clone() for name in names])
+                elif target == self._setting.place:
+                    received[index] = dict(zip(names, self._channel.receive(stream), strict=True))
+        self._channel.flush()
+        return received
+
+    def _batches(self, step: int, replica: int) -> Callable[[int], Batch]:
+        config, dataset, plan = self._setting.config, self._setting.data.dataset, self._setting.plan
+        total = plan.replicas * plan.microbatches
+
+        def batch(microbatch: int) -> Batch:
+            index = replica * plan.microbatches + microbatch
+            indices = train_indices(
+                config.seed, step, index, total, config.microbatch_size, dataset.train_samples
+            )
+            read = dataset.train(indices)
+            self.samples[index] = indices
+            return read
+
+        return batch
+
+
+def _later(window: Window, offset_s: float) -> Window:
+    """`window` with times from the beginning of the step's first one."""
+    spans = tuple(
+        replace(span, start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in window.spans
+    )
+    return Window(window.losses, spans)

@@ -1,0 +1,86 @@
+"""A plan that is to take the place of the one in force, at a commit, with no group formed anew; and whether one rank is
+ready for it. Values and their comparison: it moves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.ir import Schedule
+from planner.plan import Plan
+from workers.commit import Prepared
+from workers.protocol import JobError
+
+
+@dataclass(frozen=True)
+class NextPlan:
+    """A plan with its schedule."""
+
+    plan: Plan
+    schedule: Schedule
+    held: tuple[tuple[int, int], ...] = ()
+    """(layer, place): layers whose owners hold back updates while it is followed, and where they are to go."""
+
+    @cached_property
+    def key(self) -> Prepared:
+        """Its epoch, its version, and a digest of all of it."""
+        said = f"{self.plan.to_json()}\n{self.schedule!r}\n{self.held}"
+        return self.plan.epoch, self.plan.version, hashlib.sha256(said.encode()).hexdigest()
+
+    def layers_of(self, place: int) -> tuple[int, ...]:
+        """The layers that `place` owns by it."""
+        return self.plan.layers_of_rank(place % self.plan.pipeline_ranks)
+
+    def ready(
+        self, place: int, owned: Collection[int], current: Collection[int], coming: Collection[int]
+    ) -> bool:
+        """Whether `place` can follow it from the next step on.
+
+        Args:
+            owned: layers that it owns now.
+            current: copies that it keeps and that are up to date.
+            coming: copies that it keeps and that are not yet.
+        """
+        needed = {*self.layers_of(place), *self.plan.standbys_of(place)}
+        return needed.isdisjoint(coming) and {*owned, *current}.issuperset(self.layers_of(place))
+
+    def bases(self, now: Plan) -> frozenset[int]:
+        """The layers of which someone keeps a copy by it who has none by `now`: their owners give the base."""
+        return frozenset(
+            layer
+            for layer, places in enumerate(self.plan.standbys)
+            if any(
+                place not in _standbys(now, layer)
+                and now.stage_ranks[now.stage_of_layer(layer)] != place % now.pipeline_ranks
+                for place in places
+            )
+        )
+
+
+def check_next(plan: Plan, schedule: Schedule, now: Plan) -> None:
+    """Raises:
+    JobError: `plan` cannot follow on `now` without another generation.
+    """
+    name = f"plan {plan.epoch}.{plan.version}"
+    if (plan.epoch, plan.version) <= (now.epoch, now.version):
+        raise JobError(f"{name} is not newer than plan {now.epoch}.{now.version}, which is in force")
+    for what, new, old in (
+        ("ranks in a pipeline", plan.pipeline_ranks, now.pipeline_ranks),
+        ("pipelines", plan.pipeline_count, now.pipeline_count),
+        ("replicas", plan.replicas, now.replicas),
+        ("microbatches", plan.microbatches, now.microbatches),
+        ("layers", plan.layers[-1][1], now.layers[-1][1]),
+    ):
+        if new != old:
+            raise JobError(f"{name} has {new} {what}, the one in force {old}: that takes a new generation")
+    if (schedule.stages, schedule.ranks) != (plan.stages, plan.pipeline_ranks):
+        raise JobError(
+            f"{name} has {plan.stages} stages on {plan.pipeline_ranks} ranks, its schedule {schedule.stages}"
+            f" on {schedule.ranks}"
+        )
+
+
+def _standbys(plan: Plan, layer: int) -> tuple[int, ...]:
+    return plan.standbys[layer] if plan.standbys else ()

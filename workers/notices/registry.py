@@ -1,0 +1,28 @@
+"""The sources of notices that a job's `[elastic]` section names, as far as a rank can hear them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workers.config import ElasticConfig
+from workers.notices.aws import Aws
+from workers.notices.azure import Azure
+from workers.notices.file import NoticeFile
+from workers.notices.gcp import Gcp
+from workers.notices.notice import Source
+from workers.notices.sigterm import Sigterm
+
+
+def sources(config: ElasticConfig, node: str) -> tuple[Source, ...]:
+    """All of them; takes over SIGTERM if that is one, so call it in the main thread.
+
+    Args:
+        node: this node's id in the cluster.
+    """
+    # Ray's drains are the controller's to watch: they are in the cluster's own tables.
+    makers: dict[str, Callable[[], Source]] = {"sigterm": Sigterm, "aws": Aws, "gcp": Gcp, "azure": Azure}
+    made = [makers[name]() for name in config.notices if name in makers]
+    if config.notice_file is not None:
+        made.append(NoticeFile(Path(config.notice_file.replace("{node}", node))))
+    return tuple(made)

@@ -1,0 +1,29 @@
+"""What a rank hears of its node's going, as reports to its controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workers.config import ElasticConfig
+from workers.notices.notice import Notice
+from workers.notices.registry import sources
+from workers.notices.watch import Watch
+from workers.protocol import NoticeReport, Report, WarningReport
+
+
+def watch_node(config: ElasticConfig, node: str, rank: int, report: Callable[[Report], None]) -> Watch:
+    """Watch the sources that `config` names. Call it in the main thread, which alone can take SIGTERM over.
+
+    Args:
+        node: this node's id in the cluster.
+        rank: this rank's number.
+        report: takes a report for each notice, and one for each source that does not work; on any thread.
+    """
+
+    def told(notice: Notice) -> None:
+        report(NoticeReport(rank=rank, source=notice.source, left_s=notice.left_s, text=notice.text))
+
+    def troubled(text: str) -> None:
+        report(WarningReport(rank=rank, text=text))
+
+    return Watch(sources(config, node), told, troubled)

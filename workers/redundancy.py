@@ -1,0 +1,176 @@
+"""What the owner of a layer sends to those who stand by for it, in each step before its commit: all that the update of
+the layer will depend on. Knows no update and no commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planner.plan import Plan
+from workers.layer import Layer
+from workers.layer_state import LayerState
+from workers.transport.channel import Channel, Stream
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What a standby needs of one layer's step beside the commit's decision."""
+
+    gradients: dict[str, Tensor]
+    """Parameter -> summed gradient, of those that have one."""
+    buffers: dict[str, Tensor]
+    """As the step leaves them."""
+    energies: Tensor | None
+    """float64[parameters], the freezing statistic of that name; None where the job does not freeze."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bytes: int
+
+
+class Packing:
+    """The one form of a layer's parcels: uint8[bytes], in which an absent gradient is zeros, and a mask says so.
+
+    The same for every step, and for the owner and its standbys: it follows from the layer's shapes.
+    """
+
+    def __init__(self, state: LayerState) -> None:
+        trained = {name: weight for name, weight in state.weights.items() if weight.requires_grad}
+        parts = [("gradient", name, weight) for name, weight in trained.items()]
+        parts += [("buffer", name, buffer) for name, buffer in state.buffers.items()]
+        if "energy" in state.freezing:
+            parts.append(("energy", "", state.freezing["energy"]))
+        items = [_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes) for kind, name, t in parts]
+        # Wide types first: each item then begins at a multiple of its own width.
+        self._items = sorted(items, key=lambda item: -item.dtype.itemsize)
+        self._trained = tuple(trained)
+
+    def pack(
+        self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor], energies: Sequence[float]
+    ) -> Tensor:
+        """One parcel, in a fresh allocation; nothing of it is shared."""
+        device = next(iter({**gradients, **buffers}.values()), torch.empty(0)).device
+        pieces: list[Tensor] = []
+        for item in self._items:
+            match item.kind:
+                case "gradient":
+                    tensor = gradients.get(item.name)
+                case "buffer":
+                    tensor = buffers[item.name]
+                case _:
+                    tensor = torch.tensor(energies, dtype=item.dtype, device=device)
+            if tensor is None:
+                pieces.append(torch.zeros(item.bytes, dtype=torch.uint8, device=device))
+            else:
+                pieces.append(tensor.detach().reshape(-1).view(torch.uint8))
+        mask = [name in gradients for name in self._trained]
+        pieces.append(torch.tensor(mask, dtype=torch.uint8, device=device))
+        return torch.cat(pieces)
+
+    def unpack(self, raw: Tensor) -> Parcel:
+        """What `pack` put in; views of `raw`."""
+        values: dict[tuple[str, str], Tensor] = {}
+        begin = 0
+        for item in self._items:
+            part = raw[begin : begin + item.bytes]
+            values[item.kind, item.name] = part.view(item.dtype).reshape(item.shape)
+            begin += item.bytes
+        present = raw[begin:].tolist()
+        return Parcel(
+            gradients={
+                name: values["gradient", name]
+                for name, there in zip(self._trained, present, strict=True)
+                if there
+            },
+            buffers={name: value for (kind, name), value in values.items() if kind == "buffer"},
+            energies=values.get(("energy", "")),
+        )
+
+
+class Shipping:
+    """One rank's part in the redundancy of a generation: what it sends of the layers it owns, and what it gets of those
+    it stands by for.
+
+    Args:
+        place: this rank's.
+        layers: that it owns.
+        tags: first tag that is free on the channel, the same on all ranks; it takes one per layer of the model.
+        held: (layer, place): copies that get nothing until their layer goes there.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        plan: Plan,
+        place: int,
+        layers: Mapping[int, tuple[Layer, LayerState]],
+        tags: int,
+        held: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._channel = channel
+        self._layers = layers
+        self._late: list[Stream] = []
+        self._place = place
+        self._tags = tags
+        self._outgoing: list[tuple[int, list[Stream]]] = []
+        self._incoming: list[tuple[int, Stream]] = []
+        for layer, targets in enumerate(plan.standbys):
+            owner = plan.stage_ranks[plan.stage_of_layer(layer)]
+            streams = [Stream(owner, target, tags + layer, f"standby of layer {layer}") for target in targets]
+            self._late += [stream for stream in streams if (layer, stream.target) in held]
+            streams = [stream for stream in streams if (layer, stream.target) not in held]
+            if owner == place and streams:
+                self._outgoing.append((layer, streams))
+            self._incoming += [(layer, stream) for stream in streams if stream.target == place]
+        self._packings = {layer: Packing(layers[layer][1]) for layer, _ in self._outgoing}
+
+    def expect(self) -> None:
+        """Be ready for the parcels of the step that begins."""
+        for _, stream in self._incoming:
+            self._channel.expect(stream, 1)
+
+    def send(self, energies: Mapping[int, Sequence[float]]) -> None:
+        """Send the step's parcels on their way. Gradients and buffers are final.
+
+        Args:
+            energies: of each layer, where the job freezes.
+        """
+        for layer, streams in self._outgoing:
+            module, state = self._layers[layer]
+            gradients = {n: p.grad for n, p in module.module.named_parameters() if p.grad is not None}
+            raw = self._packings[layer].pack(gradients, state.buffers, energies.get(layer, ()))
+            for stream in streams:
+                self._channel.send(stream, (raw,))
+
+    def flush_held(self, kept: Callable[[int], Sequence[Tensor]], steps: int) -> dict[int, list[Tensor]]:
+        """Send what was held back, and get what others have; returns that by layer, in the order of steps.
+
+        Args:
+            kept: layer -> its parcels.
+            steps: how many each has.
+        """
+        got: dict[int, list[Tensor]] = {}
+        for stream in self._late:
+            if stream.source == self._place:
+                for raw in kept(stream.tag - self._tags):
+                    self._channel.send(stream, (raw,))
+            elif stream.target == self._place:
+                parcels = [self._channel.receive(stream)[0] for _ in range(steps)]
+                got[stream.tag - self._tags] = parcels
+        self._channel.flush()
+        return got
+
+    def receive(self) -> dict[int, Tensor]:
+        """The parcels of the layers that it stands by for, packed; waits until all have come, and its own have left."""
+        received = {layer: self._channel.receive(stream)[0] for layer, stream in self._incoming}
+        self._channel.flush()
+        return received

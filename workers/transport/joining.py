@@ -1,0 +1,56 @@
+"""A join that can be left: what forms a group cannot be interrupted, so it runs beside and is left to end alone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from workers.transport.channel import Channel, ChannelError
+
+
+class Joining:
+    """One attempt to open a channel.
+
+    Args:
+        open_channel: waits for all members of a generation.
+    """
+
+    def __init__(self, open_channel: Callable[[], Channel]) -> None:
+        self._open = open_channel
+        self._heard: queue.SimpleQueue[Channel | BaseException | None] = queue.SimpleQueue()
+        """What came of it; None: it is to be left."""
+        self._lock = threading.Lock()
+        self._left = False
+
+    def wait(self) -> Channel:
+        """The channel, once all members are there.
+
+        Raises:
+            ChannelError: a member is gone, or `leave` was called.
+        """
+        threading.Thread(target=self._run, name="join", daemon=True).start()
+        heard = self._heard.get()
+        if heard is None:
+            raise ChannelError("left while the group was forming")
+        if isinstance(heard, BaseException):
+            raise heard
+        return heard
+
+    def leave(self) -> None:
+        """Have `wait` raise, from any thread; a channel that opens later is closed."""
+        with self._lock:
+            self._left = True
+        self._heard.put(None)
+
+    def _run(self) -> None:
+        try:
+            channel = self._open()
+        except BaseException as error:
+            self._heard.put(error)
+            return
+        with self._lock:
+            if not self._left:
+                self._heard.put(channel)
+                return
+        channel.close()

@@ -1,0 +1,42 @@
+"""Validation: the mean loss over held-out samples, the same ones whatever the partition. Changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+
+from workers.data.dataset import Batch
+from workers.data.sampling import validation_indices, validation_windows
+from workers.engine import Engine
+from workers.setting import Setting
+from workers.transport.channel import Channel
+
+VALIDATION, SAMPLING = 1, 2
+"""Purposes of forward passes outside training; see `Engine.evaluate`."""
+
+
+def validate(setting: Setting, engine: Engine, channel: Channel) -> float | None:
+    """The mean loss, the same on every rank; None without held-out samples. All ranks call it together."""
+    config, dataset, plan = setting.config, setting.data.dataset, setting.plan
+    samples, total = dataset.validation_samples, plan.replicas * plan.microbatches
+    windows = validation_windows(samples, total * config.microbatch_size, config.data.validation_batches)
+    if not windows:
+        return None
+    losses = array("d")
+    for replica, window in itertools.product(setting.replicas, range(windows)):
+
+        def batch(microbatch: int, replica: int = replica, window: int = window) -> Batch:
+            index = replica * plan.microbatches + microbatch
+            return dataset.validation(
+                validation_indices(window, index, total, config.microbatch_size, samples)
+            )
+
+        results = engine.evaluate(batch, plan.microbatches, purpose=VALIDATION)
+        for microbatch, (loss,) in results.items():
+            losses.extend(((replica * windows + window) * plan.microbatches + microbatch, float(loss)))
+    # The sum has one order, whichever pipeline a replica is on.
+    numbered: dict[float, float] = {}
+    for record in channel.all_gather(losses.tobytes()):
+        values = memoryview(record).cast("d")
+        numbered.update(zip(values[::2], values[1::2], strict=True))
+    return sum(loss for _, loss in sorted(numbered.items())) / len(numbered)
