@@ -39,6 +39,15 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Band:
+    """A run of steps that is tinted behind the curves."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chart:
     """What a chart shows, beside its curves."""
 
@@ -55,6 +64,10 @@ class Chart:
     marks: tuple[int, ...] = ()
     """Steps to mark on the step axis."""
     mark_name: str = ""
+    bands: tuple[Band, ...] = ()
+    """In order of steps, each with a tint of its own."""
+    axis: str = "step"
+    """What the points are ordered by: every `step` in here stands for it."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,7 @@ def line_chart(chart: Chart) -> str:
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img">',
         f"<title>{escape(chart.title)}</title><desc>{escape(describe(chart))}</desc>",
+        _bands(chart, x),
         _axes(chart, x, y),
         _marks(chart, x),
     ]
@@ -142,12 +156,26 @@ def describe(chart: Chart) -> str:
             continue
         lowest, highest = min(points, key=lambda p: p[1]), max(points, key=lambda p: p[1])
         sentences.append(
-            f"{series.name}: {chart.format(points[0][1])} at step {points[0][0]:,.0f},"
-            f" {chart.format(points[-1][1])} at step {points[-1][0]:,.0f};"
-            f" lowest {chart.format(lowest[1])} at step {lowest[0]:,.0f},"
-            f" highest {chart.format(highest[1])} at step {highest[0]:,.0f}."
+            f"{series.name}: {chart.format(points[0][1])} at {chart.axis} {points[0][0]:,.0f},"
+            f" {chart.format(points[-1][1])} at {chart.axis} {points[-1][0]:,.0f};"
+            f" lowest {chart.format(lowest[1])} at {chart.axis} {lowest[0]:,.0f},"
+            f" highest {chart.format(highest[1])} at {chart.axis} {highest[0]:,.0f}."
         )
+    sentences += [f"{band.name}: steps {band.first:,} to {band.last:,}." for band in chart.bands]
     return f"{chart.title}, {chart.unit}. " + " ".join(sentences)
+
+
+def _bands(chart: Chart, x: Scale) -> str:
+    """From half a step before a band's first step to half a step after its last: neighbours touch."""
+    parts = []
+    for number, band in enumerate(chart.bands):
+        left, right = x(band.first - 0.5), x(band.last + 0.5)
+        parts.append(
+            f'<rect class="band b{number}" x="{left:.1f}" y="{TOP:g}" width="{right - left:.1f}"'
+            f' height="{HEIGHT - TOP - BOTTOM:g}"><title>{escape(band.name)}: steps {band.first:,} to'
+            f" {band.last:,}</title></rect>"
+        )
+    return "".join(parts)
 
 
 def _axes(chart: Chart, x: Scale, y: Scale) -> str:
@@ -168,7 +196,7 @@ def _axes(chart: Chart, x: Scale, y: Scale) -> str:
     scale = " (log scale)" if y.logarithmic else ""
     parts.append(
         f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y.start:g}" y2="{y.start:g}"/>'
-        f'<text x="{LEFT - 8:g}" y="{below:g}" text-anchor="end">step</text>'
+        f'<text x="{LEFT - 8:g}" y="{below:g}" text-anchor="end">{escape(chart.axis)}</text>'
         f'<text x="{LEFT:g}" y="14">{escape(chart.unit)}{scale}</text></g>'
     )
     return "".join(parts)
@@ -239,7 +267,7 @@ def _readouts(chart: Chart, x: Scale, y: Scale) -> str:
     height = HEIGHT - TOP - BOTTOM
     parts = ['<g class="readouts" aria-hidden="true">']
     for band, (step, value) in enumerate(anchors):
-        texts = [f"step {step:,.0f}", _value_text(chart, value)]
+        texts = [f"{chart.axis} {step:,.0f}", _value_text(chart, value)]
         texts += [
             f"{name} {_value_text(chart, other[step])}"
             for name, other in zip(names, others, strict=True)

@@ -11,13 +11,15 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from orchestrator.drains import draining
 from orchestrator.placement import Node
 from workers.protocol import JobError
 
@@ -29,7 +31,8 @@ CONNECT_S = 10.0
 
 
 def prepare_local(environment: dict[str, str]) -> None:
-    """Set what Ray reads from `environment` when it is first imported, for a cluster of our own.
+    """Set what Ray reads from `environment` when it is first imported, for a cluster of our own, and see that there is
+    a token.
 
     Call it before `import ray`. What the user has set stays.
     """
@@ -37,10 +40,16 @@ def prepare_local(environment: dict[str, str]) -> None:
     # Despite its name: 0 makes Ray treat this machine as a cluster of one, bound to 127.0.0.1.
     environment.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     environment.setdefault("RAY_AUTH_MODE", "token")
-    token_file = Path(environment.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
-    if not token_file.exists() and not _writable(token_file.parent):
-        # Ray would write a new token there. One in the environment serves this job and its processes.
-        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
+    if environment["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in environment:
+        # Ray makes one at its first `ray.init` on a machine, but not for nodes that are started one by one.
+        token_file = Path(environment.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+        if not token_file.exists():
+            token = secrets.token_hex(16)
+            try:
+                _write_once(token_file, token)
+            except OSError:
+                # One in the environment serves this job and its processes.
+                environment["RAY_AUTH_TOKEN"] = token
 
 
 class Connection:
@@ -108,10 +117,11 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
 
 
 def nodes() -> tuple[Node, ...]:
-    """The live nodes of the cluster that this process is connected to."""
+    """The nodes of the cluster that this process is connected to, without those that are to go."""
     import ray
     from ray._private.state import available_resources_per_node
 
+    going = draining()
     available: Mapping[str, Mapping[str, float]] = available_resources_per_node()
     return tuple(
         Node(
@@ -121,7 +131,7 @@ def nodes() -> tuple[Node, ...]:
             available=available.get(node["NodeID"], {}),
         )
         for node in ray.nodes()
-        if node["Alive"]
+        if node["Alive"] and node["NodeID"] not in going
     )
 
 
@@ -172,10 +182,14 @@ def _unreachable(address: str, error: Exception) -> str:
     )
 
 
-def _writable(folder: Path) -> bool:
-    while not folder.exists():
-        folder = folder.parent
-    return os.access(folder, os.W_OK)
+def _write_once(path: Path, text: str) -> None:
+    """Write a file for its owner alone; if another process was first, its content stays. Nobody sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:
+        file.write(text)
+        file.flush()
+        with suppress(FileExistsError):
+            os.link(file.name, path)
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -1,57 +1,49 @@
-"""The actor that owns a job: it turns the crank of the lifecycle and keeps the event log.
+"""The actor that owns a job: the crank's Ray shell. It keeps the event log, and answers drivers.
 
-Named and detached: it outlives its driver. Never on the data path: the ranks train on without it.
+Named and detached: it outlives its driver, and Ray starts it again where it was killed. Never on the data path: the
+ranks train on without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+import traceback
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import ray
 
 from orchestrator import cluster, events
+from orchestrator.commands import Command, Train
+from orchestrator.crank import Crank, Work
+from orchestrator.crew import Crew
+from orchestrator.drains import watch_drains
 from orchestrator.events import EventLog, Record
+from orchestrator.faults import strike
 from orchestrator.folder import JobFolder
-from orchestrator.lifecycle import handle
-from orchestrator.runtime import Crew, Runtime
-from orchestrator.states import (
-    Aborted,
-    Ask,
-    Asked,
-    Command,
-    Failed,
-    Finished,
-    GraceOver,
-    HostStore,
-    Join,
-    Leave,
-    Load,
-    Log,
-    Order,
-    Pending,
-    Place,
-    Prepare,
-    Release,
-    Released,
-    Reported,
-    Start,
-    State,
-    Stimulus,
-    Train,
-    Wait,
-)
+from orchestrator.freeze_watch import FreezeWatch
+from orchestrator.move_request import described, move_of_layers, move_to, parse_layers
+from orchestrator.planner_link import PlannerLink, link_planner
+from orchestrator.ray_hosts import RayHosts, named_ranks, reap
+from orchestrator.resolve import expand
+from orchestrator.runtime import Runtime
+from orchestrator.states import Live, Order, Roster, Training
+from orchestrator.stimuli import Aborted, Asked, Migrate, Noted, Reported
+from orchestrator.takeover import over, since_start, taken_over
+from planner.plan import Plan, PlanError
 from workers.protocol import CheckpointReport, JobError, Report, Request
 
 KEPT_RECORDS = 20_000
 """How many of the newest events are kept for drivers; the log has them all."""
-KEPT_HISTORY = 200
-"""How many of the newest stimuli an illegal transition tells of."""
+RETRY_S = 1.0
+"""Before a controller tries again to take over from the one before it, whose lock may outlive it a little."""
+PATIENCE_S = 60.0
+"""How long what is asked of a controller waits for it to take the job over."""
 LINGER_S = 60.0
 """How long an ended job's controller waits for a driver that wants to hear of it."""
 
@@ -76,6 +68,8 @@ class Status:
     step: int
     steps: int
     output: str
+    pid: int
+    """Of the controller's process."""
 
 
 class Controller:
@@ -88,26 +82,37 @@ class Controller:
     def __init__(self, order: Order, crew: Crew, spec: dict[str, Any]) -> None:
         self._order = order
         self._crew = crew
-        self._submitted = events.Submitted(
-            job=order.job, epoch=order.epoch, spec=spec, resume=bool(order.checkpoints)
-        )
+        self._spec = spec
         self._folder = JobFolder(crew.config.output)
-        self._state: State = Pending()
-        self._history: deque[Stimulus] = deque(maxlen=KEPT_HISTORY)
-        self._stimuli: asyncio.Queue[Stimulus] = asyncio.Queue()
         self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._count = 0
-        """Events so far, kept or not."""
+        """Events of the job since it was submitted, kept or not."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        """Everything that runs beside the crank."""
-        self._effects: list[asyncio.Task[None]] = []
-        """Of these, the commands that a release cuts short."""
+        """What outlives the crank."""
         self._lock: IO[bytes] | None = None
         self._log: EventLog | None = None
+        self._begun = asyncio.Event()
+        """The job is taken on, or is over."""
         self._step = 0
         self._over = False
-        self._runtime = Runtime(crew, ray.get_runtime_context().current_actor, self._tell)
+        self._planner: PlannerLink | None = None
+        self._planning: asyncio.Task[None] | None = None
+        self._own = ray.get_runtime_context().current_actor
+        self._take_on(order)
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            # Ray makes this object on the actor's loop. A call to itself would not come where the driver is dead.
+            self._spawn(self._resume())
+
+    def _take_on(self, order: Order) -> None:
+        self._order = order
+        self._crank = Crank(order, self._record)
+        self._hosts = RayHosts(self._crew, self._own)
+        self._runtime = self._make_runtime()
+        self._watch = FreezeWatch(order.freezing)
+
+    def _make_runtime(self) -> Runtime:
+        return Runtime(self._crew, self._hosts, self._crank.tell, self._crank.spawn)
 
     async def start(self) -> None:
         """Take the job on.
@@ -120,30 +125,156 @@ class Controller:
             self._log = EventLog(self._folder.fetch_events())
         except OSError as error:
             raise JobError(f"cannot write {self._folder.events_path}: {error.strerror or error}") from error
-        self._record(self._submitted)
-        self._tell(Start())
-        self._spawn(self._crank())
+        await asyncio.to_thread(reap, self._order.job)
+        self._begin(takeover=False)
+
+    async def _resume(self) -> None:
+        """Go on where an earlier controller of this job was killed: Ray starts this one in its place."""
+        while True:
+            try:
+                await self._take_over()
+            except Exception:
+                # What Ray logs is all that can be seen of it: nobody waits for this.
+                traceback.print_exc()
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _take_over(self) -> None:
+        path = self._folder.events_path
+        if not path.exists():
+            path = self._folder.fetch_events()
+        self._records.clear()
+        records = since_start(list(events.read(path))) if path.exists() else ()
+        if not any(
+            isinstance(record.event, events.Submitted) and record.event.epoch == self._order.epoch
+            for record in records
+        ):
+            return  # killed before it had taken the job on, which the driver hears
+        self._records.extend(records)
+        self._count = len(records)
+        if over(records):
+            self._over = True
+            self._begun.set()
+            self._spawn(self._linger())
+            return
+        # An attempt before this one may hold it already.
+        self._lock = self._lock or self._folder.lock()
+        self._log = EventLog(path)
+        order = taken_over(self._order, records, expand)
+        assert order.roster is not None
+        self._step = order.roster.step
+        left = await asyncio.to_thread(named_ranks, order.job)
+        unknown = left - order.roster.alive if order.roster.trained else left
+        await asyncio.to_thread(reap, order.job, unknown)
+        roster = replace(order.roster, next_rank=max((order.roster.next_rank - 1, *left)) + 1)
+        self._take_on(replace(order, roster=roster))
+        for record in records:
+            self._runtime.take(record.event)
+        self._begin(takeover=True)
+
+    def _begin(self, *, takeover: bool) -> None:
+        self._record(
+            events.Submitted(
+                job=self._order.job,
+                epoch=self._order.epoch,
+                spec=self._spec,
+                resume=bool(self._order.checkpoints),
+                takeover=takeover,
+            )
+        )
+        self._spawn(self._run())
+        self._begun.set()
 
     async def report(self, report: Report) -> None:
-        """Take a rank's report."""
-        self._tell(Reported(report))
+        """Take a rank's report; once this returns it is logged, and the rank forgets it.
+
+        Raises:
+            JobError: the job is not taken over yet, or is over. The rank keeps the report, and is asked for it then.
+        """
+        if self._over or not self._begun.is_set():
+            raise JobError("the controller has not taken the job over yet")
+        await self._crank.heed(Reported(report))
 
     async def request(self, request: Request) -> None:
-        """Ask for a checkpoint or a stop."""
-        self._tell(Asked(request))
+        """Ask for a checkpoint or a stop; one that comes while the job is being taken over waits for that."""
+        await self._taken_on()
+        self._crank.tell(Asked(request))
+
+    async def move(self, layers: str, rank: int) -> str:
+        """Have layers change ranks while the job trains, as `elastic.migration` says; what will happen, in words.
+
+        Args:
+            layers: `3` or `3-4`.
+
+        Raises:
+            JobError: no such layers or rank, they are not next to it, do not fit its memory, or the job does not train.
+        """
+        span, roster = parse_layers(layers), await self._training()
+        mode = self._crew.config.elastic.migration
+        move = move_of_layers(roster, self._crew.replanner, span, rank, mode=mode, asked_s=time.time())
+        self._crank.tell(Migrate(move))
+        return described(roster, move)
+
+    async def migrate(self, plan: Plan) -> str:
+        """Have the ranks follow `plan`, in the same places; what will happen, in words.
+
+        Raises:
+            JobError: it does not fit the memory, or the job does not train.
+        """
+        roster, mode = await self._training(), self._crew.config.elastic.migration
+        try:
+            move = move_to(roster, self._crew.replanner, plan, mode=mode, asked_s=time.time())
+        except PlanError as error:
+            raise JobError(str(error)) from error
+        self._crank.tell(Migrate(move))
+        return described(roster, move)
+
+    async def _taken_on(self) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._begun.wait()
+        except TimeoutError:
+            raise JobError(
+                f"the controller has tried to take the job over for {PATIENCE_S:g} s: its log says why; ask again, or"
+                " clear the job with freshet reap --force"
+            ) from None
+
+    async def _training(self) -> Roster:
+        await self._taken_on()
+        state = self._crank.state
+        if not isinstance(state, Training):
+            raise JobError(
+                f"the job is {type(state).__name__.lower()}: layers move while it trains; ask again then"
+            )
+        return state.roster
 
     async def abort(self) -> None:
         """End the job at once, without a checkpoint."""
-        self._tell(Aborted())
+        await self._taken_on()
+        self._crank.tell(Aborted())
+
+    async def fault(self, drill: dict[str, Any]) -> str:
+        """Have a drill strike the job; what will happen, in words.
+
+        Args:
+            drill: an `orchestrator.faults.Drill`, as JSON values.
+
+        Raises:
+            JobError: the job allows no faults, or there is no such rank or node.
+        """
+        elastic = self._crew.config.elastic
+        return await strike(self._order.job, elastic.allow_faults, self._step, drill)
 
     async def status(self) -> Status:
         """Where the job stands."""
         return Status(
             job=self._order.job,
-            state=type(self._state).__name__.lower(),
+            state=type(self._crank.state).__name__.lower(),
             step=self._step,
             steps=self._crew.config.steps,
             output=self._crew.config.output,
+            pid=os.getpid(),
         )
 
     async def read(self, after: int, wait_s: float) -> Page:
@@ -156,82 +287,48 @@ class Controller:
         fresh = tuple(self._records)[max(0, after - first) :]
         return Page(records=fresh, next=self._count, over=self._over)
 
-    def _tell(self, stimulus: Stimulus) -> None:
-        self._stimuli.put_nowait(stimulus)
+    async def _run(self) -> None:
+        """The job, to its end."""
+        crank, runtime = self._crank, self._runtime
+        if "ray" in self._crew.config.elastic.notices:
+            crank.spawn(watch_drains(lambda: runtime.homes, crank.tell))
+        crank.spawn(runtime.watch_room())
+        await crank.run(self)
+        await crank.close()
+        await self._end()
 
-    async def _crank(self) -> None:
-        """Until the job has ended: take a stimulus, ask the lifecycle, do as it says."""
-        while not self._over:
-            stimulus = await self._stimuli.get()
-            try:
-                self._state, commands = handle(self._order, self._state, stimulus, tuple(self._history))
-                self._history.append(stimulus)
-                for command in commands:
-                    self._carry_out(command)
-            except Exception as error:  # our own mistake: the job must not hang, nor leave anything behind
-                await self._give_up(error)
-            if isinstance(self._state, Finished | Failed) and not self._over:
-                await self._end()
+    def carry_out(self, command: Command) -> Work | None:
+        """Have the ranks do it; with training a planner goes along."""
+        if isinstance(command, Train):
+            self._accompany(command.step)
+        return self._runtime.carry_out(command)
 
-    def _carry_out(self, command: Command) -> None:
-        runtime = self._runtime
-        match command:
-            case Log(event):
-                self._record(event)
-            case Place():
-                self._effects.append(self._spawn(runtime.place()))
-            case Prepare():
-                self._effects.append(self._spawn(runtime.prepare()))
-            case Load(start):
-                self._effects.append(self._spawn(runtime.load(start)))
-            case HostStore():
-                self._effects.append(self._spawn(runtime.host_store()))
-            case Join(generation):
-                self._effects.append(self._spawn(runtime.join(generation)))
-            case Train():
-                self._effects.append(self._spawn(runtime.train()))
-            case Ask(request):
-                runtime.ask(request)
-            case Leave(ranks):
-                runtime.leave(ranks)
-            case Wait(seconds):
-                self._effects.append(self._spawn(self._wait(seconds)))
-            case Release():
-                for effect in self._effects:
-                    effect.cancel()
-                self._spawn(self._release())
-
-    async def _wait(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        self._tell(GraceOver())
-
-    async def _release(self) -> None:
+    async def release(self) -> None:
+        """End all ranks."""
         await self._runtime.release()
-        self._tell(Released())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(self._guarded(work))
+    def _accompany(self, step: int) -> None:
+        """Have a planner for the plan that is trained with; one that has decided is kept."""
+        state = self._crank.state
+        assert isinstance(state, Live)
+        roster = state.roster
+        if self._planner is not None and self._planner.serves(roster.plan):
+            self._planner.void_after(step)
+            return
+        if self._planning is not None:
+            self._planning.cancel()
+        first = self._planner is None
+        self._planner = link_planner(
+            self._order, self._crew, roster.plan, roster.schedule, self._crank.tell, first=first
+        )
+        if self._planner is not None:
+            self._planner.void_after(step)
+            self._planning = self._crank.spawn(self._planner.run(step))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:
-            await self._give_up(error)
-
-    async def _give_up(self, error: Exception) -> None:
-        """End the job because the controller itself failed."""
-        if self._over:
-            return
-        # What fails now must not hide `error`, nor leave the driver waiting for an end.
-        with suppress(Exception):
-            await self._runtime.release()
-        reason = f"the controller failed: {type(error).__name__}: {error}"
-        self._state = Failed(reason, user_error=False)
-        self._record(events.Failed(reason=reason, user_error=False))
-        await self._end()
 
     async def _end(self) -> None:
         with suppress(Exception):
@@ -246,7 +343,7 @@ class Controller:
 
     async def _linger(self) -> None:
         await asyncio.sleep(LINGER_S)
-        ray.kill(ray.get_runtime_context().current_actor)
+        ray.kill(self._own)
 
     def _record(self, event: events.Event) -> None:
         record = Record(time_s=time.time(), event=event)
@@ -261,6 +358,13 @@ class Controller:
         self._changed.set()
         if isinstance(event, CheckpointReport):
             self._spawn(asyncio.to_thread(self._publish))
+        self._runtime.take(event)
+        if isinstance(event, events.Migrated):
+            self._accompany(event.step)
+        if self._planner is not None:
+            self._planner.take(event)
+        if (warning := self._watch.take(event)) is not None:
+            self._crank.tell(Noted(warning))
 
     def _publish(self) -> None:
         """Copy the event log to where the job's folder is, if that is elsewhere."""

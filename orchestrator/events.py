@@ -16,17 +16,29 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from orchestrator.rehearsed import Rehearsed
+from planner.considered import Considered
+from planner.freezing import FreezePlan
 from planner.plan import Plan
 from workers.protocol import (
     CheckpointRef,
     CheckpointReport,
+    CurvatureReport,
     DamagedCheckpoint,
+    FaultReport,
+    FreezeReport,
+    FreezeStarted,
+    FrozenCounts,
     Generation,
+    NoticeReport,
     Outcome,
     SampleReport,
+    StandbyReport,
     StepReport,
+    SwitchReport,
     TimelineReport,
     ValidationReport,
+    WarningReport,
 )
 
 
@@ -41,6 +53,8 @@ class Submitted:
     """The resolved spec."""
     resume: bool
     """Whether the job goes on from a checkpoint."""
+    takeover: bool = False
+    """The controller before this one was lost, and its ranks may be training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +62,8 @@ class Issued:
     """A plan was logged, before it is sent."""
 
     plan: Plan
+    considered: tuple[Considered, ...] = ()
+    """What it was chosen from, itself among it; empty if nothing was searched for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +84,9 @@ class Formed:
 
     generation: Generation
     start: CheckpointRef | None
-    """The checkpoint they start from; none: from initial weights."""
+    """The checkpoint they start from; none: from initial weights, or from what the ranks hold."""
+    step: int | None = None
+    """Steps committed where it begins; none, in older logs: those of `start`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +103,134 @@ class Requested:
 
     request: str
     """`checkpoint`, `stop` or `abort`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerStarted:
+    """The planner's process is up."""
+
+    life: int
+    """1 for the controller's first planner, then one more for each that died."""
+    node: str
+    """Node id of the cluster."""
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeSolved:
+    """The freeze program was solved with the times of the monitoring phase. Logged before `plan` is sent."""
+
+    plan: FreezePlan
+    ratios: tuple[tuple[int, int, float], ...]
+    """(stage, microbatch of the replica, share of weight-gradient time to freeze)."""
+    unfrozen_s: float
+    """Makespan of a window with nothing frozen."""
+    solved_s: float
+    """With these ratios."""
+    all_frozen_s: float
+    """With everything frozen."""
+    outside_s: float
+    """What a step takes outside its window: exchange, commit, update."""
+    measured_unfrozen_s: float | None
+    """Median step of the monitoring phase with nothing frozen; none if the times are those of the profile."""
+    measured_all_frozen_s: float | None
+    """And with everything frozen."""
+    kappa: float
+    """Mean step to expect with these ratios over step without: TimelyFreeze eq. 12."""
+    mean_per_stage: tuple[float, ...]
+    """Mean ratio over a stage's freezable actions."""
+    duals: tuple[float, ...]
+    """Per stage, seconds of makespan that one more unit of r_max would save."""
+    critical: tuple[str, ...]
+    """Tokens of the actions on the solved window's critical path."""
+    solve_s: float
+    spread: float | None = None
+    """Mean step over one in which every draw takes what is expected of it; none if no profile says how draws spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regrouped:
+    """A new generation trains in place of an earlier one. Times are those of the controller."""
+
+    generation: int
+    cause: str
+    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, or `retry` (a step failed and no rank was lost)."""
+    reason: str
+    """Of the decision, in words with its numbers."""
+    lost: tuple[int, ...]
+    """Ranks that were lost or let go."""
+    joined: tuple[int, ...]
+    """Ranks that are new."""
+    step: int
+    """Steps committed where it begins."""
+    rerun: int
+    """Steps that were under way and are run again: at most 1, without counting `steps_lost`."""
+    steps_lost: int
+    """Committed steps that a checkpoint did not have and that are run again."""
+    detect_s: float
+    """From the first sign until it was known who is left."""
+    settle_s: float
+    """Until all stand at one step."""
+    plan_s: float
+    move_s: float
+    """Until every rank has its layers."""
+    resume_s: float
+    """Until the group has formed and trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migrated:
+    """Layers have changed ranks while the job trained."""
+
+    version: int
+    """Of the plan by which they have."""
+    layers: tuple[int, ...]
+    source: tuple[int, ...]
+    """Per layer, the pipeline rank that had it."""
+    target: tuple[int, ...]
+    """Per layer, the pipeline rank that has it."""
+    mode: str
+    """`live`, `deferred` or `stop`."""
+    bytes: int | None
+    """That were brought to who was to have them; none where that was not counted."""
+    seconds: float
+    """From when it was asked for until all ranks followed the plan."""
+    steps: int
+    """Committed in that time."""
+    stall_s: float
+    """That training stood still: of the rank that did so longest."""
+    step: int
+    """Steps committed when they followed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paused:
+    """Too few ranks are left; their state is safe and they wait for capacity."""
+
+    reason: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noticed:
+    """Word came that a node is to go."""
+
+    node: str
+    """Node id of the cluster."""
+    host: str
+    source: str
+    """`ray`, `sigterm`, `aws`, `gcp`, `azure` or `file`."""
+    ranks: tuple[int, ...]
+    """That live there."""
+    left_s: float | None
+    """Seconds until it is gone, as far as is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned:
+    """Something that a person should know; the job goes on."""
+
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +278,13 @@ Event = (
     | Formed
     | Skipped
     | Requested
+    | PlannerStarted
+    | FreezeSolved
+    | Regrouped
+    | Migrated
+    | Paused
+    | Noticed
+    | Warned
     | RankEnded
     | RankFailed
     | Finished
@@ -141,6 +294,16 @@ Event = (
     | CheckpointReport
     | TimelineReport
     | SampleReport
+    | FreezeStarted
+    | FreezeReport
+    | FrozenCounts
+    | CurvatureReport
+    | StandbyReport
+    | SwitchReport
+    | FaultReport
+    | NoticeReport
+    | WarningReport
+    | Rehearsed
 )
 
 KINDS: dict[str, type[Event]] = {
@@ -150,6 +313,13 @@ KINDS: dict[str, type[Event]] = {
     "formed": Formed,
     "skipped": Skipped,
     "requested": Requested,
+    "planner_started": PlannerStarted,
+    "freeze_solved": FreezeSolved,
+    "regrouped": Regrouped,
+    "migrated": Migrated,
+    "paused": Paused,
+    "noticed": Noticed,
+    "warned": Warned,
     "rank_ended": RankEnded,
     "rank_failed": RankFailed,
     "finished": Finished,
@@ -159,6 +329,16 @@ KINDS: dict[str, type[Event]] = {
     "checkpoint": CheckpointReport,
     "timeline": TimelineReport,
     "sample": SampleReport,
+    "freeze_started": FreezeStarted,
+    "freeze": FreezeReport,
+    "frozen_counts": FrozenCounts,
+    "curvature": CurvatureReport,
+    "standbys": StandbyReport,
+    "switch": SwitchReport,
+    "fault": FaultReport,
+    "rehearsed": Rehearsed,
+    "notice": NoticeReport,
+    "warning": WarningReport,
 }
 """The `kind` of each line -> the type of its payload."""
 

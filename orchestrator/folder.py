@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator import events
+from orchestrator.freeze_history import FreezeHistory, freeze_history_of
+from planner.plan import Plan
 from workers.config import WorkerConfig
 from workers.protocol import CheckpointRef, JobError, StepReport
 from workers.storage import join, open_folder
@@ -30,7 +32,7 @@ a start that went no further."""
 _MAY_DIFFER = {"data.cache", "data.validation_batches"}
 """Settings of the ranks that a resumed job may change though they lie in sections that it may not."""
 MAY_CHANGE = (
-    "job.steps, job.validate_every, job.sample_tokens, pipeline.ranks (with the same replicas),"
+    "job.steps, job.validate_every, job.curvature_every, job.sample_tokens, pipeline.ranks (with the same replicas),"
     " pipeline.schedule, pipeline.chunks, pipeline.partition, pipeline.recompute, [checkpoint] and [cluster]"
 )
 
@@ -181,7 +183,7 @@ class JobFolder:
     def steps(self) -> int:
         """Steps that were committed here so far. Raises JobError if the event log is damaged."""
         return max(
-            (event.step for event in self._events() if isinstance(event, StepReport)),
+            (record.event.step for record in self._records() if isinstance(record.event, StepReport)),
             default=0,
         )
 
@@ -192,20 +194,28 @@ class JobFolder:
             JobError: the event log is damaged.
         """
         epoch = generation = 0
-        for event in self._events():
+        for event in (record.event for record in self._records()):
             if isinstance(event, events.Submitted):
                 epoch = max(epoch, event.epoch)
             elif isinstance(event, events.Formed):
                 generation = max(generation, event.generation.number)
         return epoch, generation
 
-    def _events(self) -> Iterator[events.Event]:
+    def newest_plan(self) -> Plan | None:
+        """The plan that was issued last here. Raises JobError if the event log is damaged."""
+        issued = [record.event.plan for record in self._records() if isinstance(record.event, events.Issued)]
+        return issued[-1] if issued else None
+
+    def freeze_history(self) -> FreezeHistory:
+        """What was measured and decided of freezing here so far. Raises JobError if the event log is damaged."""
+        return freeze_history_of(self._records())
+
+    def _records(self) -> Iterator[events.Record]:
         path = self.fetch_events()
         if not path.exists():
             return
         try:
-            for record in events.read(path):
-                yield record.event
+            yield from events.read(path)
         except ValueError as error:
             told = str(error).partition("\n")[0]
             raise JobError(

@@ -1,63 +1,78 @@
 """A job's life as a pure function `(order, state, stimulus) -> (state, commands)` over an explicit table.
 
-Knows no cluster, no clock and no file: `controller.py` feeds it stimuli and carries its commands out. A pair
-that is not in the table raises: nothing passes silently.
+Knows no cluster, no clock and no file: `crank.py` feeds it stimuli and has its commands carried out. A pair that is not
+in the table raises: nothing passes silently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
-from orchestrator import events
+from orchestrator import beginnings, comings, events, losses, moves, regroup
+from orchestrator.commands import Ask, Command, Log, Propose
+from orchestrator.heard import heard
+from orchestrator.regroup import Step, close
 from orchestrator.states import (
-    Aborted,
-    Ask,
-    Asked,
+    Assessing,
     Closing,
-    Command,
-    Ended,
     Failed,
-    Failing,
     Finished,
-    GraceOver,
     Hosting,
-    HostStore,
-    Join,
-    Joined,
     Joining,
-    Leave,
-    Load,
-    Loaded,
+    Live,
     Loading,
-    Log,
     Order,
     Pending,
-    Place,
-    Placed,
     Placing,
-    Prepare,
+    Planning,
     Preparing,
+    Reclaiming,
+    Regrouping,
+    Roster,
+    Settling,
+    State,
+    Stopping,
+    Training,
+    Waiting,
+)
+from orchestrator.stimuli import (
+    Aborted,
+    Answer,
+    Asked,
+    Departed,
+    Ended,
+    Going,
+    Joined,
+    Loaded,
+    Migrate,
+    Noted,
+    Placed,
+    Planned,
+    Positioned,
     RankLost,
     Ready,
-    Release,
+    Reclaimed,
     Released,
     Reported,
+    Room,
+    Settled,
+    Solved,
     Start,
-    State,
     Stimulus,
-    Stopping,
     StoreUp,
-    Train,
-    Training,
     Unplaceable,
-    Wait,
+    Unplannable,
+    WaitOver,
+    Weighed,
 )
 from workers.digest import state_digest
-from workers.protocol import CheckpointRef, Generation, Outcome, Request, StepReport
-
-Step = tuple[State, tuple[Command, ...]]
+from workers.protocol import (
+    NoticeReport,
+    Outcome,
+    Request,
+)
 
 
 class InvalidTransition(Exception):
@@ -77,97 +92,42 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
     Raises:
         InvalidTransition: the table has no entry for the pair.
     """
+    if isinstance(state, Live) and _stale(state.roster, stimulus):
+        return state, ()
     transition = _TABLE.get((type(state), type(stimulus)))
     if transition is None:
         raise InvalidTransition(state, stimulus, history)
     return transition(order, state, stimulus)
 
 
-def _everyone(order: Order) -> frozenset[int]:
-    return frozenset(range(order.plan.world_size))
+def _stale(roster: Roster, stimulus: Stimulus) -> bool:
+    """Whether `stimulus` answers a command of an attempt that was given up, or tells of a rank that is known dead."""
+    match stimulus:
+        case RankLost(rank=rank) | Ready(rank=rank):
+            return rank not in roster.alive | roster.starting
+        case Positioned(position=one) | Ended(outcome=one) | Departed(parted=one):
+            return stimulus.round != roster.round or one.rank not in roster.alive
+        case Reclaimed(rank=rank) | Settled(rank=rank) | Loaded(rank=rank) | Joined(rank=rank):
+            return stimulus.round != roster.round or rank not in roster.alive
+        case (
+            Planned(round=number) | Unplannable(round=number) | StoreUp(round=number) | Weighed(round=number)
+        ):
+            return number != roster.round
+        case _:
+            return False
 
 
-def _start(order: Order, state: Pending, stimulus: Start) -> Step:
-    return Placing(), (Log(events.Issued(plan=order.plan)), Place())
-
-
-def _placed(order: Order, state: Placing, stimulus: Placed) -> Step:
-    return Preparing(_everyone(order)), (Prepare(),)
-
-
-def _unplaceable(order: Order, state: Placing, stimulus: Unplaceable) -> Step:
-    return _close(Failed(stimulus.reason, user_error=True))
-
-
-def _ready(order: Order, state: Preparing, stimulus: Ready) -> Step:
-    log = Log(
-        events.RankStarted(rank=stimulus.rank, node=stimulus.node, host=stimulus.host, pid=stimulus.pid)
-    )
-    waiting = state.waiting - {stimulus.rank}
-    if waiting:
-        return Preparing(waiting), (log,)
-    loading, commands = _load(order, order.checkpoints)
-    return loading, (log, *commands)
-
-
-def _load(order: Order, checkpoints: tuple[CheckpointRef, ...]) -> Step:
-    start = checkpoints[0] if checkpoints else None
-    return Loading(checkpoints, _everyone(order), ()), (Load(start),)
-
-
-def _loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
-    damage = state.damage + ((stimulus.damage,) if stimulus.damage is not None else ())
-    logs = (
-        (Log(events.Skipped(rank=stimulus.rank, damage=stimulus.damage)),)
-        if stimulus.damage is not None
-        else ()
-    )
-    waiting = state.waiting - {stimulus.rank}
-    if waiting:
-        return replace(state, waiting=waiting, damage=damage), logs
-    if not damage:
-        start = state.checkpoints[0] if state.checkpoints else None
-        return Hosting(start), (HostStore(),)
-    if older := state.checkpoints[1:]:
-        loading, commands = _load(order, older)
-        return loading, (*logs, *commands)
-    worst = damage[0]
-    closing, commands = _close(
-        Failed(
-            f"no checkpoint is whole: {worst.file} in {worst.path}: {worst.problem}, and there is none before"
-            " it. Restore the file, or train anew in another job.output",
-            user_error=True,
-        )
-    )
-    return closing, (*logs, *commands)
-
-
-def _store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
-    generation = Generation(
-        number=order.generation,
-        epoch=order.epoch,
-        members=tuple(range(order.plan.world_size)),
-        store_host=stimulus.host,
-        store_port=stimulus.port,
-        timeout_s=order.timeout_s,
-    )
-    log = Log(events.Formed(generation=generation, start=state.start))
-    return Joining(state.start, _everyone(order)), (log, Join(generation))
-
-
-def _joined(order: Order, state: Joining, stimulus: Joined) -> Step:
-    waiting = state.waiting - {stimulus.rank}
-    if waiting:
-        return replace(state, waiting=waiting), ()
-    step = state.start.step if state.start is not None else 0
-    return Training(step, _everyone(order), ()), (Train(),)
-
-
-def _reported(order: Order, state: Training | Stopping | Failing, stimulus: Reported) -> Step:
-    log = Log(stimulus.report)
-    if isinstance(stimulus.report, StepReport):
-        return replace(state, step=stimulus.report.step), (log,)
-    return state, (log,)
+def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
+    if isinstance(stimulus.report, NoticeReport):
+        return comings.noticed(order, state, stimulus.report)
+    roster, news = heard(state.roster, stimulus.report)
+    commands: list[Command] = []
+    for report in news:
+        commands.append(Log(report))
+        if isinstance(state, Training | Stopping):
+            roster, moving = moves.heard(order, roster, report)
+            commands += moving
+    return replace(state, roster=roster), tuple(commands)
 
 
 def _late_report(order: Order, state: State, stimulus: Reported) -> Step:
@@ -177,10 +137,15 @@ def _late_report(order: Order, state: State, stimulus: Reported) -> Step:
 def _ended(order: Order, state: Training | Stopping, stimulus: Ended) -> Step:
     outcomes = (*state.outcomes, stimulus.outcome)
     waiting = state.waiting - {stimulus.outcome.rank}
+    roster = state.roster
+    if roster.pausing and not roster.stopping and stimulus.outcome.stopped:
+        if waiting:
+            return replace(state, waiting=waiting, outcomes=outcomes), ()
+        return regroup.assess(order, replace(roster, asked="drain"), ())
     log = Log(events.RankEnded(outcome=stimulus.outcome))
     if waiting:
         return replace(state, waiting=waiting, outcomes=outcomes), (log,)
-    closing, commands = _close(_end(outcomes))
+    closing, commands = close(_end(outcomes))
     return closing, (log, *commands)
 
 
@@ -206,11 +171,33 @@ def _end(outcomes: tuple[Outcome, ...]) -> Finished | Failed:
     return Finished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]))
 
 
+def _departed(order: Order, state: Training | Stopping, stimulus: Departed) -> Step:
+    waiting = state.waiting - {stimulus.parted.rank}
+    if waiting:
+        return replace(state, waiting=waiting), ()
+    return regroup.assess(order, replace(state.roster, asked=state.roster.asked or "move"), ())
+
+
 def _ask(order: Order, state: Training, stimulus: Asked) -> Step:
-    commands = (Log(events.Requested(request=stimulus.request.value)), Ask(stimulus.request))
+    first = state.roster.members[0]
+    commands = (Log(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
     if stimulus.request is Request.STOP:
-        return Stopping(state.step, state.waiting, state.outcomes), commands
+        roster = replace(state.roster, stopping=True)
+        return Stopping(roster, state.waiting, state.outcomes), commands
     return state, commands
+
+
+def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
+    """Between two generations there is no commit to ride in: it waits for the next one."""
+    if not state.roster.trained:
+        return _ask_early(order, state, stimulus)
+    log = Log(events.Requested(request=stimulus.request.value))
+    stop = stimulus.request is Request.STOP
+    if stop and isinstance(state, Waiting):
+        closing, commands = close(Finished(state.roster.step, stopped=True, state_sha256=None))
+        return closing, (log, *commands)
+    field = {"stopping": True} if stop else {"saving": True}
+    return replace(state, roster=replace(state.roster, **field)), (log,)
 
 
 def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
@@ -218,68 +205,47 @@ def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
     log = Log(events.Requested(request=stimulus.request.value))
     if stimulus.request is not Request.STOP:
         return state, (log,)
-    started_at = order.checkpoints[0].step if order.checkpoints else 0
-    closing, commands = _close(Finished(started_at, stopped=True, state_sha256=None))
+    step = order.checkpoints[0].step if order.checkpoints else 0
+    closing, commands = close(Finished(step, stopped=True, state_sha256=None))
     return closing, (log, *commands)
 
 
-def _log_loss(loss: RankLost) -> Log:
-    return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
+def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step:
+    roster, commands = moves.begin(order, state.roster, stimulus.move)
+    return replace(state, roster=roster), commands
 
 
-def _lost(order: Order, state: State, stimulus: RankLost) -> Step:
-    closing, commands = _close(_verdict(stimulus))
-    return closing, (_log_loss(stimulus), *commands)
+def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
+    return state, (Log(events.Warned(text="the job does not train just now: no layers are moved")),)
 
 
-def _lost_in_a_group(
-    order: Order, state: Joining | Training | Stopping | Failing, stimulus: RankLost
-) -> Step:
-    """A failure among ranks that wait for each other: one that was only cut off is not the cause."""
-    if not stimulus.cut_off:
-        return _lost(order, state, stimulus)
-    log = _log_loss(stimulus)
-    if isinstance(state, Failing):
-        failing, commands = _heard(order, state, stimulus.rank)
-        return failing, (log, *commands)
-    step = state.step if isinstance(state, Training | Stopping) else 0
-    ended = state.outcomes if isinstance(state, Training | Stopping) else ()
-    others = _everyone(order) - {outcome.rank for outcome in ended} - {stimulus.rank}
-    if not others:
-        return _lost(order, state, stimulus)
-    return Failing(step, others, stimulus), (log, Leave(others), Wait(order.grace_s))
+def _solved(order: Order, state: Training, stimulus: Solved) -> Step:
+    roster = replace(state.roster, proposed=stimulus.solution.plan)
+    propose = Propose(stimulus.solution.plan, roster.members)
+    return replace(state, roster=roster), (Log(stimulus.solution), propose)
 
 
-def _ended_beside_a_failure(order: Order, state: Failing, stimulus: Ended) -> Step:
-    return _heard(order, state, stimulus.outcome.rank)
+def _solved_between(order: Order, state: Regrouping, stimulus: Solved) -> Step:
+    roster = replace(state.roster, proposed=stimulus.solution.plan)
+    return replace(state, roster=roster), (Log(stimulus.solution),)
 
 
-def _joined_beside_a_failure(order: Order, state: Failing, stimulus: Joined) -> Step:
-    return _heard(order, state, stimulus.rank)
+def _note(order: Order, state: State, stimulus: Noted) -> Step:
+    return state, (Log(stimulus.event),)
 
 
-def _heard(order: Order, state: Failing, rank: int) -> Step:
-    waiting = state.waiting - {rank}
-    if waiting:
-        return replace(state, waiting=waiting), ()
-    return _close(_verdict(state.first))
-
-
-def _grace_over(order: Order, state: Failing, stimulus: GraceOver) -> Step:
-    return _close(_verdict(state.first))
-
-
-def _verdict(loss: RankLost) -> Failed:
-    return Failed(f"rank {loss.rank}: {loss.error}", loss.user_error)
+def _wait_over(order: Order, state: Live, stimulus: WaitOver) -> Step:
+    roster = state.roster
+    if not roster.paused or stimulus.pause != roster.pauses:
+        return state, ()
+    if isinstance(state, Waiting):
+        return regroup.out_of_patience(order, state.reason)
+    return replace(state, roster=replace(roster, out_of_patience=True)), ()
 
 
 def _abort(order: Order, state: State, stimulus: Aborted) -> Step:
-    closing, commands = _close(Failed("aborted on request; the newest checkpoint stays", user_error=False))
+    closing, commands = close(Failed("aborted on request; the newest checkpoint stays", user_error=False))
     return closing, (Log(events.Requested(request="abort")), *commands)
-
-
-def _close(end: Finished | Failed) -> Step:
-    return Closing(end), (Release(),)
 
 
 def _released(order: Order, state: Closing, stimulus: Released) -> Step:
@@ -294,52 +260,75 @@ def _ignore(order: Order, state: State, stimulus: Stimulus) -> Step:
     return state, ()
 
 
-_BEFORE_TRAINING = (Pending, Placing, Preparing, Loading, Hosting, Joining)
-_OVER = (Finished, Failed)
+_REGROUPING, _LIVE = get_args(Regrouping), get_args(Live)
+_OVER = (Closing, Finished, Failed)
 
 _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step]] = {
-    (Pending, Start): _start,
-    (Placing, Placed): _placed,
-    (Placing, Unplaceable): _unplaceable,
-    (Preparing, Ready): _ready,
-    (Loading, Loaded): _loaded,
-    (Hosting, StoreUp): _store_up,
-    (Joining, Joined): _joined,
-    # A rank that joined early may report before the last one is heard.
-    (Joining, Reported): _late_report,
-    (Training, Reported): _reported,
+    (Pending, Start): beginnings.start,
+    (Placing, Placed): beginnings.placed,
+    (Placing, Unplaceable): beginnings.unplaceable,
+    # What may come at any time as long as there are ranks; more to the point below.
+    **{(state, Reported): _reported for state in _LIVE},
+    **{(state, Ready): comings.newcomer for state in _LIVE},
+    **{(state, RankLost): losses.lost_regrouping for state in _REGROUPING},
+    **{(state, Asked): _ask_early for state in (Pending, Placing)},
+    **{(state, Asked): _ask_between for state in _LIVE},
+    **{(state, Migrate): _migrate_not for state in (Pending, Placing, *_LIVE)},
+    **{(state, Aborted): _abort for state in (Pending, Placing, *_LIVE)},
+    **{(state, Going): comings.are_to_go for state in _LIVE},
+    **{(state, Noted): _note for state in _LIVE},
+    **{(state, WaitOver): _wait_over for state in _LIVE},
+    **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting)},
+    # The cluster is looked at again soon.
+    **{(state, Room): _ignore for state in (Placing, *_LIVE)},
+    (Preparing, Ready): beginnings.ready,
+    (Preparing, RankLost): beginnings.lost_preparing,
+    (Reclaiming, Reclaimed): beginnings.reclaimed,
+    (Reclaiming, RankLost): beginnings.lost_reclaiming,
+    (Assessing, Positioned): regroup.positioned,
+    (Assessing, RankLost): losses.lost_assessing,
+    (Settling, Settled): regroup.settled,
+    (Planning, Planned): regroup.planned,
+    (Planning, Unplannable): regroup.unplannable,
+    (Loading, Loaded): regroup.loaded,
+    (Hosting, StoreUp): regroup.store_up,
+    (Joining, Joined): regroup.joined,
+    (Training, RankLost): losses.lost_training,
     (Training, Ended): _ended,
+    (Training, Departed): _departed,
     (Training, Asked): _ask,
-    (Stopping, Reported): _reported,
+    (Training, Migrate): _migrate,
+    (Training, Solved): _solved,
+    (Training, Room): comings.room,
+    (Training, Weighed): comings.weighed,
+    (Stopping, RankLost): losses.lost_training,
     (Stopping, Ended): _ended,
+    (Stopping, Departed): _departed,
     (Stopping, Asked): _ignore,
-    (Failing, Reported): _reported,
-    (Failing, Ended): _ended_beside_a_failure,
-    (Failing, Joined): _joined_beside_a_failure,
-    (Failing, Asked): _ignore,
-    (Failing, GraceOver): _grace_over,
+    (Stopping, Solved): _ignore,
+    (Stopping, Weighed): _ignore,
+    (Waiting, Room): comings.room,
+    (Waiting, RankLost): losses.lost_waiting,
     (Closing, Released): _released,
-    **{(state, Asked): _ask_early for state in _BEFORE_TRAINING},
-    **{(state, RankLost): _lost for state in (Preparing, Loading, Hosting)},
-    **{(state, RankLost): _lost_in_a_group for state in (Joining, Training, Stopping, Failing)},
-    **{(state, Aborted): _abort for state in (*_BEFORE_TRAINING, Training, Stopping, Failing)},
     # Once the end is known, what is still on its way changes nothing; a report is kept.
     **{
         (state, late): _ignore
-        for state in (Closing, *_OVER)
+        for state in _OVER
         for late in (
             Placed,
             Unplaceable,
             Ready,
-            Loaded,
-            StoreUp,
-            Joined,
-            Ended,
             RankLost,
+            Solved,
             Asked,
+            Migrate,
             Aborted,
-            GraceOver,
+            Room,
+            Going,
+            WaitOver,
+            *get_args(Answer),
         )
     },
-    **{(state, Reported): _late_report for state in (Closing, *_OVER)},
+    **{(state, Reported): _late_report for state in _OVER},
+    **{(state, Noted): _note for state in _OVER},
 }

@@ -25,7 +25,7 @@ def assign(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> tuple[str 
     The ranks are spread over as many nodes as have room, as evenly as they have it; neighbours in rank order
     share a node, so that few edges of the pipeline cross the network.
     """
-    room = {node.id: _fits(node.available, per_rank) for node in nodes}
+    room = {node.id: fits(node.available, per_rank) for node in nodes}
     given = dict.fromkeys(room, 0)
     for _ in range(ranks):
         open_nodes = [node for node in room if given[node] < room[node]]
@@ -34,6 +34,11 @@ def assign(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> tuple[str 
         given[min(open_nodes, key=lambda node: given[node])] += 1
     placed = [node for node, count in given.items() for _ in range(count)]
     return (*placed, *[None] * (ranks - len(placed)))
+
+
+def capacity(nodes: Sequence[Node], per_rank: Resources) -> int:
+    """How many ranks of `per_rank` each the cluster holds, were it idle."""
+    return sum(fits(node.total, per_rank) for node in nodes)
 
 
 def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | None:
@@ -48,7 +53,7 @@ def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | No
     needs = f"{ranks} ranks of {_listed(per_rank)} each"
     if missing:
         return f"the cluster lacks {' and '.join(missing)} for {needs}"
-    room = sum(_fits(node.total, per_rank) for node in nodes)
+    room = capacity(nodes, per_rank)
     if room < ranks:
         return f"the cluster's nodes have room for {room} of {needs}: no node holds a share of two"
     return None
@@ -56,7 +61,7 @@ def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | No
 
 def congestion(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str:
     """What others hold, where the cluster is large enough but busy."""
-    room = sum(_fits(node.available, per_rank) for node in nodes)
+    room = sum(fits(node.available, per_rank) for node in nodes)
     held = {
         name: sum(node.total.get(name, 0.0) - node.available.get(name, 0.0) for node in nodes)
         for name in per_rank
@@ -67,7 +72,7 @@ def congestion(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str:
     )
 
 
-def _fits(resources: Resources, per_rank: Resources) -> int:
+def fits(resources: Resources, per_rank: Resources) -> int:
     """How many ranks fit."""
     return min(math.floor(resources.get(name, 0.0) / each + 1e-9) for name, each in per_rank.items())
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from orchestrator.freeze_status import FreezeStatus
 from orchestrator.quantities import percent, rate, seconds, significant, size
-from workers.protocol import CheckpointReport, Report, StepReport, ValidationReport
+from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
 
 
-def step_fields(report: StepReport, validation: ValidationReport | None = None) -> str:
-    """The figures of one step in one line, the newest validation loss last."""
+def step_fields(
+    report: StepReport, validation: ValidationReport | None = None, freezing: Sequence[str] = ()
+) -> str:
+    """The figures of one step in one line, what is said of freezing and the newest validation loss last."""
     unit, count = ("tokens", report.tokens) if report.tokens else ("samples", report.samples)
     fields = [
         f"loss {report.loss:.4f}",
@@ -29,6 +32,7 @@ def step_fields(report: StepReport, validation: ValidationReport | None = None) 
         f"{rate(count / report.step_s)} {unit}/s" if report.step_s > 0 else f"- {unit}/s",
         f"step time {seconds(report.step_s)}",
         f"bubble {percent(report.bubble)}",
+        *freezing,
     ]
     if validation is not None:
         fields.append(f"validation loss {validation.loss:.4f}")
@@ -67,6 +71,7 @@ class LineProgress:
         self._due_s = -math.inf
         self._held: StepReport | None = None
         """The newest step, while it is not printed."""
+        self._freezing = FreezeStatus()
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +80,10 @@ class LineProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._print_held()
+
+    def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
+        """From here on say the phase of each step; `freeze` is the resolved `[freeze]` section."""
+        self._freezing.expect(freeze, self._steps)
 
     def show(self, report: Report) -> None:
         """Print `report`, unless it is a step and the last line of a step is younger than `every_s`."""
@@ -93,6 +102,8 @@ class LineProgress:
         elif isinstance(report, CheckpointReport):
             self._print_held(report.step)
             self._print(checkpoint_text(report))
+        elif isinstance(report, FreezeReport):
+            self._freezing.take(report)
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Print a line that is no report: a phase of the job, a warning."""
@@ -101,7 +112,8 @@ class LineProgress:
     def _print_held(self, step: int | None = None) -> None:
         """Print the held step; with `step`, only if it is that one."""
         if self._held is not None and step in (None, self._held.step):
-            self._print(f"step {self._count(self._held.step)}  {step_fields(self._held)}")
+            fields = step_fields(self._held, freezing=self._freezing.fields(self._held.step))
+            self._print(f"step {self._count(self._held.step)}  {fields}")
             self._held = None
 
     def _count(self, step: int) -> str:
@@ -116,6 +128,8 @@ class BarProgress:
 
     def __init__(self, console: Console, name: str, steps: int, first_step: int = 1) -> None:
         self._bar = _Bar(console, name, steps, first_step)
+        self._steps = steps
+        self._freezing = FreezeStatus()
         self._step: StepReport | None = None
         self._validation: ValidationReport | None = None
 
@@ -127,6 +141,10 @@ class BarProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
+        """From here on say the phase of each step; `freeze` is the resolved `[freeze]` section."""
+        self._freezing.expect(freeze, self._steps)
 
     def show(self, report: Report) -> None:
         """Move the bar to `report`."""
@@ -143,6 +161,8 @@ class BarProgress:
                 self.note(checkpoint_text(report), warning=True)
             else:
                 self._bar.saved(report.step)
+        elif isinstance(report, FreezeReport):
+            self._freezing.take(report)
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Print a line above the bar."""
@@ -151,7 +171,8 @@ class BarProgress:
 
     def _move(self) -> None:
         if self._step is not None:
-            self._bar.move(self._step.step, step_fields(self._step, self._validation))
+            freezing = self._freezing.fields(self._step.step)
+            self._bar.move(self._step.step, step_fields(self._step, self._validation, freezing))
 
 
 class _Bar(Progress):

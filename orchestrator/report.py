@@ -15,6 +15,10 @@ from pathlib import Path
 
 from orchestrator import events
 from orchestrator.report_facts import facts
+from orchestrator.report_freezing import freezing
+from orchestrator.report_moves import moves
+from orchestrator.report_planning import planning
+from orchestrator.report_recovery import recovery
 from orchestrator.report_sections import (
     charts,
     checkpoints,
@@ -24,9 +28,9 @@ from orchestrator.report_sections import (
     sample,
     spec,
     tiles,
-    timeline,
 )
 from orchestrator.report_style import STYLE
+from orchestrator.report_timeline import timeline
 from orchestrator.run_record import RunRecord, fold
 
 REPORT_NAME = "report.html"
@@ -34,8 +38,6 @@ REPORT_NAME = "report.html"
 
 def render(run: RunRecord) -> str:
     """The page about `run`, as HTML."""
-    measured = timeline(run)
-    styles = [STYLE, *re.findall(r"<style>(.*?)</style>", measured, re.DOTALL)]
     body = "\n".join(
         section
         for section in (
@@ -43,7 +45,11 @@ def render(run: RunRecord) -> str:
             notes(run),
             tiles(run),
             charts(run),
-            measured,
+            recovery(run),
+            moves(run),
+            freezing(run),
+            timeline(run),
+            planning(run),
             f'<div class="columns">{facts(run)}{checkpoints(run)}</div>',
             sample(run),
             spec(run),
@@ -51,6 +57,7 @@ def render(run: RunRecord) -> str:
         )
         if section
     )
+    styles = list(dict.fromkeys([STYLE, *re.findall(r"<style>(.*?)</style>", body, re.DOTALL)]))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy(styles)}">\n'

@@ -9,17 +9,16 @@ from datetime import UTC, datetime
 from html import escape
 from statistics import median
 
-from orchestrator.charts import MOST_BINS, MOST_POINTS, Chart, Series, line_chart
+from orchestrator.charts import MOST_BINS, MOST_POINTS, Chart, Series
 from orchestrator.events import Failed, Finished
+from orchestrator.freeze_steps import freeze_steps
 from orchestrator.quantities import counted, percent, rate, seconds, significant, size
-from orchestrator.report_facts import device_text, model_text, schedule_text
+from orchestrator.report_facts import device_text, model_text
+from orchestrator.report_parts import figure, tile
 from orchestrator.run_record import RunRecord
-from planner.picture import svg
 from workers.protocol import CheckpointReport, StepReport
 
 MOST_NOTES = 20
-SVG_NAMESPACE = "http://www.w3.org/2000/svg"
-"""Not needed inline; taken out so that the page names no address at all."""
 
 
 def header(run: RunRecord) -> str:
@@ -108,17 +107,8 @@ def tiles(run: RunRecord) -> str:
     if run.first_step_s is not None:
         first = seconds(run.first_step_s - run.started_s)
         entries.append(("First step after", first, "from submission"))
-    items = "".join(_tile(name, figure, detail) for name, figure, detail in entries)
+    items = "".join(tile(name, figure, detail) for name, figure, detail in entries)
     return f'<dl class="tiles">{items}</dl>'
-
-
-def _tile(name: str, figure: str, detail: str) -> str:
-    number, _, unit = figure.partition(" ")
-    small = f"<small>{escape(unit)}</small>" if unit else ""
-    return (
-        f'<div><dt>{name}</dt><dd class="figure">{escape(number)}{small}</dd>'
-        f'<dd class="detail">{escape(detail)}</dd></div>'
-    )
 
 
 def throughput(report: StepReport) -> float:
@@ -146,6 +136,14 @@ def charts(run: RunRecord) -> str:
         losses.append(Series(name="validation", points=points, dots=len(points) <= 60))
     in_ms = median(report.step_s for report in steps) < 1
     factor, time_unit = (1e3, "ms") if in_ms else (1.0, "s")
+    times = [series("measured", lambda report: report.step_s * factor)]
+    foretold = tuple(
+        (row.step, row.predicted_step_s * factor)
+        for row in freeze_steps(run)
+        if row.predicted_step_s is not None
+    )
+    if foretold:
+        times.append(Series(name="predicted", points=foretold))
     drawn = [
         Chart(
             title="Loss",
@@ -161,6 +159,7 @@ def charts(run: RunRecord) -> str:
             series=(series("throughput", throughput),),
             format=rate,
             from_zero=True,
+            bands=run.phases,
         ),
         Chart(
             title="Gradient norm",
@@ -174,51 +173,19 @@ def charts(run: RunRecord) -> str:
         Chart(
             title="Step time",
             unit=time_unit,
-            series=(series("step time", lambda report: report.step_s * factor),),
+            series=tuple(times),
             format=significant,
             from_zero=True,
+            bands=run.phases,
         ),
     ]
     timed = {"Throughput", "Step time"} if run.emulated else set()
-    figures = "".join(_figure(chart, chart.title in timed) for chart in drawn)
+    figures = "".join(figure(chart, chart.title in timed) for chart in drawn)
     how = ""
     if len(steps) > MOST_POINTS:
         together = round(len(steps) / MOST_BINS)
         how = f"<small>line: median of each {together} steps; band: lowest to highest</small>"
     return f'<section><h2>Training{how}</h2><div class="charts">{figures}</div></section>'
-
-
-def _figure(chart: Chart, emulated: bool) -> str:
-    legend = "".join(
-        f'<span class="s{index}">{escape(series.name)}</span>' for index, series in enumerate(chart.series)
-    )
-    return (
-        f'<figure class="card"><figcaption><h3>{escape(chart.title)}{emulated_tag(emulated)}</h3>'
-        + (f'<span class="legend">{legend}</span>' if len(chart.series) > 1 else "")
-        + f"</figcaption>{line_chart(chart)}</figure>"
-    )
-
-
-def emulated_tag(emulated: bool) -> str:
-    return '<span class="tag">emulated</span>' if emulated else ""
-
-
-def timeline(run: RunRecord) -> str:
-    """What each rank did in the newest measured step, as a picture."""
-    if not run.timelines:
-        return ""
-    ranks = range(max(run.timelines) + 1)
-    spans = [run.timelines[rank].spans if rank in run.timelines else () for rank in ranks]
-    newest = max(run.timelines.values(), key=lambda report: report.step_s)
-    title = schedule_text(run.plan, run.spec.get("pipeline", {})) if run.plan is not None else ""
-    width = max(1000, 6 * max(map(len, spans)))
-    picture = svg(spans, title, newest.step_s, width).replace(f' xmlns="{SVG_NAMESPACE}"', "")
-    return (
-        f"<section><h2>Step {newest.step:,} as measured{emulated_tag(run.emulated)}"
-        f"<small>{seconds(newest.step_s)} from commit to commit</small></h2>"
-        '<div class="card scroll picture" tabindex="0" role="region" aria-label="Timeline of one step">'
-        f"{picture}</div></section>"
-    )
 
 
 def checkpoints(run: RunRecord) -> str:

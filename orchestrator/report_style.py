@@ -5,6 +5,7 @@ STYLE = """
   color-scheme: light dark;
   --page: #f4f6f8; --card: #ffffff; --ink: #17202a; --soft: #52606d; --line: #dfe4ea; --grid: #e8ecf0;
   --s0: #1d5fd1; --s1: #c2570c; --accent: #0f766e;
+  --b1: #1d5fd1; --b2: #7c3aed; --b3: #d39b00; --b4: #0b8a55;
   --good: #0b6b45; --warn: #8a4b00; --bad: #a8201a;
   --good-back: #dff5ea; --warn-back: #fff3dc; --bad-back: #fde8e6;
   --code: #f7f9fb;
@@ -13,6 +14,7 @@ STYLE = """
   :root {
     --page: #0d1117; --card: #151b23; --ink: #e8edf3; --soft: #9aa7b5; --line: #2a3440; --grid: #222b36;
     --s0: #79aaff; --s1: #f4a35c; --accent: #5ccfbf;
+    --b1: #79aaff; --b2: #b794f6; --b3: #f3c275; --b4: #7fdcb0;
     --good: #7fdcb0; --warn: #f3c275; --bad: #ff9a92;
     --good-back: #10301f; --warn-back: #33260d; --bad-back: #3a1715;
     --code: #10161d;
@@ -81,6 +83,22 @@ figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 16p
 .legend .s1::before { background: var(--s1); }
 .chart { display: block; width: 100%; height: auto; overflow: visible; }
 .chart text { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-nums; }
+.chart .band { fill-opacity: .13; }
+.chart .b0 { fill: var(--soft); }
+.chart .b1 { fill: var(--b1); }
+.chart .b2 { fill: var(--b2); }
+.chart .b3 { fill: var(--b3); }
+.chart .b4 { fill: var(--b4); }
+.bands { display: flex; flex-wrap: wrap; gap: 2px 14px; width: 100%; font-size: 12.5px; color: var(--soft); }
+.bands span::before {
+  content: ""; display: inline-block; width: 12px; height: 12px; margin-right: 5px; border-radius: 2px;
+  vertical-align: -1px; opacity: .4; background: var(--soft);
+}
+.bands .b1::before { background: var(--b1); }
+.bands .b2::before { background: var(--b2); }
+.bands .b3::before { background: var(--b3); }
+.bands .b4::before { background: var(--b4); }
+.chart .bar { fill: var(--s0); }
 .chart .grid { stroke: var(--grid); }
 .chart .axis, .chart .tick { stroke: var(--soft); }
 .chart polyline { fill: none; stroke-width: 1.75; stroke-linejoin: round; stroke-linecap: round; }
@@ -104,6 +122,13 @@ figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 16p
 .picture .timeline text { fill: var(--soft); }
 .picture .timeline .title { fill: var(--ink); }
 .picture .timeline .token { fill: #14181d; }
+.picture .heat text { fill: var(--soft); }
+.picture .heat .title { fill: var(--ink); }
+.picture .heat .weak { fill: #14181d; }
+.picture .heat .strong { fill: #ffffff; }
+.picture .heat { min-width: 0; }
+.after { margin-top: 12px; }
+.caption { margin-top: 8px; color: var(--soft); font-size: 13px; }
 .columns {
   display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 12px; align-items: start;
   margin-top: 36px;

@@ -1,274 +1,425 @@
-"""What the lifecycle's commands do to a Ray cluster: placement groups, rank actors, calls to them, their end.
+"""What the lifecycle's commands do to rank processes: calls to them, with bounds, and what becomes of each.
 
-Every answer comes back as a stimulus through `tell`. Decides nothing; runs on the controller's event loop.
+Every answer comes back as a stimulus through `tell`. Decides nothing; runs on one event loop, over any `Hosts`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
+from orchestrator.commands import (
+    Ask,
+    Assess,
+    Command,
+    Dismiss,
+    Follow,
+    HostStore,
+    Join,
+    MakePlan,
+    Place,
+    Prepare,
+    Propose,
+    Reclaim,
+    Recruit,
+    Settle,
+    Switch,
+    Train,
+    Weigh,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from orchestrator import cluster
-from orchestrator.placement import assign, congestion, shortage
-from orchestrator.states import (
+from orchestrator.crew import Crew
+from orchestrator.events import Event, Noticed, Warned
+from orchestrator.foresight import Foresight
+from orchestrator.hosts import Gone, Hosts, stands
+from orchestrator.stimuli import (
+    Departed,
     Ended,
     Joined,
     Loaded,
+    Noted,
     Placed,
+    Positioned,
     RankLost,
     Ready,
+    Reclaimed,
+    Room,
+    Settled,
     Stimulus,
     StoreUp,
     Unplaceable,
 )
-from planner.ir import Schedule
-from planner.plan import Plan
-from workers.actor import CONTROL, Home, RankActor, RankError
-from workers.config import WorkerConfig
-from workers.protocol import CheckpointRef, Generation, Outcome, Request
+from planner.freezing import FreezePlan
+from workers.actor import Home, RankError
+from workers.protocol import Outcome, Parted
 
-Answer = TypeVar("Answer")
+PING_EVERY_S = 1.0
+"""Between two heartbeats of a rank, at most."""
+LOOK_FOR_ROOM_S = 1.0
+"""Between two looks whether the cluster has room for more ranks."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Crew:
-    """What the runtime must know to make the ranks of a job."""
-
-    config: WorkerConfig
-    plan: Plan
-    schedule: Schedule
-    per_rank: Mapping[str, float]
-    """Resources that each rank reserves."""
-    wait_s: float
-    """How long resources, and then processes, may take to come."""
-    timeout_s: float
-    """How long loading and joining may take."""
-    marker: tuple[str, bytes]
-    """File in the job's folder by which a node knows it, and its content."""
+Work = Coroutine[Any, Any, None]
 
 
 class Runtime:
     """The ranks of one job.
 
     Args:
-        controller: the actor that the ranks report to.
         tell: takes each answer.
+        spawn: runs work beside everything else; ends it with the job.
     """
 
-    def __init__(self, crew: Crew, controller: ActorHandle, tell: Callable[[Stimulus], None]) -> None:
+    def __init__(
+        self, crew: Crew, hosts: Hosts, tell: Callable[[Stimulus], None], spawn: Callable[[Work], object]
+    ) -> None:
         self._crew = crew
-        self._controller = controller
+        self._hosts = hosts
         self._tell = tell
-        self._groups: list[PlacementGroup] = []
-        self._ranks: list[Any] = []
+        self._spawn = spawn
+        self._elastic = crew.config.elastic
         self._homes: dict[int, Home] = {}
+        """Of all ranks that are up."""
+        self._calling: set[int] = set()
+        """Ranks that are on their way up."""
+        self._going: set[int] = set()
+        """Ranks that are to go, or went."""
+        self._training: dict[int, asyncio.Future[Any]] = {}
+        """Calls under way that end with a generation."""
+        self._foresight = Foresight(crew.replanner, crew.config.steps)
 
-    async def place(self) -> None:
-        """Reserve resources, a single-bundle group per rank: none takes others along when it goes."""
-        crew, world = self._crew, self._crew.plan.world_size
-        reap(crew.config.job)
-        seen = cluster.nodes()
-        self._groups = [
-            placement_group(
-                [dict(crew.per_rank)],
-                strategy="STRICT_PACK",
-                name=_name(crew.config.job, rank),
-                lifetime="detached",
-                _soft_target_node_id=target,  # pyright: ignore[reportArgumentType]
-            )
-            for rank, target in enumerate(assign(seen, world, crew.per_rank))
-        ]
-        if await asyncio.to_thread(_all_ready, self._groups, crew.wait_s):
-            self._tell(Placed())
-            return
-        # What the cluster has now, what was free when the job came: our own groups hold some of it.
-        why = shortage(cluster.nodes(), world, crew.per_rank) or congestion(seen, world, crew.per_rank)
-        self._tell(
-            Unplaceable(
-                f"{why}. Waited {crew.wait_s:g} s (cluster.wait_s); lower pipeline.ranks or"
-                " cluster.resources_per_rank, add nodes, or wait longer"
-            )
-        )
+    @property
+    def homes(self) -> Mapping[int, Home]:
+        """Where the ranks live that are up."""
+        return self._homes
 
-    async def prepare(self) -> None:
-        """Start the rank processes and have them open model and data."""
-        crew = self._crew
-        hosted: Any = ray.remote(concurrency_groups={CONTROL: 2})  # pyright: ignore[reportCallIssue]
-        remote: Any = hosted(RankActor)
-        self._ranks = [
-            remote.options(
-                name=_name(crew.config.job, rank),
-                namespace=cluster.NAMESPACE,
-                lifetime="detached",
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-                **_actor_resources(crew.per_rank),
-            ).remote(crew.config, rank, self._controller, crew.marker)
-            for rank, group in enumerate(self._groups)
-        ]
-        await self._each(lambda actor: actor.setup.remote(), self._ready, "start", crew.wait_s)
+    def carry_out(self, command: Command) -> Work | None:
+        """The work that `command` takes; None: it is done."""
+        match command:
+            case Place(ranks):
+                return self._place(ranks)
+            case Prepare(ranks):
+                return self._prepare(ranks)
+            case Recruit(ranks):
+                return self._recruit(ranks)
+            case Reclaim(ranks, number):
+                return self._reclaim(ranks, number)
+            case Assess(ranks, number):
+                return self._assess(ranks, number)
+            case Settle(ranks, settlement, number):
+                return self._each(
+                    dict.fromkeys(ranks, ("settle", settlement)),
+                    lambda rank, _: Settled(rank, number),
+                    "settle",
+                    number,
+                )
+            case MakePlan():
+                return self._tell_of(self._foresight.make(command))
+            case Follow(assignments, number):
+                return self._each(
+                    {rank: ("follow", assignment) for rank, assignment in assignments.items()},
+                    lambda rank, damage: Loaded(rank, damage, number),
+                    "load its layers",
+                    number,
+                )
+            case HostStore(rank, number):
+                return self._each(
+                    {rank: ("host_store",)},
+                    lambda _, address: StoreUp(address[0], address[1], number),
+                    "open its store",
+                    number,
+                )
+            case Join(generation, number):
+                return self._each(
+                    dict.fromkeys(generation.members, ("join", generation)),
+                    lambda rank, _: Joined(rank, number),
+                    "join the process group",
+                    number,
+                )
+            case Train():
+                return self._train(command)
+            case Ask(request, rank):
+                return self._unheard(rank, "request", request)
+            case Propose(plan, ranks):
+                return self._propose(plan, ranks)
+            case Switch():
+                return self._switch(command)
+            case Weigh():
+                return self._tell_of(self._foresight.weigh(command))
+            case Dismiss(ranks):
+                return self._dismiss(ranks)
+            case _:
+                raise AssertionError(f"{command} is not the runtime's")
 
-    async def load(self, start: CheckpointRef | None) -> None:
-        """Have each rank build its layers and load them."""
-        plan, schedule = self._crew.plan, self._crew.schedule
-        await self._each(
-            lambda actor: actor.follow.remote(plan, schedule, start),
-            Loaded,
-            "load its layers",
-            self._crew.timeout_s,
-        )
+    def take(self, event: Event) -> None:
+        """Learn from what was logged what steps and regroups take, and who is to go."""
+        self._foresight.take(event)
+        if isinstance(event, Noticed):
+            self._going |= set(event.ranks)
+            # A signal came to one process: its node stays.
+            if event.source != "sigterm":
+                self._hosts.shun(event.node)
 
-    async def host_store(self) -> None:
-        """Have rank 0 host the store of the next generation."""
-
-        def up(rank: int, address: tuple[str, int]) -> Stimulus:
-            return StoreUp(*address)
-
-        await self._hear(0, self._ranks[0].host_store.remote(), up, "open its store", self._crew.timeout_s)
-
-    async def join(self, generation: Generation) -> None:
-        """Have each rank join the process group."""
-
-        def joined(rank: int, nothing: None) -> Stimulus:
-            return Joined(rank)
-
-        await self._each(
-            lambda actor: actor.join.remote(generation),
-            joined,
-            "join the process group",
-            self._crew.timeout_s,
-        )
-
-    async def train(self) -> None:
-        """Have each rank train, for as long as it takes."""
-
-        def ended(rank: int, outcome: Outcome) -> Stimulus:
-            return Ended(outcome)
-
-        await self._each(lambda actor: actor.train.remote(), ended, "train", None)
-
-    def ask(self, request: Request) -> None:
-        """Drop `request` into rank 0's mailbox; the commit carries it to the others."""
-        self._ranks[0].request.remote(request)
-
-    def leave(self, ranks: Iterable[int]) -> None:
-        """Have `ranks` drop the process group."""
-        for rank in ranks:
-            self._ranks[rank].leave.remote()
+    async def watch_room(self) -> None:
+        """Tell where there is room for ranks that the job lacks, until cancelled."""
+        most = self._foresight.most_ranks + self._elastic.spares
+        while True:
+            await asyncio.sleep(LOOK_FOR_ROOM_S)
+            if len(self._homes.keys() - self._going) + len(self._calling) < most:
+                with suppress(Exception):  # a cluster in trouble has no room
+                    if room := await self._hosts.room():
+                        self._tell(Room(room))
 
     async def release(self) -> None:
-        """Kill the ranks and give their resources back; safe at any point, and again."""
-        for rank in self._ranks:
-            ray.kill(rank)
-        for group in self._groups:
-            remove_placement_group(group)
-        deadline = asyncio.get_running_loop().time() + self._crew.wait_s
-        while any(_stands(group) for group in self._groups):
-            if asyncio.get_running_loop().time() > deadline:
-                break
-            await asyncio.sleep(0.05)
-        self._ranks, self._groups = [], []
+        """End all ranks and give their resources back; safe at any point, and again."""
+        self._homes.clear()
+        self._training.clear()
+        await self._hosts.release()
 
-    def _ready(self, rank: int, home: Home) -> Stimulus:
+    # Ranks come and go
+
+    async def _place(self, ranks: Sequence[int]) -> None:
+        self._calling |= set(ranks)
+        lacking = await self._hosts.reserve(ranks, self._crew.wait_s)
+        if lacking is None:
+            self._tell(Placed())
+            return
+        ways_out = "lower pipeline.ranks or cluster.resources_per_rank, add nodes, or wait longer"
+        self._tell(Unplaceable(f"{lacking}; {ways_out}"))
+
+    async def _prepare(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._hosts.start(rank)
+        await asyncio.gather(*(self._set_up(rank) for rank in ranks))
+
+    async def _set_up(self, rank: int) -> None:
+        try:
+            async with asyncio.timeout(self._crew.wait_s):
+                home: Home = await self._hosts.call(rank, "setup")
+        except TimeoutError:
+            await self._hosts.end(rank)
+            self._tell(RankLost(rank, f"did not start within {self._crew.wait_s:g} s"))
+        except Gone as error:
+            await self._hosts.end(rank)
+            self._tell(RankLost(rank, str(error), dead=not error.stillborn))
+        except RankError as error:
+            self._tell(_raised(rank, error, 0))
+        else:
+            self._up(rank, home)
+            self._tell(Ready(rank, home.node, home.host, home.pid))
+        finally:
+            self._calling.discard(rank)
+
+    def _up(self, rank: int, home: Home) -> None:
         self._homes[rank] = home
-        return Ready(rank, home.node, home.host, home.pid)
+        self._spawn(self._listen(rank))
+
+    async def _recruit(self, ranks: Sequence[int]) -> None:
+        await asyncio.gather(*(self._recruit_one(rank) for rank in ranks))
+
+    async def _recruit_one(self, rank: int) -> None:
+        self._calling.add(rank)
+        lacking = await self._hosts.reserve([rank], self._crew.wait_s)
+        if lacking is None:
+            await self._prepare([rank])
+            return
+        self._calling.discard(rank)
+        await self._hosts.end(rank)
+        self._tell(RankLost(rank, f"could not be added: {lacking}", dead=True))
+
+    async def _reclaim(self, ranks: Iterable[int], number: int) -> None:
+        await asyncio.gather(*(self._reclaim_one(rank, number) for rank in ranks))
+
+    async def _reclaim_one(self, rank: int, number: int) -> None:
+        try:
+            async with asyncio.timeout(self._elastic.hang_timeout_s):
+                home = await self._hosts.reclaim(rank)
+        except (TimeoutError, RankError):
+            await self._bury(rank, "did not answer the controller that took over, and was killed")
+        except Gone:
+            await self._bury(rank)
+        else:
+            self._up(rank, home)
+            self._tell(Reclaimed(rank, home.node, home.host, number))
+
+    async def _listen(self, rank: int) -> None:
+        """Heartbeats of one rank, until it is lost."""
+        patience_s = self._elastic.hang_timeout_s
+        pause_s = min(PING_EVERY_S, patience_s / 4)
+        while rank in self._homes:
+            try:
+                # Twice: where this process itself stood still meanwhile, the answer is there and the time is up.
+                if not (
+                    await self._answers(rank, patience_s - 2 * pause_s) or await self._answers(rank, pause_s)
+                ):
+                    text = f"answered nothing for {patience_s:g} s (elastic.hang_timeout_s), and was killed"
+                    await self._bury(rank, text)
+            except Gone:
+                await self._bury(rank)
+            except RankError:
+                pass
+            await asyncio.sleep(pause_s)
+
+    async def _answers(self, rank: int, within_s: float) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._hosts.call(rank, "ping")
+        except TimeoutError:
+            return False
+        return True
+
+    async def _dismiss(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._homes.pop(rank, None)
+            await self._hosts.end(rank)
+
+    async def _bury(self, rank: int, why: str = "") -> None:
+        """See that the rank is dead, and tell so: whatever it may still be doing, nobody hears of it any more.
+
+        Args:
+            why: it was killed; none: it was found dead.
+        """
+        home = self._homes.pop(rank, None)
+        where = f" (pid {home.pid} on {home.host})" if home is not None else ""
+        died = f"its process{where} died: killed, out of memory, or its node is gone"
+        self._tell(RankLost(rank, why or died, dead=True))
+        self._training.pop(rank, None)
+        await self._hosts.end(rank)
+
+    # Generations
+
+    async def _assess(self, ranks: Iterable[int], number: int) -> None:
+        for rank in ranks:
+            self._spawn(self._unheard(rank, "leave"))
+        await asyncio.gather(*(self._position(rank, number) for rank in ranks))
+
+    async def _position(self, rank: int, number: int) -> None:
+        asking = asyncio.ensure_future(self._ask_position(rank, number))
+        try:
+            home = self._homes.get(rank)
+            if home is None or not home.port or await stands(home):
+                await asking
+            elif rank in self._homes:
+                await self._bury(rank)
+        finally:
+            asking.cancel()
+
+    async def _ask_position(self, rank: int, number: int) -> None:
+        # One that hangs is found by its heartbeats. This one answers, and may be loading, or in a long action.
+        patience_s = self._crew.timeout_s
+        training = self._training.pop(rank, None)
+        # It queues behind what the rank is doing.
+        position = self._hosts.call(rank, "position")
+        try:
+            async with asyncio.timeout(patience_s):
+                if training is not None:
+                    await self._last_words(rank, training)
+                self._tell(Positioned(await position, number))
+        except TimeoutError:
+            text = f"did not leave its step within {patience_s:g} s (cluster.timeout_s), and was killed"
+            await self._bury(rank, text)
+        except Gone:
+            if rank in self._homes:
+                await self._bury(rank)
+        except RankError as error:
+            await self._bury(rank, f"cannot say where it stands, and was killed: {error}")
+
+    async def _last_words(self, rank: int, training: asyncio.Future[Any]) -> None:
+        """Hear why a rank's training ended, which may be why the generation did."""
+        try:
+            await training
+        except RankError as error:
+            self._tell(_raised(rank, error, -1))
+        except Gone:
+            pass
+
+    async def _train(self, command: Train) -> None:
+        method = "outcome" if command.under_way else "train"
+        self._training = {
+            rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
+        }
+        hearing = [self._hear_end(rank, command.round) for rank in command.ranks]
+        nodes = [self._homes[rank].node for rank in command.ranks if rank in self._homes]
+        await asyncio.gather(*hearing, self._foresight.look_ahead(nodes))
+
+    async def _hear_end(self, rank: int, number: int) -> None:
+        """Tell how the training of one rank ends."""
+        try:
+            end = await asyncio.shield(self._training[rank])
+        except Gone:
+            await self._bury(rank)
+        except RankError as error:
+            self._training.pop(rank, None)
+            self._tell(_raised(rank, error, number))
+        else:
+            match end:
+                case Outcome():
+                    self._tell(Ended(end, number))
+                case Parted():
+                    self._tell(Departed(end, number))
+                case _:
+                    self._tell(RankLost(rank, "is in no generation", cut_off=True, round=number))
+
+    async def _propose(self, plan: FreezePlan, ranks: Sequence[int]) -> None:
+        """Have every rank hold `plan` ready; the commit to which all bring it takes it up."""
+        calls = [self._hosts.call(rank, "prepare", plan) for rank in ranks]
+        for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            # A rank that died is heard of where it trains.
+            if isinstance(answer, RankError):
+                self._tell(Noted(Warned(text=f"rank {rank} refuses the freeze plan: {answer}")))
+
+    async def _switch(self, command: Switch) -> None:
+        """Have every rank hold another plan ready."""
+        ranks = command.ranks
+        calls = [
+            self._hosts.call(rank, "prepare_plan", command.plan, command.schedule, command.held)
+            for rank in ranks
+        ]
+        for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(answer, RankError):
+                self._tell(Noted(Warned(text=f"rank {rank} refuses the plan: {answer}")))
+
+    async def _tell_of(self, answer: Awaitable[Stimulus]) -> None:
+        self._tell(await answer)
+
+    async def _unheard(self, rank: int, method: str, *arguments: Any) -> None:
+        """A call whose answer nobody waits for: if it fails, the rank is heard of otherwise."""
+        with suppress(Gone, RankError):
+            await self._hosts.call(rank, method, *arguments)
 
     async def _each(
         self,
-        call: Callable[[Any], Awaitable[Answer]],
-        told: Callable[[int, Answer], Stimulus],
+        calls: Mapping[int, tuple[Any, ...]],
+        told: Callable[[int, Any], Stimulus],
         what: str,
-        timeout_s: float | None,
+        number: int,
     ) -> None:
+        """Tell what becomes of one call to each rank."""
+        answers = {rank: self._hosts.call(rank, *call) for rank, call in calls.items()}
         await asyncio.gather(
-            *(self._hear(rank, call(actor), told, what, timeout_s) for rank, actor in enumerate(self._ranks))
+            *(self._hear(rank, answer, told, what, number) for rank, answer in answers.items())
         )
 
     async def _hear(
         self,
         rank: int,
-        answer: Awaitable[Answer],
-        told: Callable[[int, Answer], Stimulus],
+        answer: Awaitable[Any],
+        told: Callable[[int, Any], Stimulus],
         what: str,
-        timeout_s: float | None,
+        number: int,
     ) -> None:
-        """Tell what becomes of one call to one rank."""
         try:
-            value = await asyncio.wait_for(_awaited(answer), timeout_s)
+            async with asyncio.timeout(self._crew.timeout_s):
+                value = await answer
         except TimeoutError:
-            late = f"did not {what} within {timeout_s:g} s"
-            self._tell(RankLost(rank, late))
-        except (RayError, RankError) as error:
-            self._tell(self._loss(rank, error))
+            await self._bury(rank, f"did not {what} within {self._crew.timeout_s:g} s, and was killed")
+        except Gone:
+            await self._bury(rank)
+        except RankError as error:
+            self._tell(_raised(rank, error, number))
         else:
             self._tell(told(rank, value))
 
-    def _loss(self, rank: int, error: Exception) -> RankLost:
-        cause = getattr(error, "cause", error)
-        if isinstance(cause, RankError):
-            return RankLost(rank, cause.message, cause.cut_off, cause.user_error, cause.details)
-        text = str(error).strip()
-        if not isinstance(error, RayActorError):
-            return RankLost(rank, text.split("\n")[0], details=text)
-        home = self._homes.get(rank)
-        where = f" (pid {home.pid} on {home.host})" if home is not None else ""
-        if "creation task" in text:
-            return RankLost(rank, f"could not start: {text.splitlines()[-1]}", details=text)
-        return RankLost(
-            rank,
-            f"its process{where} died: killed, out of memory, or its node is gone",
-            details=text,
-        )
 
-
-def reap(job: str) -> None:
-    """Kill what an earlier controller of `job` left: ranks and placement groups."""
-    actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    for entry in actors:
-        if entry["namespace"] == cluster.NAMESPACE and entry["name"].startswith(_name(job, "")):
-            ray.kill(ray.get_actor(entry["name"], namespace=cluster.NAMESPACE))
-    for entry in placement_group_table().values():
-        if entry["name"].startswith(_name(job, "")) and entry["state"] != "REMOVED":
-            remove_placement_group(get_placement_group(entry["name"]))
-
-
-def _name(job: str, rank: int | str) -> str:
-    return f"{job}/rank-{rank}"
-
-
-def _actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:
-    """`per_rank` as the options of an actor."""
-    custom = {name: amount for name, amount in per_rank.items() if name not in ("CPU", "GPU", "memory")}
-    options: dict[str, Any] = {"num_cpus": per_rank.get("CPU", 0), "num_gpus": per_rank.get("GPU", 0)}
-    if "memory" in per_rank:
-        options["memory"] = per_rank["memory"]
-    return options | ({"resources": custom} if custom else {})
-
-
-def _all_ready(groups: list[PlacementGroup], wait_s: float) -> bool:
-    """Whether all groups are placed within `wait_s`. Blocks."""
-    deadline = time.monotonic() + wait_s
-    return all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups)
-
-
-def _stands(group: PlacementGroup) -> bool:
-    return placement_group_table(group).get("state") not in (None, "REMOVED")
-
-
-async def _awaited(answer: Awaitable[Answer]) -> Answer:
-    return await answer
+def _raised(rank: int, error: RankError, number: int) -> RankLost:
+    return RankLost(rank, error.message, error.cut_off, error.user_error, error.details, round=number)

@@ -1,4 +1,4 @@
-"""The job spec: seven sections, read from TOML or built in Python, the same object either way.
+"""The job spec: nine sections, read from TOML or built in Python, the same object either way.
 
 Sections that ranks consume live in `workers/config.py`. What depends on the model, the data or the cluster is
 settled in `orchestrator/resolve.py`; what can be told from the spec alone is checked in `spec_checks.py`.
@@ -18,7 +18,9 @@ from workers.config import (
     CheckpointConfig,
     DataConfig,
     DeviceKind,
+    ElasticConfig,
     EmulatedConfig,
+    FreezeConfig,
     ModelConfig,
     NonNegative,
     OptimizerConfig,
@@ -29,6 +31,8 @@ from workers.config import (
 from workers.protocol import JobError
 
 PositiveSeconds = Annotated[float, Field(gt=0)]
+Auto = Literal["auto"]
+PartitionProgram = Literal["parameter", "memory", "time", "bottleneck", "dynpipe"]
 
 
 class JobConfig(Section):
@@ -48,6 +52,10 @@ class JobConfig(Section):
     """Torch threads per rank. Part of the trajectory: another number gives other bits."""
     validate_every: NonNegative = 0
     """Steps between validations; 0: only after the last step."""
+    curvature_every: NonNegative = 0
+    """Steps between samples of the loss's smoothness and the gradient's second moment, which say how many updates an
+    asynchronous pipeline would need; 0: none. At a sample each rank holds a second copy of its weights and gradients
+    until the next step. Never sampled where something may be frozen. Changes no bits."""
     sample_tokens: NonNegative = 200
     """Tokens to sample after the last step (language models); 0: none."""
 
@@ -60,20 +68,23 @@ class JobConfig(Section):
 class PipelineConfig(Section):
     """`[pipeline]`: how the model and the batch are cut."""
 
-    ranks: Positive = 1
-    """All ranks: `replicas` times the ranks of one pipeline."""
+    ranks: Positive | Auto = 1
+    """All ranks: `replicas` times the ranks of one pipeline. `auto`: as many of the cluster's as make the shortest
+    step."""
     schedule: str = "1f1b"
-    """`gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zbv`, or `csv:PATH`."""
+    """`gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zbv`, or `csv:PATH`. `auto`: the family with the shortest step."""
     chunks: Positive | None = None
     """Stages per rank, for the families that have a choice; unset: 2 for `interleaved` and `zbv`, else 1."""
-    microbatches: Positive = 4
-    """Microbatches per replica in one step."""
+    microbatches: Positive | Auto = 4
+    """Microbatches per replica in one step. `auto`: searched; part of the trajectory, so a resumed job keeps it."""
     microbatch_size: Positive = 4
     """Samples in a microbatch. A step's batch is `replicas x microbatches x microbatch_size` samples."""
     replicas: Positive = 1
     """Data-parallel copies of the pipeline."""
-    partition: Literal["parameter"] | tuple[Positive, ...] = "parameter"
-    """`parameter` balances the stages by parameter count; a list gives the layers per stage, in order."""
+    partition: PartitionProgram | tuple[Positive, ...] = "parameter"
+    """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` makes the slowest stage fastest,
+    communication included; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other programs
+    and the cuts near them. All but `parameter` measure the model first. A list gives the layers per stage, in order."""
     recompute: bool | tuple[NonNegative, ...] = False
     """Layers whose activations are recomputed in the backward pass: all, none, or a list of layer indices."""
 
@@ -87,6 +98,8 @@ class ClusterConfig(Section):
     """What each rank reserves; unset: 1 CPU (`cpu`), 1 CPU and 1 GPU (`cuda`), 0.05 CPU (`emulated`)."""
     device: DeviceKind | Literal["auto"] = "auto"
     """`auto`: `cuda` if the cluster has GPUs for all ranks, else `cpu`. `emulated`: times are modelled."""
+    memory_per_rank_bytes: Positive | None = None
+    """What a rank may use; no plan that needs more is taken. Unset: the device's memory."""
     wait_s: PositiveSeconds = 60.0
     """How long to wait for the cluster's resources and for the ranks to start, each."""
     timeout_s: PositiveSeconds = 300.0
@@ -108,8 +121,12 @@ class Spec(Section):
     """The update rule."""
     pipeline: PipelineConfig = PipelineConfig()
     """The cut."""
+    freeze: FreezeConfig = FreezeConfig()
+    """What is left out of the backward pass."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """What survives on disk."""
+    elastic: ElasticConfig = ElasticConfig()
+    """What survives of it all."""
     cluster: ClusterConfig = ClusterConfig()
     """Where it runs."""
 

@@ -1,22 +1,23 @@
-"""Where a job can be, what can happen to it, and what it can ask for: the three alphabets of `lifecycle.py`.
+"""Where a job can be: the first of the three alphabets of `lifecycle.py`, beside `stimuli.py` and `commands.py`.
 
 Frozen values, each with only its own payload. No transition is decided here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from orchestrator.events import Event
+from orchestrator.freeze_history import FreezeHistory
+from orchestrator.migration import Migration
+from orchestrator.recovery import Course
+from orchestrator.stimuli import RankLost
+from planner.considered import Considered
+from planner.freezing import FreezePlan
+from planner.ir import Schedule
 from planner.plan import Plan
-from workers.protocol import (
-    CheckpointRef,
-    DamagedCheckpoint,
-    Generation,
-    Outcome,
-    Report,
-    Request,
-)
+from workers.config import ElasticConfig
+from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outcome, Position, StepReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +30,110 @@ class Order:
     generation: int
     """Number of the first generation of ranks; those before it were of earlier controllers."""
     plan: Plan
+    """To begin with."""
+    schedule: Schedule
+    """That the plan expands to."""
     checkpoints: tuple[CheckpointRef, ...]
     """To start from, newest first; the next is tried if one is damaged. Empty: from initial weights."""
     timeout_s: float
     """How long a collective may wait."""
-    grace_s: float = 5.0
-    """How long the cause may take to show once a rank has lost another."""
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    considered: tuple[Considered, ...] = ()
+    """What the plan was chosen from."""
+    freezing: FreezeHistory = field(default_factory=FreezeHistory)
+    """What earlier runs of the job, or the one that is replayed, measured and decided."""
+    roster: Roster | None = None
+    """What an earlier controller of the same run left, if one did: its ranks may be training."""
+
+    @property
+    def wanted(self) -> int:
+        """How many ranks the job is to have."""
+        return self.plan.world_size
 
 
-# States
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who and what a job has; it lasts from state to state."""
+
+    plan: Plan
+    """That the newest generation follows."""
+    schedule: Schedule
+    members: tuple[int, ...] = ()
+    """Of the newest generation that trained, by place."""
+    alive: frozenset[int] = frozenset()
+    """Ranks that are up and have opened model and data: members, spares, newcomers, and who is to go."""
+    starting: frozenset[int] = frozenset()
+    """Ranks that were asked for and are not up yet."""
+    going: frozenset[int] = frozenset()
+    """Ranks that are to go: they give what they hold and take no place."""
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    """Where each rank lives, by node id."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """And by address."""
+    next_rank: int = 0
+    """The first number that no rank has had."""
+    generation: int = 0
+    """Number of the newest generation."""
+    trained: bool = False
+    """Whether any generation has trained."""
+    version: int = 0
+    """Of the newest plan of this controller."""
+    step: int = 0
+    """The last step that was announced; where nothing was yet, the one to begin with."""
+    early: tuple[StepReport, ...] = ()
+    """Announced before one that they follow on."""
+    since: int = 0
+    """The generation that went back to a checkpoint last: what earlier ones still tell of steps is void."""
+    began: int = 0
+    """The step at which the newest generation began to train."""
+    validated: int = 0
+    """The last step of which a validation was announced."""
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Newest first."""
+    freeze: tuple[FreezePlan, ...] = ()
+    """Freeze plans with known starts."""
+    proposed: FreezePlan | None = None
+    """A freeze plan that the ranks have not taken up yet."""
+    round: int = 0
+    """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
+    failures: int = 0
+    """How often the step after `failed_at` has failed with no rank lost."""
+    failed_at: int = -1
+    asked: str | None = None
+    """Why the ranks were asked to regroup at their next commit."""
+    migration: Migration | None = None
+    """A move of layers under way."""
+    stopping: bool = False
+    """A stop was asked for; it rides again in the next generation, if this one fails first."""
+    saving: bool = False
+    """A checkpoint was asked for while no generation trained."""
+    pausing: bool = False
+    """All ranks are to go: they were asked to end as for a stop, and then the job waits for others."""
+    pauses: int = 0
+    """How often the job has waited for capacity."""
+    paused: bool = False
+    """From a pause until a generation trains again."""
+    out_of_patience: bool = False
+    """The pause has lasted for `elastic.wait_s`."""
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Ranks that are up and have no place."""
+        return self.alive - frozenset(self.members) - self.going
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A generation to be."""
+
+    course: Course
+    plan: Plan
+    schedule: Schedule
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks by place."""
+        return self.course.lineup[: self.plan.world_size]
 
 
 @dataclass(frozen=True)
@@ -49,35 +145,79 @@ class Pending:
 class Placing:
     """Resources are being reserved, one placement group per rank."""
 
+    roster: Roster
+
 
 @dataclass(frozen=True)
 class Preparing:
     """Rank processes start and open model and data."""
 
+    roster: Roster
+
+
+@dataclass(frozen=True)
+class Reclaiming:
+    """A controller took over: it looks for the ranks that there were."""
+
+    roster: Roster
     waiting: frozenset[int]
+    losses: tuple[RankLost, ...] = ()
+    """Ranks that are gone."""
+
+
+@dataclass(frozen=True)
+class Assessing:
+    """A generation has ended: every rank that lives tells where it stands."""
+
+    roster: Roster
+    waiting: frozenset[int]
+    positions: tuple[Position, ...] = ()
+    troubles: tuple[RankLost, ...] = ()
+    """What went wrong, in the order heard."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """The commit in which a generation ended is being settled."""
+
+    roster: Roster
+    course: Course
+    waiting: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Planning:
+    """A plan is being made for those who go on."""
+
+    roster: Roster
+    course: Course
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Each rank builds its layers and loads them from the first of `checkpoints`."""
+    """Each rank takes up its layers: what it has, what others give it, or what a checkpoint holds."""
 
-    checkpoints: tuple[CheckpointRef, ...]
+    roster: Roster
+    draft: Draft
     waiting: frozenset[int]
-    damage: tuple[DamagedCheckpoint, ...]
+    damage: tuple[DamagedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True)
 class Hosting:
-    """Rank 0 opens the store over which the group forms."""
+    """The rank at place 0 opens the store over which the group forms."""
 
-    start: CheckpointRef | None
+    roster: Roster
+    draft: Draft
 
 
 @dataclass(frozen=True)
 class Joining:
     """The ranks form their process group."""
 
-    start: CheckpointRef | None
+    roster: Roster
+    draft: Draft
+    generation: Generation
     waiting: frozenset[int]
 
 
@@ -85,27 +225,26 @@ class Joining:
 class Training:
     """Steps are committed. The controller only listens."""
 
-    step: int
+    roster: Roster
     waiting: frozenset[int]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True)
 class Stopping:
     """A stop was requested; the ranks end at their next commit."""
 
-    step: int
+    roster: Roster
     waiting: frozenset[int]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True)
-class Failing:
-    """A rank lost another one; all were told to leave, and the cause has yet to be heard of."""
+class Waiting:
+    """Too few ranks are left; those hold what they have until there are more."""
 
-    step: int
-    waiting: frozenset[int]
-    first: RankLost
+    roster: Roster
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -133,209 +272,8 @@ class Failed:
     user_error: bool
 
 
-State = (
-    Pending
-    | Placing
-    | Preparing
-    | Loading
-    | Hosting
-    | Joining
-    | Training
-    | Stopping
-    | Failing
-    | Closing
-    | Finished
-    | Failed
-)
-
-
-# What can happen
-
-
-@dataclass(frozen=True)
-class Start:
-    """The controller is ready to go."""
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Every rank's resources are reserved."""
-
-
-@dataclass(frozen=True)
-class Unplaceable:
-    """The cluster does not have what the job needs."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A rank is up and has opened model and data."""
-
-    rank: int
-    node: str
-    host: str
-    pid: int
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A rank holds its layers, or says why the checkpoint will not do."""
-
-    rank: int
-    damage: DamagedCheckpoint | None
-
-
-@dataclass(frozen=True)
-class StoreUp:
-    """Rank 0 hosts the store."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A rank is in the process group."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Reported:
-    """A rank reported something about training."""
-
-    report: Report
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A rank's training ended as planned."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class RankLost:
-    """A rank's process died, or a call to it raised."""
-
-    rank: int
-    error: str
-    cut_off: bool = False
-    """It lost another rank: the cause lies there."""
-    user_error: bool = False
-    details: str = ""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Someone wants a checkpoint or a stop."""
-
-    request: Request
-
-
-@dataclass(frozen=True)
-class Aborted:
-    """Someone wants it over at once, without a checkpoint."""
-
-
-@dataclass(frozen=True)
-class GraceOver:
-    """`Order.grace_s` has passed since `Wait`."""
-
-
-@dataclass(frozen=True)
-class Released:
-    """Ranks and reservations are gone."""
-
-
-Stimulus = (
-    Start
-    | Placed
-    | Unplaceable
-    | Ready
-    | Loaded
-    | StoreUp
-    | Joined
-    | Reported
-    | Ended
-    | RankLost
-    | Asked
-    | Aborted
-    | GraceOver
-    | Released
-)
-
-
-# What the shell is told to do
-
-
-@dataclass(frozen=True)
-class Log:
-    """Append to the event log."""
-
-    event: Event
-
-
-@dataclass(frozen=True)
-class Place:
-    """Reserve every rank's resources -> `Placed` or `Unplaceable`."""
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Start the rank processes and set them up -> `Ready` or `RankLost` from each."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """Have each rank take its layers from `start` -> `Loaded` or `RankLost` from each."""
-
-    start: CheckpointRef | None
-
-
-@dataclass(frozen=True)
-class HostStore:
-    """Have rank 0 open a store -> `StoreUp`, or `RankLost`."""
-
-
-@dataclass(frozen=True)
-class Join:
-    """Have each rank join -> `Joined` or `RankLost` from each."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True)
-class Train:
-    """Have each rank train -> `Reported`s, then `Ended` or `RankLost` from each."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Drop a request into rank 0's mailbox."""
-
-    request: Request
-
-
-@dataclass(frozen=True)
-class Leave:
-    """Tell `ranks` to drop the process group, so that a blocked call raises."""
-
-    ranks: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Wait:
-    """-> `GraceOver` after `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Release:
-    """Give back ranks and reservations -> `Released`."""
-
-
-Command = Log | Place | Prepare | Load | HostStore | Join | Train | Ask | Leave | Wait | Release
+Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
+"""On the way to a generation."""
+Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting
+"""There are ranks."""
+State = Pending | Placing | Live | Closing | Finished | Failed

@@ -6,7 +6,9 @@ to the command line and `trainer.py`.
 
 from __future__ import annotations
 
+import secrets
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,16 @@ from typing import Any
 
 from orchestrator import cluster, events
 from orchestrator.folder import JobFolder, Marker, starting_points, undamaged
+from orchestrator.freeze_history import FreezeHistory
 from orchestrator.interrupts import Interrupts
-from orchestrator.placement import shortage
-from orchestrator.resolve import Resolved, Survey, absolute, resolve, survey
+from orchestrator.preparation import Prepared, prepare
+from orchestrator.replay import recorded
+from orchestrator.resolve import Resolved
+from orchestrator.resumption import adopt
 from orchestrator.spec import Spec
-from orchestrator.spec_checks import check
+from orchestrator.spec_checks import AUTO, check
 from orchestrator.states import Order
+from orchestrator.survey import Survey, absolute, survey
 from workers.protocol import CheckpointRef, JobError, Request
 
 Observer = Callable[[events.Record], None]
@@ -46,11 +52,21 @@ class Run:
     """Whether a signal to the driver asked for the end."""
 
 
-def run(spec: Spec, *, resume: bool, observe: Observer, say: Callable[[str], None]) -> Run:
+def run(
+    spec: Spec,
+    *,
+    resume: bool,
+    observe: Observer,
+    say: Callable[[str], None],
+    profile: Path | None = None,
+    replay: Path | None = None,
+) -> Run:
     """Run a job to its end, with Ctrl-C for an orderly stop and a second one for an end at once.
 
     Args:
         resume: go on from the newest checkpoint in the job's folder.
+        profile: plan with this file instead of measuring.
+        replay: freeze as this event log says, and decide nothing anew.
         observe: is given every event as it comes.
         say: is given phases in words.
 
@@ -62,26 +78,37 @@ def run(spec: Spec, *, resume: bool, observe: Observer, say: Callable[[str], Non
     check(spec)
     folder = JobFolder(spec.job.folder)
     folder.admit(spec.job.name, resume=resume)
-    per_rank = spec.cluster.resources_per_rank or {}
-    cpus = spec.pipeline.ranks * per_rank.get("CPU", DEFAULT_CPU)
+    if resume and (earlier := folder.marker()) is not None:
+        spec = adopt(spec, earlier.spec)
     with Interrupts() as interrupts:
         opening = _Opening(spec)
-        with cluster.connected(spec.cluster.address, cpus=cpus) as connection:
-            resolved = _resolve(spec, opening.result(), folder)
+        with cluster.connected(spec.cluster.address, cpus=_cpus(spec)) as connection:
+            prepared = prepare(spec, opening.result(), folder, resume=resume, profile_file=profile, say=say)
+            resolved = prepared.resolved
             start = starting_points(resolved.config) if resume else ()
             if start and start[0].step == spec.job.steps and undamaged(start[0]):
                 say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
                 end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
                 return _run(resolved, end, folder, interrupted=False)
+            freezing = folder.freeze_history() if start else FreezeHistory()
+            if replay is not None:
+                freezing = recorded(replay, resolved)
             _make_way(spec.job.name)
             marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
             interrupts.hold()
-            controller = _submit(resolved, folder, start, marker)
+            controller = _submit(prepared, folder, start, marker, freezing)
             following = _Following(spec.job.name, controller, connection, interrupts)
             end = following.run(observe, say)
     if isinstance(end, events.Failed) and end.user_error:
         raise JobError(end.reason)
     return _run(resolved, end, folder, interrupted=interrupts.count > 0)
+
+
+def _cpus(spec: Spec) -> float:
+    """What the job needs of a local cluster, which has all of this machine anyway."""
+    per_rank = spec.cluster.resources_per_rank or {}
+    ranks = 1 if spec.pipeline.ranks == AUTO else spec.pipeline.ranks
+    return ranks * per_rank.get("CPU", DEFAULT_CPU)
 
 
 def _run(
@@ -120,22 +147,6 @@ class _Opening:
             self._found = error
 
 
-def _resolve(spec: Spec, found: Survey, folder: JobFolder) -> Resolved:
-    import ray
-
-    epoch, _ = folder.incarnations()
-    resolved = resolve(spec, found, ray.cluster_resources(), epoch=epoch + 1)
-    if spec.cluster.address == "local":
-        # Nothing will join a cluster of our own: there is no point in waiting.
-        lacking = shortage(cluster.nodes(), spec.pipeline.ranks, resolved.per_rank)
-        if lacking is not None:
-            raise JobError(
-                f"{lacking}; lower pipeline.ranks or cluster.resources_per_rank, or join a larger cluster"
-                " with cluster.address"
-            )
-    return resolved
-
-
 def _make_way(name: str) -> None:
     """See that no controller bears the name of the job; one whose job has ended goes.
 
@@ -161,7 +172,13 @@ def _make_way(name: str) -> None:
     ray.kill(running)
 
 
-def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, ...], marker: Marker) -> Any:
+def _submit(
+    prepared: Prepared,
+    folder: JobFolder,
+    start: tuple[CheckpointRef, ...],
+    marker: Marker,
+    freezing: FreezeHistory,
+) -> Any:
     """Start the job's controller and give it the job.
 
     Raises:
@@ -172,18 +189,20 @@ def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, .
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from orchestrator.controller import Controller
+    from orchestrator.crew import Crew
     from orchestrator.folder import MARKER
-    from orchestrator.runtime import Crew
 
+    resolved = prepared.resolved
     spec, name = resolved.spec, resolved.spec.job.name
     crew = Crew(
         config=resolved.config,
-        plan=resolved.plan,
-        schedule=resolved.schedule,
         per_rank=resolved.per_rank,
         wait_s=spec.cluster.wait_s,
         timeout_s=spec.cluster.timeout_s,
         marker=(MARKER, marker.to_bytes()),
+        replanner=prepared.replanner,
+        secret=secrets.token_bytes(32),
+        profile=prepared.profile,
     )
     _, generation = folder.incarnations()
     order = Order(
@@ -191,18 +210,24 @@ def _submit(resolved: Resolved, folder: JobFolder, start: tuple[CheckpointRef, .
         epoch=resolved.plan.epoch,
         generation=generation + 1,
         plan=resolved.plan,
+        schedule=resolved.schedule,
+        elastic=resolved.config.elastic,
         checkpoints=start,
         timeout_s=spec.cluster.timeout_s,
+        considered=prepared.considered,
+        freezing=freezing,
     )
     remote: Any = ray.remote(Controller)
     controller = remote.options(
         name=name,
         namespace=cluster.NAMESPACE,
         lifetime="detached",
+        # Killed, it is started again, and goes on from its log.
+        max_restarts=-1,
         num_cpus=0,
-        # Beside the driver, whose files it shares, if the driver is on a node at all.
+        # Beside the driver, whose files it shares. Not softly: Ray then takes any node, spot instances too.
         scheduling_strategy=NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=True
+            ray.get_runtime_context().get_node_id(), soft=False
         ),
     ).remote(order, crew, spec.model_dump(mode="json"))
     try:
@@ -238,9 +263,9 @@ class _Following:
     def run(self, observe: Observer, say: Callable[[str], None]) -> events.Finished | events.Failed:
         """Pass everything on until the job has ended."""
         import ray
-        from ray.exceptions import GetTimeoutError, RayActorError
+        from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
-        from orchestrator.runtime import reap
+        from orchestrator.ray_hosts import reap
 
         heard, over = 0, False
         end: events.Finished | events.Failed | None = None
@@ -251,6 +276,9 @@ class _Following:
             try:
                 page: Any = ray.get(self._controller.read.remote(heard, POLL_S), timeout=POLL_S + PATIENCE_S)
             except GetTimeoutError:
+                continue
+            except ActorUnavailableError:  # it is started again
+                time.sleep(POLL_S)
                 continue
             except RayActorError as error:
                 if not self._connection.broken():
@@ -272,7 +300,7 @@ class _Following:
         self._obeyed = self._interrupts.count
         if first:
             say("stopping after this step, with a checkpoint; once more to end at once")
-            self._controller.request.remote(Request.STOP)
+            self._controller.request.options(max_task_retries=-1).remote(Request.STOP)
         else:
             say("ending at once, without a checkpoint")
-            self._controller.abort.remote()
+            self._controller.abort.options(max_task_retries=-1).remote()

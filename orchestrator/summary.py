@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator import events
+from orchestrator.freeze_numbers import FreezeNumbers, freeze_numbers
 from orchestrator.run_record import RunRecord, fold
 
 
@@ -34,9 +35,14 @@ class Summary:
     """Layers per stage."""
     events: str
     """Path of the event log."""
+    freeze: FreezeNumbers | None = None
+    """Only of a job that freezes."""
 
     def to_dict(self) -> dict[str, object]:
-        return asdict(self)
+        numbers = asdict(self)
+        if self.freeze is None:
+            del numbers["freeze"]
+        return numbers
 
 
 def summarize(path: Path, *, started_s: float) -> Summary:
@@ -63,6 +69,7 @@ def summarize(path: Path, *, started_s: float) -> Summary:
         state_sha256=_state_sha256(records),
         partition=_partition(run),
         events=str(path),
+        freeze=freeze_numbers(run),
     )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from orchestrator import events
+from orchestrator.freeze_steps import freeze_steps
+from orchestrator.run_record import fold
 from orchestrator.spec import Spec
 from orchestrator.submit import Run, run
 from orchestrator.summary import summarize
@@ -22,6 +26,8 @@ class PipelineTrainer:
     Args:
         spec: the same object that a TOML file gives.
         resume: go on from the newest checkpoint in the job's folder.
+        profile: plan with this file instead of measuring.
+        replay: freeze as this event log says.
         observe: is given every event of the job as it comes.
     """
 
@@ -30,10 +36,14 @@ class PipelineTrainer:
         spec: Spec,
         *,
         resume: bool = False,
+        profile: Path | None = None,
+        replay: Path | None = None,
         observe: Callable[[events.Record], None] = lambda record: None,
     ) -> None:
         self._spec = spec
         self._resume = resume
+        self._profile = profile
+        self._replay = replay
         self._observe = observe
 
     def fit(self) -> ray.train.Result:
@@ -41,7 +51,8 @@ class PipelineTrainer:
 
         Returns:
             `metrics` as `freshet train --summary` writes them, `checkpoint` the newest checkpoint's folder,
-            `path` the job's folder, `metrics_dataframe` a row per step of the newest start.
+            `path` the job's folder, `metrics_dataframe` a row per step of the newest start; of a job that freezes,
+            with the columns of `FreezeStep`.
 
         Raises:
             JobError: something that the user can mend: the spec, the data, the cluster.
@@ -54,7 +65,14 @@ class PipelineTrainer:
                 steps.append(_row(record.event))
             self._observe(record)
 
-        done = run(self._spec, resume=self._resume, observe=observe, say=lambda text: None)
+        done = run(
+            self._spec,
+            resume=self._resume,
+            profile=self._profile,
+            replay=self._replay,
+            observe=observe,
+            say=lambda text: None,
+        )
         return _result(done, steps, started_s)
 
 
@@ -69,6 +87,7 @@ def _result(done: Run, steps: list[dict[str, object]], started_s: float) -> ray.
     error = None
     if isinstance(done.end, events.Failed):
         error = ControllerError(RuntimeError(done.end.reason))
+    _add_freezing(steps, done.events_path)
     return ray.train.Result(
         metrics=summarize(done.events_path, started_s=started_s).to_dict(),
         checkpoint=Checkpoint(newest) if newest is not None else None,
@@ -86,6 +105,13 @@ def _newest_checkpoint(done: Run) -> str | None:
         if isinstance(record.event, CheckpointReport) and record.event.error is None
     ]
     return paths[-1] if paths else None
+
+
+def _add_freezing(steps: list[dict[str, object]], log: Path) -> None:
+    """Add what the event log tells of freezing to the rows of the steps that froze."""
+    freezing = {row.step: asdict(row) for row in freeze_steps(fold(events.read(log)))}
+    for step in steps:
+        step.update(freezing.get(cast("int", step["step"]), {}))
 
 
 def _row(step: events.StepReport) -> dict[str, object]:

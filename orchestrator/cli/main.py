@@ -9,7 +9,11 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.faults import fault
+from orchestrator.cli.move import move
+from orchestrator.cli.rehearse import rehearse
 from orchestrator.cli.schedule import schedule
+from orchestrator.cli.verify import verify
 from workers.protocol import JobError
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
@@ -23,6 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("schedule")(schedule)
+app.command("rehearse")(rehearse)
+app.command("verify")(verify)
+app.command("fault")(fault)
+app.command("move")(move)
 
 
 @app.command()
@@ -33,6 +41,13 @@ def train(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in job.output.")] = False,
+    profile: Annotated[
+        Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Freeze as this event log says: a recorded run once more, to the bit."),
+    ] = None,
     summary: Annotated[
         Path | None, typer.Option(help="Write the run's numbers to this file, as JSON.")
     ] = None,
@@ -41,11 +56,79 @@ def train(
     from orchestrator.cli.train import train_command
 
     try:
-        code = train_command(spec, overrides or [], resume=resume, summary=summary)
+        code = train_command(
+            spec, overrides or [], resume=resume, profile=profile, replay=replay, summary=summary
+        )
     except KeyboardInterrupt:
         typer.echo("freshet: interrupted before the job was running", err=True)
         code = INTERRUPTED
     raise typer.Exit(code)
+
+
+@app.command()
+def profile(
+    spec: Annotated[Path, typer.Argument(help="The job's TOML file.")],
+    out: Annotated[Path | None, typer.Option(help="Write the profile to this file, as JSON.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
+    ] = None,
+) -> None:
+    """Measure what every layer, link and commit of a job costs, with the job's own ranks. Trains nothing."""
+    from orchestrator.cli.profile import profile_command
+
+    profile_command(spec, overrides or [], out=out)
+
+
+@app.command()
+def plan(
+    spec: Annotated[Path, typer.Argument(help="The job's TOML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the predicted step: .svg, .html, or .json for Perfetto.")
+    ] = None,
+    estimates: Annotated[
+        Path | None,
+        typer.Option(
+            help="Say how many steps the target error takes, by this event log's job.curvature_every."
+        ),
+    ] = None,
+    target_error: Annotated[
+        float | None, typer.Option(help="Mean squared gradient norm that counts as converged.")
+    ] = None,
+) -> None:
+    """Say what a job would do and why: stages, step time, memory, freeze ratios, alternatives. Trains nothing."""
+    from orchestrator.cli.plan import plan_command
+
+    plan_command(
+        spec,
+        overrides or [],
+        profile=profile,
+        as_json=as_json,
+        timeline=timeline,
+        estimates=estimates,
+        target_error=target_error,
+    )
+
+
+@app.command()
+def timeline(
+    run: Annotated[str, typer.Argument(help="A job's output folder.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write it to this file: .svg, .html, or .json for Perfetto.")
+    ] = None,
+) -> None:
+    """Show the newest measured step of a run, below its prediction where there is one."""
+    from orchestrator.cli.timeline import timeline_command
+
+    timeline_command(run, out)
 
 
 @app.command()
@@ -88,6 +171,18 @@ def stop(
     from orchestrator.cli.jobs import stop_job
 
     stop_job(job, address, now=now)
+
+
+@app.command()
+def reap(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
+    force: Annotated[bool, typer.Option(help="Kill it even if it is at work.")] = False,
+) -> None:
+    """Clear what an abandoned job left on a running cluster: its ranks, reservations and controller."""
+    from orchestrator.cli.jobs import reap_job
+
+    typer.echo(reap_job(job, address, force=force))
 
 
 def main() -> None:

@@ -10,10 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from planner import csv_format, picture
+from planner import csv_format
 from planner.ir import Schedule
+from planner.picture import svg as draw
 from planner.schedules.registry import build
 from planner.simulate import Costs, Simulation, simulate
+from planner.spans import seconds_text
+from planner.terminal_picture import legend, terminal
 
 CSV_PREFIX = "csv:"
 
@@ -48,7 +51,7 @@ def schedule(
         if csv is not None:
             csv.write_text(csv_format.dump(simulation.schedule), encoding="utf-8")
         if svg is not None:
-            svg.write_text(picture.svg(simulation.timeline, _title(simulation)), encoding="utf-8")
+            svg.write_text(draw(simulation.timeline, _title(simulation)), encoding="utf-8")
     except (ValueError, OSError) as error:
         problem = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         typer.echo(f"freshet schedule: {problem}", err=True)
@@ -97,7 +100,7 @@ def _title(simulation: Simulation) -> str:
     bubble = sum(simulation.bubble) / shown.ranks
     return (
         f"{shown.name}: {shown.stages} stages on {shown.ranks} ranks, {shown.microbatches} microbatches,"
-        f" makespan {picture.seconds_text(simulation.makespan_s)}, bubble {bubble:.1%}"
+        f" makespan {seconds_text(simulation.makespan_s)}, bubble {bubble:.1%}"
     )
 
 
@@ -129,11 +132,11 @@ def _show(simulation: Simulation) -> None:
         table.add_row(
             str(rank),
             " ".join(map(str, shown.stages_of_rank(rank))),
-            picture.seconds_text(simulation.busy_s[rank], simulation.makespan_s),
+            seconds_text(simulation.busy_s[rank], simulation.makespan_s),
             f"{simulation.bubble[rank]:.1%}",
             str(simulation.in_flight[rank]),
             str(simulation.in_flight_input_grad[rank]),
         )
     console.print(table)
-    console.print(picture.terminal(simulation.timeline, console.width), no_wrap=True)
-    console.print(picture.legend(simulation.timeline))
+    console.print(terminal(simulation.timeline, console.width), no_wrap=True)
+    console.print(legend(simulation.timeline))

@@ -11,9 +11,11 @@ from rich.console import Console
 
 from orchestrator import events
 from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
+from orchestrator.drains import noticed_text
+from orchestrator.faults import struck_text
 from orchestrator.folder import JobFolder
 from orchestrator.progress import BarProgress, LineProgress, open_progress
-from orchestrator.quantities import counted
+from orchestrator.quantities import counted, seconds
 from orchestrator.report import write_report
 from orchestrator.spec import load
 from orchestrator.submit import Run, run
@@ -21,7 +23,15 @@ from orchestrator.summary import summarize
 from workers.protocol import JobError
 
 
-def train_command(path: Path, overrides: Sequence[str], *, resume: bool, summary: Path | None) -> int:
+def train_command(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    profile: Path | None,
+    replay: Path | None,
+    summary: Path | None,
+) -> int:
     """Run the job; returns the exit code.
 
     Raises:
@@ -33,7 +43,14 @@ def train_command(path: Path, overrides: Sequence[str], *, resume: bool, summary
         raise JobError(f"--summary {summary}: there is no folder {summary.resolve().parent}")
     console = Console()
     with open_progress(console, spec.job.name, spec.job.steps) as progress:
-        done = run(spec, resume=resume, observe=_observer(progress), say=progress.note)
+        done = run(
+            spec,
+            resume=resume,
+            profile=profile,
+            replay=replay,
+            observe=observer(progress),
+            say=progress.note,
+        )
     if summary is not None:
         numbers = summarize(done.events_path, started_s=started_s).to_dict()
         try:
@@ -43,7 +60,7 @@ def train_command(path: Path, overrides: Sequence[str], *, resume: bool, summary
     return _conclude(console, done, _write_report(done))
 
 
-def _observer(progress: BarProgress | LineProgress) -> Callable[[events.Record], None]:
+def observer(progress: BarProgress | LineProgress) -> Callable[[events.Record], None]:
     """Shows reports as progress and the rest in words."""
     hosts: list[str] = []
 
@@ -55,13 +72,20 @@ def _observer(progress: BarProgress | LineProgress) -> Callable[[events.Record],
                 | events.CheckpointReport()
                 | events.TimelineReport()
                 | events.SampleReport()
+                | events.FreezeReport()
             ):
                 progress.show(record.event)
+            case events.Submitted(spec=spec):
+                progress.expect_freezing(spec.get("freeze", {}))
             case events.Issued(plan=plan):
                 counts = [stop - first for first, stop in plan.layers]
-                progress.note(f"plan: {plan.schedule}, layers per stage {counts}, {plan.world_size} ranks")
+                progress.note(
+                    f"plan: {plan.schedule}, layers per stage {counts}, {counted(plan.world_size, 'rank')}"
+                )
             case events.RankStarted(host=host):
                 hosts.append(host)
+            case events.Formed(start=None, step=int(step)) if step:
+                return  # what the ranks hold; that they train again is told by `Regrouped`
             case events.Formed(generation=generation, start=start):
                 where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(hosts)), 'host')}"
                 begin = f"resuming from {start.path}" if start is not None else "from initial weights"
@@ -71,6 +95,36 @@ def _observer(progress: BarProgress | LineProgress) -> Callable[[events.Record],
                     f"checkpoint {damage.path} is damaged and skipped: {damage.file} {damage.problem}",
                     warning=True,
                 )
+            case events.FreezeSolved() as solved:
+                progress.note(
+                    f"freezing: {seconds(solved.unfrozen_s)} of computation per step are to become"
+                    f" {seconds(solved.solved_s)} ({seconds(solved.all_frozen_s)} if all were frozen)"
+                    + (", by the profile's times" if solved.measured_unfrozen_s is None else "")
+                )
+            case events.FreezeStarted(plan=plan):
+                progress.note(f"freezing: its ratios take effect with step {plan.start}")
+            case events.Noticed() as notice:
+                progress.note(noticed_text(notice), warning=True)
+            case events.Warned(text=text):
+                progress.note(text, warning=True)
+            case events.FaultReport() as strike:
+                progress.note(struck_text(strike), warning=True)
+            case events.WarningReport(rank=rank, text=text):
+                progress.note(f"rank {rank}: {text}", warning=True)
+            case events.Regrouped() as regrouped:
+                parts = (regrouped.detect_s, regrouped.settle_s, regrouped.plan_s, regrouped.move_s)
+                took = seconds(sum(parts) + regrouped.resume_s)
+                progress.note(
+                    f"training goes on after step {regrouped.step}, {took} later: {regrouped.reason}"
+                )
+            case events.Migrated() as moved:
+                layers = ", ".join(map(str, moved.layers))
+                progress.note(
+                    f"layers {layers} have moved ({moved.mode}): {seconds(moved.seconds)} and"
+                    f" {counted(moved.steps, 'step')} on the way, {seconds(moved.stall_s)} of standing still"
+                )
+            case events.Paused(reason=reason):
+                progress.note(f"waiting for capacity: {reason}", warning=True)
             case events.RankFailed(rank=rank, error=error):
                 progress.note(f"rank {rank}: {error}", warning=True)
             case _:

@@ -1,0 +1,128 @@
+"""`freshet fault`: drills on a job of a running cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workers.fault_kinds import FaultKind, Phase
+from workers.protocol import JobError
+
+if TYPE_CHECKING:
+    from orchestrator.faults import Drill
+
+
+def fault(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    kind: Annotated[FaultKind, typer.Argument(help="What to do, see above.")],
+    rank: Annotated[
+        int | None,
+        typer.Option(help="Number of the rank to strike, as `rank started` in the job's output says."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Strike in this step, or the first later one that has the phase.")
+    ] = None,
+    phase: Annotated[
+        Phase | None, typer.Option(help="Strike there. Without it: at the step's first place.")
+    ] = None,
+    after: Annotated[float, typer.Option(help="Strike no sooner than so many seconds from now.")] = 0.0,
+    times: Annotated[int, typer.Option(help="How often to strike; of fill-disk, how many writes.")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="How long stop and fill-disk last.")] = None,
+    factor: Annotated[
+        float | None, typer.Option(help="slow: how many times as long every action takes.")
+    ] = None,
+    bytes_per_s: Annotated[
+        float | None, typer.Option(help="throttle-link: what the rank may send to its neighbours.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="How many steps slow and throttle-link last; without it: for good.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(help="drain: a node, by its id, the beginning of that, or its host.")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="drain: seconds until it is gone.", show_default="30")
+    ] = None,
+    address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
+) -> None:
+    """Strike a job of a running cluster, to see how it takes it. The job must allow it: elastic.allow_faults = true.
+
+    KIND is one of
+
+    kill: SIGKILL to the rank's process.
+
+    stop: SIGSTOP, and SIGCONT after --seconds.
+
+    slow: every action takes --factor times as long, for --steps steps.
+
+    drop-link: the rank's connections to all others are severed; its process lives.
+
+    throttle-link: what the rank sends to its neighbours leaves at --bytes-per-s, for --steps steps.
+
+    fill-disk: the rank's writes of checkpoints fail as on a full disk, --times of them or for --seconds.
+
+    corrupt-checkpoint: one bit of the newest checkpoint changes.
+
+    raise: an exception, as if a layer had raised it.
+
+    nan: the rank's gradients of one step hold a NaN.
+
+    drain: --rank, or all on --node, are told that they have --deadline seconds. The rank is killed then.
+
+    blind: the rank loses the records of a commit that others have.
+
+    Without --step and --phase it happens at once, or at the next place that fits. For example:
+
+    freshet fault my-job kill --rank 2 --step 40 --phase backward
+
+    freshet fault my-job slow --rank 1 --factor 2 --steps 10
+
+    freshet fault my-job drain --node 10.0.0.7 --deadline 60
+    """
+    from orchestrator.cli.jobs import fault_job
+
+    asked = drill_of(
+        kind=kind,
+        rank=rank,
+        node=node,
+        deadline=deadline,
+        step=step,
+        phase=phase,
+        after=after,
+        times=times,
+        seconds=seconds,
+        factor=factor,
+        bytes_per_s=bytes_per_s,
+        steps=steps,
+    )
+    typer.echo(fault_job(job, address, asked.to_json()))
+
+
+def drill_of(
+    *,
+    kind: FaultKind,
+    rank: int | None,
+    node: str | None,
+    deadline: float | None,
+    after: float,
+    **fields: Any,
+) -> Drill:
+    """What the options ask for; `fields` are those of a `Fault` by its own names.
+
+    Raises:
+        JobError: they do not go together.
+    """
+    from orchestrator.faults import Drill
+
+    fault = {"kind": kind, "after_s": after, **fields}
+    if kind is not FaultKind.DRAIN:
+        if node is not None or deadline is not None:
+            raise JobError(f"{kind} takes no --node and no --deadline: only drain does")
+        return Drill.from_json({"rank": rank, "fault": fault})
+    left_s = 30.0 if deadline is None else deadline
+    if node is None:
+        return Drill.from_json({"rank": rank, "fault": {**fault, "seconds": left_s}})
+    if fields["step"] is not None or fields["phase"] is not None or after:
+        raise JobError("a node is drained at once: leave --step, --phase and --after out, or drain a --rank")
+    return Drill.from_json({"rank": rank, "node": node, "deadline_s": left_s})

@@ -1,0 +1,140 @@
+"""`freshet plan`: what a job would do, and why, before it does anything."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from orchestrator.outlook import Outlook, convergence_of, outlook
+from orchestrator.picture_page import check_suffix
+from orchestrator.plan_page import write_timeline
+from orchestrator.plan_text import show
+from orchestrator.planning import Freezing, first_plan, freezing, redundancy
+from orchestrator.profiling import profile_of, read
+from orchestrator.resolve import settle
+from orchestrator.spec import Spec, load
+from orchestrator.spec_checks import check
+from orchestrator.survey import Survey, absolute, survey
+from planner.profile import Profile
+from planner.search import Choice, Considered
+from workers.protocol import JobError
+
+
+def plan_command(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    profile: Path | None,
+    as_json: bool,
+    timeline: Path | None,
+    estimates: Path | None = None,
+    target_error: float | None = None,
+) -> None:
+    """Print the plan of the spec at `path`, and write its timeline if asked.
+
+    Raises:
+        JobError: something that the user can mend.
+    """
+    spec = absolute(load(path, overrides))
+    check(spec)
+    if timeline is not None:
+        check_suffix(timeline, "--timeline")
+    convergence = None
+    if target_error is not None and estimates is None:
+        raise JobError("--target-error needs --estimates, the event log of a run with job.curvature_every")
+    if estimates is not None:
+        convergence = convergence_of(estimates, lr=spec.optimizer.lr, target=target_error)
+    settled, measured = _measured(spec, survey(spec), profile)
+    begun_s = time.perf_counter()
+    choice = first_plan(settled, measured)
+    frozen = freezing(settled, choice)
+    mode = redundancy(settled, choice)
+    solve_s = time.perf_counter() - begun_s
+    foreseen = None if convergence is None else outlook(choice, convergence)
+    if timeline is not None:
+        write_timeline(timeline, choice, frozen)
+    if as_json:
+        typer.echo(json.dumps(as_dict(choice, frozen, mode, solve_s, foreseen)))
+    else:
+        show(Console(highlight=False), choice, frozen, mode, foreseen)
+
+
+def _measured(spec: Spec, found: Survey, profile: Path | None) -> tuple[Spec, Profile]:
+    """The settled spec and the profile to plan it with."""
+    if profile is not None:
+        given = read(profile, found)
+        has_gpus = given.cluster.devices[0].kind == "cuda"
+        return settle(spec, found, {"GPU": float("inf") if has_gpus else 0.0}), given
+    return profile_of(spec, found, say=lambda text: typer.echo(text, err=True))
+
+
+def as_dict(
+    choice: Choice, frozen: Freezing, mode: str, solve_s: float, foreseen: Outlook | None = None
+) -> dict[str, Any]:
+    """The plan as JSON values.
+
+    `partition` holds the layers per stage as [first, stop); `ranks` counts all replicas' ranks; times of `freeze` are
+    makespans of one window, `kappa` is of them, and `ratios` are shares of weight-gradient time. `redundancy` tells
+    what copies of layers on other ranks cost: bytes that all ranks together ship in a step, what a step is longer for
+    it, and the memory on the rank that keeps most; all are in the numbers above. `convergence` is there where a run's
+    estimates were given.
+    """
+    plan, prediction = choice.plan, choice.prediction
+    return {
+        "partition": [list(layers) for layers in plan.layers],
+        "ranks": plan.world_size,
+        "schedule": plan.schedule,
+        "microbatches": plan.microbatches,
+        "predicted_step_s": prediction.step_s,
+        "bubble": prediction.bubble,
+        "peak_memory_bytes": prediction.peak_memory_bytes,
+        "considered": [_considered(each) for each in choice.considered],
+        "solve_s": solve_s,
+        "redundancy": {"mode": mode, **asdict(prediction.redundancy)},
+        "freeze": {
+            "unfrozen_s": frozen.unfrozen_s,
+            "solved_s": frozen.solved_s,
+            "all_frozen_s": frozen.all_frozen_s,
+            "ratios": [list(ratio) for ratio in frozen.ratios],
+            "mean_per_stage": list(frozen.mean_per_stage),
+            "kappa": frozen.kappa,
+        },
+        **({} if foreseen is None else {"convergence": _convergence(foreseen)}),
+    }
+
+
+def _convergence(foreseen: Outlook) -> dict[str, Any]:
+    found = foreseen.asynchronous
+    return {
+        "smoothness": foreseen.convergence.smoothness,
+        "second_moment": foreseen.convergence.second_moment,
+        "steps": foreseen.steps,
+        "wall_clock_s": foreseen.wall_clock_s,
+        "asynchronous": None
+        if found is None
+        else {
+            "stages": len(found.stages),
+            "updates": found.updates,
+            "iteration_s": found.iteration_s,
+            "wall_clock_s": found.wall_clock_s,
+        },
+    }
+
+
+def _considered(each: Considered) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "schedule": each.schedule,
+        "ranks": each.ranks,
+        "microbatches": each.microbatches,
+        "partition": None if each.layers is None else [list(layers) for layers in each.layers],
+        "predicted_step_s": each.predicted_step_s,
+        "why_not": each.why_not,
+    }

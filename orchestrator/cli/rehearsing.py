@@ -1,0 +1,209 @@
+"""What `freshet rehearse` does: from its options to a trace and a job, and the numbers for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+
+from orchestrator import events
+from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
+from orchestrator.cli.train import observer
+from orchestrator.folder import JobFolder
+from orchestrator.progress import open_progress
+from orchestrator.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
+from orchestrator.rehearsal_text import lines
+from orchestrator.report import write_report
+from orchestrator.spec import Spec, load
+from orchestrator.synthetic_trace import MINUTE_MS, Preemption, synthetic
+from orchestrator.traces import Trace, keep, parse, to_csv, window
+from workers.protocol import JobError
+
+SYNTHETIC_MIN = 60.0
+"""How long a synthetic trace is, unless a window says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was asked on the command line."""
+
+    spec: Path
+    trace: Path | None = None
+    synthetic: str | None = None
+    nodes: int | None = None
+    ranks: int | None = None
+    speedup: float | None = None
+    window: str | None = None
+    grace: str = "none"
+    seed: int = 0
+    overrides: tuple[str, ...] = ()
+    out: Path | None = None
+    finish: bool = False
+    write_trace: Path | None = None
+    as_json: bool = False
+
+
+def rehearse_command(options: Options) -> int:
+    """Rehearse; returns the exit code.
+
+    Raises:
+        JobError: something that the user can mend.
+        KeyboardInterrupt: a signal came before the job was running.
+    """
+    spec = load(options.spec, options.overrides)
+    performance = performance_of(options, spec)
+    if options.write_trace is not None:
+        _write_trace(options.write_trace, performance.trace)
+    # Numbers as JSON are alone on the output; what happens is told beside it.
+    console = Console(file=sys.stderr if options.as_json else sys.stdout)
+    with open_progress(console, spec.job.name, spec.job.steps) as progress, _without_ray():
+        done = rehearse(performance, observe=observer(progress), say=progress.note)
+    _conclude(console, done, options.as_json)
+    if isinstance(done.run.end, events.Failed):
+        return INTERRUPTED if done.run.interrupted else FAILED
+    return INTERRUPTED if done.run.interrupted else DONE
+
+
+@contextmanager
+def _without_ray() -> Iterator[None]:
+    """Keep to itself what Ray prints of nodes that vanish: they are meant to."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+def performance_of(options: Options, spec: Spec) -> Performance:
+    """What is to be rehearsed.
+
+    Raises:
+        JobError: an option that makes no sense, a trace that is none, a spec that does not fit it.
+    """
+    if options.speedup is not None and not (math.isfinite(options.speedup) and options.speedup > 0):
+        raise JobError(f"--speedup {options.speedup:g}: it must be above 0")
+    grace_s = _grace(options.grace)
+    trace, source = _trace(options, spec)
+    ranks = ranks_of(spec, options.ranks, trace.most)
+    folder = str(options.out) if options.out is not None else _free_folder(spec)
+    return Performance(
+        spec=spec.model_copy(update={"job": spec.job.model_copy(update={"output": folder})}),
+        trace=trace,
+        source=source,
+        ranks=ranks,
+        speedup=options.speedup,
+        grace_s=grace_s,
+        finish=options.finish,
+    )
+
+
+def _trace(options: Options, spec: Spec) -> tuple[Trace, str]:
+    """The trace to replay and where it came from."""
+    if (options.trace is None) == (options.synthetic is None):
+        raise JobError("name a trace: either --trace FILE or --synthetic P:D")
+    span = _window(options.window) if options.window is not None else None
+    if options.trace is not None:
+        trace = _read(options.trace)
+        trace, source = keep(trace, nodes_wanted(spec, options.nodes, trace)), options.trace.name
+    else:
+        assert options.synthetic is not None
+        preemption = Preemption.parse(options.synthetic)
+        nodes = options.nodes
+        if nodes is None:
+            if isinstance(spec.pipeline.ranks, str):
+                raise JobError("--synthetic with pipeline.ranks = 'auto': say how many with --nodes")
+            nodes = spec.pipeline.ranks
+        length_min = span[1] / MINUTE_MS if span is not None else SYNTHETIC_MIN
+        trace = synthetic(nodes, preemption, length_min, options.seed)
+        source = f"synthetic {options.synthetic}, seed {options.seed}"
+    if span is not None:
+        trace = window(trace, *span)
+        source += f", minutes {options.window}"
+    return trace, f"{source}, {trace.most} nodes"
+
+
+def _read(path: Path) -> Trace:
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise JobError(f"cannot read --trace {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise JobError(f"trace {path} is not CSV: it is no UTF-8 text") from error
+
+
+def _window(text: str) -> tuple[int, int]:
+    """First and last millisecond of `A-B` in minutes."""
+    first, dash, last = text.partition("-")
+    try:
+        if not dash:
+            raise ValueError
+        return round(float(first) * MINUTE_MS), round(float(last) * MINUTE_MS)
+    except (ValueError, OverflowError):
+        raise JobError(f"--window {text}: expected A-B in minutes of the trace, such as 30-90") from None
+
+
+def _grace(text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        grace_s = float(text)
+    except ValueError:
+        grace_s = math.nan
+    if not (math.isfinite(grace_s) and grace_s > 0):
+        raise JobError(f"--grace {text}: expected seconds above 0, or none")
+    return grace_s
+
+
+def _free_folder(spec: Spec) -> str:
+    """A folder for the rehearsal that holds no run yet."""
+    for number in count(1):
+        folder = f"runs/{spec.job.name}-rehearsal" + (f"-{number}" if number > 1 else "")
+        if JobFolder(folder).marker() is None:
+            return folder
+    raise AssertionError("numbers do not end")
+
+
+def _write_trace(path: Path, trace: Trace) -> None:
+    try:
+        path.write_text(to_csv(trace), encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"cannot write --write-trace {path}: {error.strerror or error}") from error
+
+
+def _conclude(console: Console, done: Rehearsal, as_json: bool) -> None:
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    run = done.run
+    try:
+        report = str(write_report(run.events_path))
+        JobFolder(run.spec.job.folder).publish(Path(report))
+    except OSError as error:
+        report = f"not written: {error.strerror or error}"
+    if isinstance(run.end, events.Failed):
+        tell(f"FAILED: {run.end.reason}")
+    if as_json:
+        numbers = {
+            "rehearsal": done.found.to_dict() if done.found is not None else None,
+            "steps": run.end.step if isinstance(run.end, events.Finished) else None,
+            "state_sha256": run.end.state_sha256 if isinstance(run.end, events.Finished) else None,
+            "failed": run.end.reason if isinstance(run.end, events.Failed) else None,
+            "events": str(run.events_path),
+            "report": report,
+        }
+        print(json.dumps(numbers, indent=1))
+        return
+    if done.found is None:
+        tell("the job ended before the trace began")
+    else:
+        for line in lines(done.found):
+            tell(line)
+    if isinstance(run.end, events.Finished) and run.end.state_sha256 is not None:
+        tell(f"step {run.end.step}, state_sha256 {run.end.state_sha256}")
+    tell(f"computed from: {run.events_path}")
+    tell(f"report: {report}")

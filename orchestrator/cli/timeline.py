@@ -1,0 +1,41 @@
+"""`freshet timeline`: a step of a run as it was, and as it was foretold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from orchestrator.events import read
+from orchestrator.folder import JobFolder
+from orchestrator.picture_page import check_suffix, write_form
+from orchestrator.run_record import fold
+from orchestrator.step_timeline import newest_step
+from workers.protocol import JobError
+
+
+def timeline_command(run: str, out: Path | None) -> None:
+    """Print the newest measured step of the run in folder `run`, or write it to `out`.
+
+    Raises:
+        JobError: there is no run, its log is damaged, no step was measured, or `out` cannot be written.
+    """
+    if out is not None:
+        check_suffix(out, "--out")
+    log = JobFolder(run).fetch_events()
+    try:
+        step = newest_step(fold(read(log)))
+    except OSError as error:
+        raise JobError(
+            f"{run} holds no event log: {error.strerror or error}; name a job's output folder"
+        ) from error
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    if step is None:
+        raise JobError(f"{run} holds no timeline yet: ranks report the last step's, and those of monitoring")
+    if out is not None:
+        write_form(out, "--out", step.forms)
+        return
+    console = Console(highlight=False)
+    console.print(f"step {step.step:,}, {step.title}: {step.summary}")
+    console.print(step.text(console.width, markup=True))

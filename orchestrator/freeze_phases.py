@@ -1,0 +1,49 @@
+"""TimelyFreeze's phases, settled from the spec: what is unset gets its default, what cannot be is refused."""
+
+from __future__ import annotations
+
+from planner.freezing import Phases
+from workers.config import FreezeConfig, OptimizerConfig
+from workers.protocol import JobError
+
+SHARE = 10
+"""Warm-up and ramp last a tenth of the job where nothing else is said."""
+MONITORING_STEPS = 10
+
+
+def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) -> FreezeConfig:
+    """`freeze` with every phase that its method has as a number; a job of `steps` steps.
+
+    What is unset shrinks to what a short job has room for: at most half of it for the warm-up, half of what is left
+    for monitoring. What is given is never changed.
+
+    Raises:
+        JobError: the phases are out of order, or do not end before the job does.
+    """
+    if freeze.method == "none":
+        return freeze
+    warm_up, monitoring, ramp = freeze.warm_up, freeze.monitoring, freeze.ramp
+    if warm_up is None:
+        warm_up = min(optimizer.warmup_steps or steps // SHARE, steps // 2)
+    if not freeze.timely:
+        if warm_up >= steps:
+            raise JobError(
+                f"freeze.warm_up = {warm_up} leaves nothing to freeze in job.steps = {steps}: set"
+                f" freeze.warm_up to less than {steps}, leave it unset, or train longer"
+            )
+        return freeze.model_copy(update={"warm_up": warm_up})
+    if monitoring is None:
+        monitoring = warm_up + min(MONITORING_STEPS, max(2, (steps - warm_up) // 2))
+    if ramp is None:
+        ramp = max(monitoring, min(monitoring + steps // SHARE, steps))
+    try:
+        phases = Phases(warm_up=warm_up, monitoring=monitoring, ramp=ramp)
+    except ValueError as error:
+        raise JobError(f"[freeze]: {error}") from error
+    if phases.ramp > steps:
+        raise JobError(
+            f"[freeze]: the phases are longer than the job: warm_up = {warm_up}, monitoring = {monitoring}, ramp ="
+            f" {ramp} are steps, and job.steps = {steps}: set all three to {steps} at most, train longer, or set"
+            ' freeze.method = "none"'
+        )
+    return freeze.model_copy(update={"warm_up": warm_up, "monitoring": monitoring, "ramp": ramp})

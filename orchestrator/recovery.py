@@ -1,0 +1,255 @@
+"""What becomes of a job whose generation has ended: a pure decision on what is left of it.
+
+Settles the step, finds who holds what, and says who goes on from where, or why nobody does. Knows no cluster, no clock
+and no planner: which plan the ranks get is asked afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.quantities import counted
+from planner.plan import Plan
+from workers.config import ElasticConfig
+from workers.protocol import CheckpointRef, Position, Settlement, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What is known once every rank has told where it stands, or is dead."""
+
+    plan: Plan
+    """That the generation followed."""
+    members: tuple[int, ...]
+    """Of the generation that ended, by place."""
+    positions: Mapping[int, Position]
+    """Of all ranks that live, in no generation included; the others are dead."""
+    going: frozenset[int] = frozenset()
+    """Ranks that may still give what they hold and take no place any more."""
+    step: int = 0
+    """The last that was announced."""
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Newest first."""
+    wanted: int = 1
+    """How many ranks the job is to have."""
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    asked: str | None = None
+    """Why the generation was asked to end; none: it failed, or the one that was to follow it did."""
+    trouble: str = ""
+    """What went wrong first, in words."""
+    died: bool = False
+    """Whether a rank has died since the last decision."""
+    failures: int = 0
+    """How often the step after `failed_at` had failed before, with no rank lost."""
+    failed_at: int = -1
+    trained: bool = True
+    """Whether the generation had formed."""
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Members that are dead, by place."""
+        return tuple(rank for rank in self.members if rank not in self.positions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How the next generation comes about."""
+
+    cause: str
+    """As in `events.Regrouped`; `start` for the job's first."""
+    reason: str
+    lineup: tuple[int, ...]
+    """Ranks for its places, in that order; the plan may take fewer, from the front."""
+    step: int
+    """Steps committed where it begins."""
+    settling: frozenset[int] = frozenset()
+    """Ranks that are told `settlement`."""
+    settlement: Settlement | None = None
+    sources: tuple[Source, ...] = ()
+    """Exactly one per layer, where the ranks that live hold the model; none where it is read or made anew."""
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """To start from, newest first; the next is tried if one is damaged."""
+    keep_plan: bool = False
+    """The ranks and their places are what they were, and so is the plan."""
+    lost: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    rerun: int = 0
+    reached: int = 0
+    """Steps that were committed before: beyond `step`, those that are lost."""
+    failures: int = 0
+    """How often the step has failed now, with no rank lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Too few ranks are left: wait for more."""
+
+    reason: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """The job cannot go on."""
+
+    reason: str
+
+
+def decide(now: Situation) -> Course | Hold | GiveUp:
+    """What to do; the reason is for people."""
+    elastic, lost = now.elastic, now.lost
+    reached = max(now.step, *_attainable(now))
+    before = now.failures if now.failed_at == reached else 0
+    failures = before + 1 if now.asked is None and not now.died else 0
+    if redundancy(elastic, now.plan) == "none" and now.asked is None:
+        return GiveUp(reason=f'{now.trouble}; elastic.redundancy = "none" ends the job then')
+    if failures >= elastic.attempts:
+        return GiveUp(
+            reason=f"{now.trouble}; step {reached + 1} failed {failures} times with no rank lost"
+            f" (elastic.attempts = {elastic.attempts})"
+        )
+    lineup = _lineup(now)
+    if len(lineup) < elastic.min_ranks:
+        short = f"{counted(len(lineup), 'rank')} left, and elastic.min_ranks = {elastic.min_ranks}"
+        why = f"{now.trouble}: {short}" if now.trouble else short
+        if elastic.wait_s == 0:
+            return GiveUp(reason=f"{why}; elastic.wait_s = 0 waits for no others")
+        return Hold(reason=why, step=reached)
+    held = _held(now)
+    meeting = max(_attainable(now)) if held is None else held
+    newest = now.checkpoints[0].step if now.checkpoints else 0
+    whole = held is not None and held >= newest
+    step = meeting if whole else newest
+    settlement = Settlement(step=meeting, vector=_vector(now, meeting), heard=now.step)
+    joined = tuple(rank for rank in lineup if rank not in now.members)
+    gone = tuple(rank for rank in now.members if rank not in lineup)
+    interrupted = now.trained and now.asked is None and settlement.vector is None
+    return Course(
+        cause="loss" if lost else now.asked or "retry",
+        reason=_reason(now, lineup, joined, step, reached, whole),
+        lineup=lineup,
+        step=step,
+        settling=frozenset(_current(now, meeting)),
+        settlement=settlement,
+        sources=_sources(now, step) if whole else (),
+        checkpoints=() if whole else now.checkpoints,
+        keep_plan=lineup == now.members,
+        lost=gone,
+        joined=joined,
+        rerun=1 if interrupted else 0,
+        reached=reached,
+        failures=failures,
+    )
+
+
+def redundancy(elastic: ElasticConfig, plan: Plan) -> str:
+    """`elastic.redundancy`, with its default filled in."""
+    return elastic.redundancy or ("peer" if plan.world_size > 1 else "checkpoint")
+
+
+def _lineup(now: Situation) -> tuple[int, ...]:
+    """Who takes which place: who stays keeps the order, newcomers take the lost ones' places, then the last ones."""
+    fresh = sorted(rank for rank in now.positions if rank not in now.members and rank not in now.going)
+    staying = [rank for rank in now.members if rank in now.positions and rank not in now.going]
+    room = max(0, now.wanted - len(staying))
+    fresh = fresh[:room]
+    places: list[int] = []
+    for rank in now.members:
+        if rank in staying:
+            places.append(rank)
+        elif fresh:
+            places.append(fresh.pop(0))
+    return (*places, *fresh)
+
+
+def _attainable(now: Situation) -> tuple[int, ...]:
+    """The steps at which one or another rank stands, or would if it were told the vector."""
+    return tuple({position.step for position in now.positions.values()}) or (0,)
+
+
+def _current(now: Situation, step: int) -> tuple[int, ...]:
+    """Ranks that stand at `step`, or will once they are told its vector."""
+    vector = _vector(now, step)
+    return tuple(
+        rank
+        for rank, position in sorted(now.positions.items())
+        if position.step == step or (vector is not None and position.undecided == step)
+    )
+
+
+def _vector(now: Situation, step: int) -> tuple[bytes, ...] | None:
+    """The records of the commit of `step`, if anybody who is left has them and anybody needs them."""
+    if not any(position.undecided == step for position in now.positions.values()):
+        return None
+    vectors = (position.vector for position in now.positions.values() if position.step == step)
+    return next((vector for vector in vectors if vector is not None), None)
+
+
+def _held(now: Situation) -> int | None:
+    """The newest step of which those who are left hold every layer."""
+    for step in sorted(_attainable(now), reverse=True):
+        layers = {layer for rank in _current(now, step) for layer in now.positions[rank].holds}
+        if layers >= set(range(_layers(now.plan))):
+            return step
+    return None
+
+
+def _sources(now: Situation, step: int) -> tuple[Source, ...]:
+    """Per layer who gives it: its owner, or else who stands by; with several, whoever gives least so far."""
+    given = dict.fromkeys(_current(now, step), 0)
+    ranks = now.plan.pipeline_ranks
+    owned = {
+        rank: set(now.plan.layers_of_rank(place % ranks))
+        for place, rank in enumerate(now.members)
+        if rank in given
+    }
+    sources = []
+    for layer in range(_layers(now.plan)):
+        holders = [rank for rank in given if layer in now.positions[rank].holds]
+        giver = min(holders, key=lambda rank: (layer not in owned.get(rank, ()), given[rank], rank))
+        given[giver] += 1
+        position = now.positions[giver]
+        sources.append(Source(layer=layer, rank=giver, host=position.host, port=position.port))
+    return tuple(sources)
+
+
+def _layers(plan: Plan) -> int:
+    return plan.layers[-1][1]
+
+
+def _reason(
+    now: Situation, lineup: tuple[int, ...], joined: tuple[int, ...], step: int, reached: int, whole: bool
+) -> str:
+    """The decision in words."""
+    said = []
+    if now.trouble:
+        said.append(now.trouble)
+    if gone := tuple(rank for rank in now.members if rank in now.positions and rank not in lineup):
+        said.append(f"{_names(gone)} {'goes' if len(gone) == 1 else 'go'}")
+    if joined:
+        said.append(f"{_names(joined)} {'comes' if len(joined) == 1 else 'come'} in")
+    goes_on = f"{counted(len(lineup), 'rank')} {'goes' if len(lineup) == 1 else 'go'} on"
+    if lineup == now.members:
+        said.append(f"the same {goes_on}")
+    else:
+        said.append(f"{goes_on} where there were {len(now.members)}")
+    if not whole and now.trained:
+        missing = _missing(now)
+        where = f"the checkpoint of step {step}" if step else "the beginning"
+        said.append(
+            f"nobody who is left holds {missing}: back to {where}, which costs {reached - step} committed steps"
+        )
+    return "; ".join(said)
+
+
+def _missing(now: Situation) -> str:
+    step = max(_attainable(now))
+    held = {layer for rank in _current(now, step) for layer in now.positions[rank].holds}
+    missing = [layer for layer in range(_layers(now.plan)) if layer not in held]
+    return f"layer {missing[0]}" if len(missing) == 1 else f"layers {', '.join(map(str, missing))}"
+
+
+def _names(ranks: Iterable[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"

@@ -1,0 +1,21 @@
+"""One step in `report.html`: what each rank did, and above it what the simulator foretold, on the same time axis."""
+
+from __future__ import annotations
+
+from orchestrator.report_parts import emulated_tag, inline
+from orchestrator.run_record import RunRecord
+from orchestrator.step_timeline import newest_step
+
+
+def timeline(run: RunRecord) -> str:
+    """The newest measured step as a picture, below its prediction where there is one."""
+    step = newest_step(run)
+    if step is None:
+        return ""
+    heading = "as measured" if step.predicted is None else "predicted and measured"
+    width = max(1000, 6 * max(map(len, step.measured)))
+    return (
+        f"<section><h2>Step {step.step:,} {heading}{emulated_tag(run.emulated)}<small>{step.summary}</small></h2>"
+        '<div class="card scroll picture" tabindex="0" role="region" aria-label="Timeline of one step">'
+        f"{inline(step.svg(width))}</div></section>"
+    )

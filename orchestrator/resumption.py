@@ -1,0 +1,60 @@
+"""What a resumed job takes over from its run folder: everything that was searched or set by default.
+
+The microbatches are part of the trajectory and the phases of freezing decide what is logged, so neither may come out
+another way the second time; the plan is taken over because there is no reason to measure again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.resolve import recomputed_layers
+from orchestrator.spec import Spec
+from orchestrator.spec_checks import searched
+from orchestrator.survey import Survey
+from planner.plan import Plan
+
+_PHASES = ("warm_up", "monitoring", "ramp")
+
+
+def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
+    """`spec` with what it leaves open as the run of the resolved spec `before` had it."""
+    pipeline, freeze = before.get("pipeline", {}), before.get("freeze", {})
+    left_open = [key for key in searched(spec.pipeline) if key in pipeline]
+    chunks_too = "schedule" in left_open and spec.pipeline.chunks is None
+    unset = [key for key in _PHASES if getattr(spec.freeze, key) is None]
+    same_method = freeze.get("method") == spec.freeze.method
+    return spec.model_copy(
+        update={
+            "pipeline": spec.pipeline.model_copy(
+                update={key: pipeline[key] for key in (*left_open, *(("chunks",) if chunks_too else ()))}
+            ),
+            "freeze": spec.freeze.model_copy(
+                update={key: freeze[key] for key in unset if key in freeze} if same_method else {}
+            ),
+        }
+    )
+
+
+def still_right(plan: Plan, spec: Spec, found: Survey) -> bool:
+    """Whether `plan`, the run's newest, is what the settled `spec` asks for, and known to fit a limit of memory."""
+    pipeline, limit = spec.pipeline, spec.cluster.memory_per_rank_bytes
+    counts = tuple(stop - first for first, stop in plan.layers)
+    as_asked = (
+        plan.partition == pipeline.partition
+        if isinstance(pipeline.partition, str)
+        else counts == pipeline.partition
+    )
+    peak = plan.predicted_peak_memory_bytes
+    return (
+        not searched(pipeline)
+        and as_asked
+        and (plan.world_size, plan.replicas) == (pipeline.ranks, pipeline.replicas)
+        and plan.pipeline_count == plan.replicas
+        and (plan.schedule, plan.microbatches) == (pipeline.schedule, pipeline.microbatches)
+        and pipeline.chunks in (None, plan.chunks)
+        and plan.layers[-1][1] == len(found.layers)
+        and plan.recompute == recomputed_layers(spec, len(found.layers))
+        and (limit is None or (peak is not None and peak <= limit))
+    )
