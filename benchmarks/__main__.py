@@ -8,7 +8,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("split_backward", "pipelining", "prediction", "first_step")
+BENCHMARKS = (
+    "split_backward",
+    "pipelining",
+    "prediction",
+    "first_step",
+    "partition",
+    "shrink",
+    "monitoring",
+    "freeze_program",
+    "freezing",
+    "rehearsal",
+    "migration_network",
+    "recovery",
+    "soak",
+)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """From `freshet train` to the first committed step: four ranks of the main job on a local cluster.
 
-    python -m benchmarks.first_step [--rounds N]
+    python -m benchmarks.first_step [--rounds N] [--set KEY=VALUE ...]
 
-Each round starts a new cluster in a new process, as a user does; the figure is the run's own `first_step_after_s`,
-counted from the start of the process.
+`--set pipeline.partition=parameter --set freeze.method=none` is the job that needs no profile. Each round starts a new
+cluster in a new process, as a user does; the figure is the run's own `first_step_after_s`, counted from the start of
+the process.
 """
 
 from __future__ import annotations
@@ -13,24 +14,21 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+SHORT = ("job.steps=3", "job.sample_tokens=0")
 
-def first_step_s(folder: Path) -> float:
-    """Seconds until the first step of one fresh run."""
+
+def first_step_s(folder: Path, overrides: Sequence[str]) -> float:
+    """Seconds until the first step of one fresh run of the main job with `overrides`."""
     summary = folder / "summary.json"
     subprocess.run(
         [
             *(sys.executable, "-m", "orchestrator", "train", "examples/gpt.toml"),
-            *(
-                "--set",
-                "job.steps=3",
-                "--set",
-                "job.sample_tokens=0",
-                "--set",
-                f"job.output={folder / 'run'}",
-            ),
+            *(part for override in (*SHORT, *overrides) for part in ("--set", override)),
+            *("--set", f"job.output={folder / 'run'}"),
             *("--summary", str(summary)),
         ],
         check=True,
@@ -44,11 +42,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     options = parser.parse_args()
     times = []
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            times.append(first_step_s(Path(folder)))
+            times.append(first_step_s(Path(folder), options.overrides))
     print(
         f"first committed step after {median(times):.1f} s ({min(times):.1f} to {max(times):.1f}), four ranks"
     )

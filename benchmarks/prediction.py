@@ -1,142 +1,285 @@
-"""Simulated over measured step time on two real ranks, for every schedule family.
+"""Predicted over measured: step time of every schedule family with and without freezing, and peak memory.
 
-    python -m benchmarks.prediction [--rounds N] [--steps N]
+    python -m benchmarks.prediction [--parts real,emulated,memory] [--families ...] [--rounds N] [--cycles N]
 
-Each round is one run: costs per (kind, stage), and what a step spends outside its window, are medians over its even
-steps; the simulated step is held against the median of its odd steps. The message time is measured by itself.
+`real`: two ranks. The machine's speed drifts within a run by more than what is asked of the simulator, so a step is
+predicted from the measured costs of its neighbours in time, with message costs from the profile. Without freezing these
+are the steps before and after it. With freezing the run goes through cycles of four steps: nothing frozen, r_max 0.5,
+everything frozen, r_max 0.8; so each frozen step stands between the two bounds of its actions (TimelyFreeze eq. 4).
+What chance adds to a step of expected times comes as a factor from Monte Carlo draws over the profile.
+
+`emulated`: eight ranks whose modelled times do not drift: predicted from the profile alone. `memory`: the peak of the
+fullest rank, from the profile against counted storages.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import itertools
 import tempfile
 from collections import defaultdict
-from multiprocessing.connection import Connection
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from time import perf_counter
-from typing import Any
+from statistics import mean, median
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.pipelining import WARM_UP, make_job
-from planner.ir import Action, Kind, Schedule
+from benchmarks.turns import in_turns, same
+from planner.costs import action_costs, bounds
+from planner.draws import expected_step_s
+from planner.freeze_program import layer_ratios, solve
+from planner.freezing import Ratios
+from planner.ir import FREEZABLE, Action, Kind
+from planner.predict import predict
+from planner.profile import Profile
+from planner.schedules.registry import build, families
 from planner.simulate import Costs, simulate
+from workers.config import EmulatedConfig, ModelConfig
 from workers.launch import Job, run_processes
-from workers.protocol import Generation, StepReport, TimelineReport
-from workers.transport.channel import Stream
-from workers.transport.process_group import ProcessGroupChannel
+from workers.measured import combine
+from workers.profile_launch import Request, profile_processes
+from workers.protocol import TimelineReport
 
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+R_MAX = (0.5, 0.8)
+CYCLE = 4
+DRAWS = 400
+Timelines = list[TimelineReport]
+"""Of one step, a report per rank."""
 
 
-def costs_of(schedule: Schedule, reports: list[TimelineReport], communication_s: float) -> Costs:
-    """Median seconds of each kind of action on each stage."""
+@dataclass(frozen=True)
+class Setting:
+    """How much is frozen, and what chance adds to the time of such a step."""
+
+    name: str
+    r_max: float
+    ratios: Ratios
+    planned: Mapping[tuple[int, int], float]
+    """(stage, microbatch) -> ratio."""
+    by_chance: float
+    """Expected step over the step of expected times."""
+
+
+def profile_of(job: Job) -> Profile:
+    """The profile of `job`, measured by as many ranks as it has."""
+    return combine(profile_processes(Request(config=job.config, ranks=job.plan.world_size)), job.config)
+
+
+def settings_of(job: Job, profile: Profile) -> list[Setting]:
+    """What each of `R_MAX` freezes of `job`."""
+    settings = []
+    for r_max in R_MAX:
+        solution = solve(job.schedule, *bounds(profile, job.plan, job.schedule), r_max)
+        ratios = layer_ratios(solution, job.plan)
+        expected_s = expected_step_s(profile, job.plan, job.schedule, ratios, DRAWS, seed=1)
+        settings.append(
+            Setting(
+                name=f"r_max {r_max:g}",
+                r_max=r_max,
+                ratios=ratios,
+                planned={(stage, microbatch): ratio for stage, microbatch, ratio in solution.ratios},
+                by_chance=expected_s / predict(profile, job.plan, job.schedule, ratios).step_s,
+            )
+        )
+    return settings
+
+
+def in_cycles(job: Job, settings: Sequence[Setting], cycles: int) -> Job:
+    """`job` with nothing, the first setting, everything, the second setting frozen in turn, from step 3 on."""
+    return in_turns(job, [same(job, 0.0), settings[0].ratios, same(job, 1.0), settings[1].ratios], cycles)
+
+
+def measure(job: Job) -> list[Timelines]:
+    """The timelines of the steps after the warm-up."""
+    by_step: dict[int, Timelines] = defaultdict(list)
+    for report in run_processes(job).reports:
+        if isinstance(report, TimelineReport) and report.step > WARM_UP:
+            by_step[report.step].append(report)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def step_s(step: Timelines) -> float:
+    return max(report.step_s for report in step)
+
+
+def outside_s(step: Timelines) -> float:
+    """What a step spends before its first action and after its last: first batch, exchange, commit, update."""
+    first_s = min(report.spans[0].start_s for report in step)
+    return step_s(step) - (max(report.spans[-1].end_s for report in step) - first_s)
+
+
+def kind_s(steps: Sequence[Timelines]) -> dict[tuple[Kind, int], float]:
+    """Mean seconds of each kind of action on each stage. Means, because a step is a sum of actions and their times
+    are skewed."""
     seen: dict[tuple[Kind, int], list[float]] = defaultdict(list)
-    for report in reports:
+    for report in itertools.chain.from_iterable(steps):
         for span in report.spans:
             action = Action.parse(span.action)
             seen[action.kind, action.stage].append(span.end_s - span.start_s)
-    kinds = {kind for kind, _ in seen}
-    return Costs(
-        {kind: tuple(median(seen[kind, stage]) for stage in range(schedule.stages)) for kind in kinds},
-        communication_s,
+    return {key: mean(times) for key, times in seen.items()}
+
+
+def simulated_s(
+    job: Job,
+    profile: Profile,
+    longest: Sequence[Timelines],
+    shortest: Sequence[Timelines] = (),
+    planned: Mapping[tuple[int, int], float] | None = None,
+) -> float:
+    """A window with the measured costs of `longest`, and with what `planned` freezes as far down as `shortest`."""
+    upper, lower = kind_s(longest), kind_s(shortest)
+    actions: dict[Action, float] = {}
+    for action in itertools.chain.from_iterable(job.schedule.programs):
+        key = (action.kind, action.stage)
+        seconds = upper[key]
+        if planned is not None and action.kind in FREEZABLE:
+            ratio = planned[action.stage, action.index]
+            seconds -= ratio * max(0.0, seconds - lower.get(key, 0.0))
+        actions[action] = seconds
+    messages = action_costs(profile, job.plan, job.schedule).messages
+    return simulate(job.schedule, Costs({}, actions=actions, messages=messages)).makespan_s
+
+
+def unfrozen_ratios(job: Job, profile: Profile) -> tuple[list[float], list[float]]:
+    """Predicted over measured step by step, and the measured steps, of a run without freezing."""
+    steps = measure(job)
+    ratios = [
+        (simulated_s(job, profile, [before, after]) + mean(map(outside_s, (before, after)))) / step_s(step)
+        for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)
+    ]
+    return ratios, [step_s(step) for step in steps]
+
+
+def frozen_ratios(
+    job: Job, profile: Profile, settings: Sequence[Setting], cycles: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Per setting, as `unfrozen_ratios`, of a run in cycles."""
+    steps = measure(in_cycles(job, settings, cycles))
+    found: dict[str, tuple[list[float], list[float]]] = {each.name: ([], []) for each in settings}
+    for number in range(1, len(steps) - 1, 2):
+        before, step, after = steps[number - 1 : number + 2]
+        setting = settings[number % CYCLE // 2]
+        # Everything is frozen in the middle of a cycle: after the first setting, before the second.
+        longest, shortest = (before, after) if number % CYCLE == 1 else (after, before)
+        window_s = simulated_s(job, profile, [longest], [shortest], setting.planned) * setting.by_chance
+        ratios, measured = found[setting.name]
+        ratios.append((window_s + mean(map(outside_s, (before, after)))) / step_s(step))
+        measured.append(step_s(step))
+    return found
+
+
+def real(names: Sequence[str], rounds: int, cycles: int, folder: Path) -> None:
+    """Print predicted over measured step time on two real ranks."""
+    profile = profile_of(make_job(names[0], 1, folder))
+    for name in names:
+        job = make_job(name, CYCLE * cycles + WARM_UP, folder, timeline_every=1)
+        settings = settings_of(job, profile)
+        ratios: dict[str, list[float]] = defaultdict(list)
+        measured: dict[str, list[float]] = defaultdict(list)
+        for _ in range(rounds):
+            found = {"none": unfrozen_ratios(job, profile), **frozen_ratios(job, profile, settings, cycles)}
+            for setting, (of_steps, times) in found.items():
+                ratios[setting].append(median(of_steps))
+                measured[setting] += times
+        for setting, of_rounds in ratios.items():
+            print(
+                f"{name:12} {setting:9} measured {median(measured[setting]):.3f} s/step, predicted over measured"
+                f" {median(of_rounds):.3f} ({min(of_rounds):.3f} to {max(of_rounds):.3f})",
+                flush=True,
+            )
+
+
+def emulated(names: Sequence[str], cycles: int, folder: Path) -> None:
+    """Print predicted over measured step time on eight emulated ranks, from the profile alone."""
+    profile: Profile | None = None
+    for name in names:
+        job = emulated_job(name, CYCLE * cycles + WARM_UP, folder)
+        profile = profile or profile_of(job)
+        settings = settings_of(job, profile)
+        steps = measure(in_cycles(job, settings, cycles))
+        expected = {
+            "none": (0, predict(profile, job.plan, job.schedule).step_s),
+            **{
+                each.name: (
+                    1 + 2 * index,
+                    expected_step_s(profile, job.plan, job.schedule, each.ratios, DRAWS, seed=1),
+                )
+                for index, each in enumerate(settings)
+            },
+        }
+        for setting, (turn, predicted_s) in expected.items():
+            times = [step_s(step) for step in steps[turn::CYCLE]]
+            print(
+                f"{name:12} {setting:9} emulated: measured {median(times):.3f} s/step, predicted over measured"
+                f" {predicted_s / median(times):.3f}",
+                flush=True,
+            )
+
+
+def emulated_job(name: str, steps: int, folder: Path) -> Job:
+    """16 layers of 20 ms a pass on eight ranks: a small model, whose modelled times are many times its real ones."""
+    ranks, family = 8, families()[name]
+    job = make_job(
+        name,
+        steps,
+        folder,
+        timeline_every=1,
+        device="emulated",
+        emulated=EmulatedConfig(forward_s=0.02, input_grad_s=0.02, weight_grad_s=0.02),
+        model=ModelConfig(family="gpt", layers=14, width=16, heads=2, context=8),
+        microbatch_size=1,
     )
-
-
-def measure(job: Job) -> tuple[list[float], list[TimelineReport]]:
-    """After the warm-up: the times of the odd steps, the timelines of the even ones."""
-    reports = run_processes(job).reports
-    steps = [r.step_s for r in reports if isinstance(r, StepReport) and r.step > WARM_UP and r.step % 2]
-    timelines = [r for r in reports if isinstance(r, TimelineReport) and r.step > WARM_UP]
-    return steps, [r for r in timelines if r.step % 2 == 0]
-
-
-def outside_window_s(reports: list[TimelineReport]) -> float:
-    """What a step spends after the last action of any rank: exchange, commit, update."""
-    by_step: dict[int, list[TimelineReport]] = defaultdict(list)
-    for report in reports:
-        by_step[report.step].append(report)
-    return median(
-        max(r.step_s for r in ranks) - max(span.end_s for r in ranks for span in r.spans)
-        for ranks in by_step.values()
+    stages = family.stages(ranks, family.default_chunks)
+    cuts = [16 * stage // stages for stage in range(stages + 1)]
+    plan = replace(
+        job.plan,
+        layers=tuple(itertools.pairwise(cuts)),
+        stage_ranks=family.placement(ranks, family.default_chunks),
     )
+    return replace(job, plan=plan, schedule=build(name, ranks, job.plan.microbatches, family.default_chunks))
 
 
-def _ping(rank: int, port: int, pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    generation = Generation(
-        number=1, epoch=1, members=(0, 1), store_host="127.0.0.1", store_port=port, timeout_s=60.0
-    )
-    channel = ProcessGroupChannel(generation, rank, torch.device("cpu"))
-    there, back = Stream(0, 1, 0, "there"), Stream(1, 0, 0, "back")
-    message = (torch.zeros(4, 128, 256),)
-    times = []
-    for _ in range(100):
-        begun_s = perf_counter()
-        if rank == 0:
-            channel.expect(back, 1)
-            channel.send(there, message)
-            channel.receive(back)
-        else:
-            channel.expect(there, 1)
-            channel.send(back, channel.receive(there))
-        channel.flush()
-        times.append((perf_counter() - begun_s) / 2)
-    pipe.send(median(times[10:]))
-    pipe.recv()
-    channel.close()
-
-
-def message_s() -> float:
-    """One boundary activation from rank to rank, over the channel that training uses."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "workers.rank"])
-    pipes, processes = [], []
-    for rank in range(2):
-        here, there = context.Pipe()
-        process = context.Process(target=_ping, args=(rank, store.port, there))
-        process.start()
-        pipes.append(here)
-        processes.append(process)
-    times = [pipe.recv() for pipe in pipes]
-    for pipe in pipes:
-        pipe.send("close")
-    for process in processes:
-        process.join()
-    return times[0]
+def memory(names: Sequence[str], folder: Path) -> None:
+    """Print predicted over counted peak memory of the fullest rank, on two real ranks."""
+    profile = profile_of(make_job(names[0], 1, folder))
+    for name in names:
+        job = make_job(name, WARM_UP + 2, folder, timeline_every=1)
+        counted = run_processes(replace(job, count_memory=True)).memory
+        predicted = predict(profile, job.plan, job.schedule).memory.peak_bytes
+        peaks = [
+            max(each.peak_bytes for each in counted if each.rank == rank) for rank in range(len(predicted))
+        ]
+        ratios = [ours / theirs for ours, theirs in zip(predicted, peaks, strict=True)]
+        print(
+            f"{name:12} peak memory: counted {max(peaks) / 1e6:.1f} MB, predicted over counted"
+            f" {max(predicted) / max(peaks):.3f}; per rank {', '.join(f'{ratio:.3f}' for ratio in ratios)}",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--parts", default="real,emulated,memory")
+    parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--cycles", type=int, default=6, help="of four steps each")
     options = parser.parse_args()
-    communication_s = message_s()
+    parts, names = options.parts.split(","), options.families.split(",")
     print(
-        f"torch {torch.__version__}; two ranks, one thread each;"
-        f" a boundary message takes {communication_s * 1e3:.2f} ms"
+        f"torch {torch.__version__}; one thread per rank; {options.rounds} rounds of {options.cycles} cycles"
     )
     with tempfile.TemporaryDirectory() as folder:
-        for name in FAMILIES:
-            job = make_job(name, options.steps, Path(folder), timeline_every=1)
-            ratios, measured = [], []
-            for _ in range(options.rounds):
-                steps, timelines = measure(job)
-                simulated = simulate(job.schedule, costs_of(job.schedule, timelines, communication_s))
-                predicted_s = simulated.makespan_s + outside_window_s(timelines)
-                measured.append(median(steps))
-                ratios.append(predicted_s / measured[-1])
-            print(
-                f"{name:12} measured {median(measured):.3f} s/step, simulated over measured {median(ratios):.3f}"
-                f" ({min(ratios):.3f} to {max(ratios):.3f})",
-                flush=True,
-            )
+        if "real" in parts:
+            real(names, options.rounds, options.cycles, Path(folder))
+        if "emulated" in parts:
+            emulated(names, max(1, options.cycles // 2), Path(folder))
+        if "memory" in parts:
+            memory(names, Path(folder))
 
 
 if __name__ == "__main__":

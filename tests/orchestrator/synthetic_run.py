@@ -1,15 +1,33 @@
-"""The event log of a believable job: 1F1B on four ranks, with noise, a slow first step and a skipped one."""
+"""The event log of a believable job: 1F1B on four ranks, with noise, a slow first step and a skipped one; and one that
+freezes, with TimelyFreeze's phases.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from orchestrator.events import Event, Finished, Formed, Issued, RankStarted, Record, Submitted
+from orchestrator.events import (
+    Event,
+    Finished,
+    Formed,
+    FreezeSolved,
+    Issued,
+    RankStarted,
+    Record,
+    Submitted,
+)
+from planner.freezing import FreezePlan, Phase, Phases
 from planner.plan import Plan
 from workers.protocol import (
     CheckpointReport,
+    FreezeReport,
+    FreezeStarted,
+    FrozenAction,
+    FrozenCounts,
     Generation,
     SampleReport,
     Span,
@@ -33,8 +51,18 @@ def one_f_one_b(rank: int) -> list[str]:
     return tokens
 
 
-def timelines(step: int, random: Random) -> list[TimelineReport]:
-    """What each rank did, on a clock where a forward takes about 4 ms and a backward 8 ms."""
+def nothing_frozen(stage: int, microbatch: int) -> float:
+    return 0.0
+
+
+def timelines(
+    step: int, random: Random, frozen: Callable[[int, int], float] = nothing_frozen
+) -> list[TimelineReport]:
+    """What each rank did, on a clock where a forward takes about 4 ms and a backward 8 ms, of which freezing saves 4.
+
+    Args:
+        frozen: (stage, microbatch) -> share that is frozen.
+    """
     programs = [one_f_one_b(rank) for rank in range(RANKS)]
     done: dict[str, float] = {}
     spans: list[list[Span]] = [[] for _ in range(RANKS)]
@@ -50,7 +78,8 @@ def timelines(step: int, random: Random) -> list[TimelineReport]:
                 continue
             free = spans[rank][-1].end_s if spans[rank] else 0.001
             start_s = max(free, done[needs] + 0.0004 if needs else 0.0)
-            end_s = start_s + (0.004 if kind == "F" else 0.008) * random.uniform(0.93, 1.1)
+            usual_s = 0.004 if kind == "F" else 0.008 - 0.004 * frozen(rank, int(index))
+            end_s = start_s + usual_s * random.uniform(0.93, 1.1)
             done[token] = end_s
             spans[rank].append(Span(action=token, start_s=start_s, end_s=end_s))
     step_s = max(done.values()) + 0.003
@@ -154,3 +183,120 @@ used instead of the one that "__getitem__()" would raise for the missing key.
    3
 
 See also: "collections.OrderedDict" remembers the order in which entries were added."""
+
+
+PHASES = Phases(warm_up=20, monitoring=30, ramp=60)
+RATIOS = tuple(
+    (stage, microbatch, min(1.0, 0.25 * stage + 0.1 * microbatch))
+    for stage in range(RANKS)
+    for microbatch in range(MICROBATCHES)
+)
+FREEZE_PLAN = FreezePlan(
+    epoch=1, version=1, ratios=tuple((0.5,) * MICROBATCHES for _ in range(10)), start=PHASES.monitoring + 1
+)
+
+
+def freeze_share(step: int, ratio: float) -> float:
+    """What is frozen at `step` of an action whose ratio is `ratio`."""
+    phase = PHASES.of(step)
+    if phase in (Phase.WARM_UP, Phase.UPPER):
+        return 0.0
+    return 1.0 if phase is Phase.LOWER else ratio * PHASES.share(step)
+
+
+def solved() -> FreezeSolved:
+    return FreezeSolved(
+        plan=replace(FREEZE_PLAN, start=None),
+        ratios=RATIOS,
+        unfrozen_s=0.132,
+        solved_s=0.1,
+        all_frozen_s=0.088,
+        outside_s=0.003,
+        measured_unfrozen_s=0.136,
+        measured_all_frozen_s=0.092,
+        kappa=0.763,
+        mean_per_stage=(0.35, 0.6, 0.8, 0.8),
+        duals=(0.0, 0.0, 0.004, 0.02),
+        critical=("3B0", "3B1"),
+        solve_s=0.012,
+    )
+
+
+def freezing_records(*, steps: int = STEPS) -> list[Record]:
+    """The log of a job with `freeze.method = "timelyfreeze"`, oldest record first."""
+    random = Random(5)
+    base = records(steps=steps)
+    ratios = {(stage, microbatch): ratio for stage, microbatch, ratio in RATIOS}
+    log: list[Record] = []
+    for record in base:
+        event = record.event
+        if isinstance(event, Submitted):
+            freeze = {
+                "method": "timelyfreeze",
+                "r_max": 0.8,
+                "warm_up": PHASES.warm_up,
+                "monitoring": PHASES.monitoring,
+                "ramp": PHASES.ramp,
+            }
+            event = replace(event, spec={**event.spec, "freeze": freeze})
+        if isinstance(event, TimelineReport):
+            continue
+        if isinstance(event, StepReport):
+            share = freeze_share(event.step, 0.7)
+            event = replace(
+                event,
+                step_s=event.step_s - 0.044 * share,
+                effective_update=1 - 0.9 * share,
+                gradient_energy=4.0 / event.step,
+            )
+            log += [
+                Record(time_s=record.time_s, event=event)
+                for event in _frozen_step(event.step, random, ratios, steps)
+            ]
+        if isinstance(event, SampleReport):
+            passes = MICROBATCHES * max(steps - PHASES.middle, 0)
+            log += [
+                Record(time_s=record.time_s, event=_counts(rank, steps, passes, random))
+                for rank in range(RANKS)
+            ]
+        log.append(Record(time_s=record.time_s, event=event))
+        if isinstance(event, StepReport) and event.step == PHASES.monitoring:
+            log.append(Record(time_s=record.time_s, event=solved()))
+            log.append(Record(time_s=record.time_s, event=FreezeStarted(plan=FREEZE_PLAN)))
+    return log
+
+
+def _frozen_step(
+    step: int, random: Random, ratios: dict[tuple[int, int], float], steps: int
+) -> list[FreezeReport | TimelineReport]:
+    """What the ranks report of `step`, before the first one reports the step itself."""
+    reports: list[FreezeReport | TimelineReport] = []
+    if step > PHASES.middle:
+        for rank in range(RANKS):
+            planned = [freeze_share(step, ratios[rank, microbatch]) for microbatch in range(MICROBATCHES)]
+            drawn = [min(1.0, max(0.0, random.gauss(share, 0.05 * (0 < share < 1)))) for share in planned]
+            actions = tuple(
+                FrozenAction(
+                    stage=rank,
+                    microbatch=microbatch,
+                    planned=share,
+                    actual=drawn[microbatch],
+                    parameters=drawn[microbatch],
+                )
+                for microbatch, share in enumerate(planned)
+            )
+            reports.append(FreezeReport(step=step, rank=rank, actions=actions))
+    if PHASES.of(step) in (Phase.UPPER, Phase.LOWER) or step == steps:
+        reports += timelines(
+            step, random, lambda stage, microbatch: freeze_share(step, ratios[stage, microbatch])
+        )
+    return reports
+
+
+def _counts(rank: int, steps: int, passes: int, random: Random) -> FrozenCounts:
+    counts = tuple(
+        (layer, f"block.{name}", int(passes * min(1.0, max(0.0, random.gauss(0.7, 0.1)))))
+        for layer in range(3)
+        for name in ("attention.weight", "mlp.weight", "mlp.bias", "norm.weight")
+    )
+    return FrozenCounts(step=steps, rank=rank, passes=passes, counts=counts)

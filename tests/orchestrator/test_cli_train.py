@@ -19,7 +19,8 @@ from tiny_jobs import STEPS, tiny, write_spec
 
 from orchestrator import events
 from orchestrator.cli.main import DONE, INTERRUPTED, USER_ERROR, main
-from orchestrator.resolve import absolute, resolve, survey
+from orchestrator.resolve import resolve
+from orchestrator.survey import absolute, survey
 from workers.launch import Job, run_threads
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events
+from orchestrator.rehearsed import NodeLife, Rehearsed
+from planner.freezing import FreezePlan
 from planner.plan import Plan
 from workers import protocol
 
@@ -41,6 +43,8 @@ STEP = protocol.StepReport(
 )
 OUTCOME = protocol.Outcome(rank=1, step=7, stopped=True, layer_digests=((0, "ab"), (1, "cd")))
 
+FREEZE_PLAN = FreezePlan(epoch=1, version=1, ratios=((0.0, 0.5), (1.0, 0.25)), start=11)
+
 EVERY_KIND: tuple[events.Event, ...] = (
     events.Submitted(job="gpt", epoch=1, spec={"job": {"seed": 1}}, resume=False),
     events.Issued(plan=PLAN),
@@ -50,6 +54,53 @@ EVERY_KIND: tuple[events.Event, ...] = (
         rank=1, damage=protocol.DamagedCheckpoint(path="/out/7", file="embed.safetensors", problem="checksum")
     ),
     events.Requested(request="stop"),
+    events.PlannerStarted(life=2, node="n0", pid=124),
+    events.FreezeSolved(
+        plan=FREEZE_PLAN,
+        ratios=((0, 0, 0.5), (1, 3, 1.0)),
+        unfrozen_s=0.5,
+        solved_s=0.375,
+        all_frozen_s=0.25,
+        outside_s=0.0625,
+        measured_unfrozen_s=0.5625,
+        measured_all_frozen_s=0.3125,
+        kappa=0.75,
+        mean_per_stage=(0.5, 1.0),
+        duals=(0.0, 0.125),
+        critical=("0F0", "1F0", "1B0"),
+        solve_s=0.001,
+        spread=1.125,
+    ),
+    events.Regrouped(
+        generation=2,
+        cause="loss",
+        reason="rank 1 was killed",
+        lost=(1,),
+        joined=(4,),
+        step=7,
+        rerun=1,
+        steps_lost=0,
+        detect_s=0.0625,
+        settle_s=0.125,
+        plan_s=0.25,
+        move_s=0.5,
+        resume_s=0.75,
+    ),
+    events.Migrated(
+        version=3,
+        layers=(2, 3),
+        source=(1, 1),
+        target=(0, 0),
+        mode="live",
+        bytes=1024,
+        seconds=0.5,
+        steps=4,
+        stall_s=0.125,
+        step=9,
+    ),
+    events.Paused(reason="no rank is left", step=7),
+    events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),
+    events.Warned(text="the planner died"),
     events.RankEnded(outcome=OUTCOME),
     events.RankFailed(rank=1, error="killed"),
     events.Finished(step=7, stopped=True, state_sha256="ef"),
@@ -61,6 +112,38 @@ EVERY_KIND: tuple[events.Event, ...] = (
         step=7, rank=0, step_s=0.5, spans=(protocol.Span(action="0F0", start_s=0.0, end_s=0.25),)
     ),
     protocol.SampleReport(step=7, prompt="a", text="b"),
+    protocol.FreezeStarted(plan=FREEZE_PLAN),
+    protocol.FreezeReport(
+        step=7,
+        rank=1,
+        actions=(protocol.FrozenAction(stage=1, microbatch=0, planned=0.5, actual=0.25, parameters=0.125),),
+    ),
+    protocol.FrozenCounts(step=7, rank=1, passes=12, counts=((3, "weight", 5),)),
+    protocol.StandbyReport(step=7, rank=1, layers=(2, 3), bytes=1024, seconds=0.5),
+    protocol.SwitchReport(
+        step=7,
+        rank=1,
+        epoch=1,
+        version=3,
+        taken=(2,),
+        given=(),
+        brought_bytes=1024,
+        brought_s=0.5,
+        stall_s=0.25,
+        switched_s=12.5,
+    ),
+    protocol.FaultReport(rank=1, fault="kill", step=7, phase="commit", struck_s=12.5),
+    protocol.NoticeReport(rank=1, source="aws", left_s=None, text="rebalance"),
+    protocol.WarningReport(rank=1, text="nothing answers"),
+    Rehearsed(
+        trace="made up",
+        speedup=10.0,
+        grace_s=None,
+        began_s=0.5,
+        ended_s=64.0,
+        lives=(NodeLife(name="n0", node="ab", up_s=0.0, down_s=32.0, noticed_s=16.0),),
+    ),
+    protocol.CurvatureReport(step=7, rank=1, gradient_change_sq=0.5, weight_change_sq=0.25, gradient_sq=1.5),
 )
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator import events
 from orchestrator.folder import EVENTS, LOCK, MARKER, JobFolder, starting_points
-from orchestrator.resolve import Survey, absolute, resolve
+from orchestrator.resolve import resolve
 from orchestrator.spec import JobConfig, Spec
+from orchestrator.survey import Survey, absolute
 from workers.config import EmulatedConfig, WorkerConfig
 from workers.protocol import Generation, JobError, StepReport
 

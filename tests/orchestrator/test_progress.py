@@ -8,7 +8,7 @@ from rich.console import Console
 
 from orchestrator.progress import BarProgress, LineProgress, open_progress
 from orchestrator.quantities import counted, percent, rate, seconds, significant, size
-from workers.protocol import CheckpointReport, StepReport, ValidationReport
+from workers.protocol import CheckpointReport, FreezeReport, FrozenAction, StepReport, ValidationReport
 
 
 def a_step(step: int, **changes: object) -> StepReport:
@@ -187,3 +187,51 @@ def test_quantities() -> None:
     assert [size(x) for x in (512, 1_240_000, 999_990)] == ["512 B", "1.24 MB", "1.00 MB"]
     assert percent(0.1818) == "18.2 %"
     assert [counted(1, "rank"), counted(4000, "batch", "batches")] == ["1 rank", "4,000 batches"]
+
+
+FREEZE = {"method": "timelyfreeze", "warm_up": 2, "monitoring": 6, "ramp": 8}
+
+
+def froze(step: int, *shares: float) -> FreezeReport:
+    actions = tuple(
+        FrozenAction(stage=0, microbatch=index, planned=share, actual=share, parameters=share)
+        for index, share in enumerate(shares)
+    )
+    return FreezeReport(step=step, rank=0, actions=actions)
+
+
+def test_a_line_says_the_phase_and_what_is_frozen() -> None:
+    console, clock = plain_console(), Clock()
+    with LineProgress(console, 10, every_s=0.0, clock=clock) as progress:
+        progress.expect_freezing(FREEZE)
+        for step in (1, 4, 6, 7, 10):
+            if step > 4:
+                progress.show(froze(step, 0.25, 0.75))
+                progress.show(froze(step, 0.8))
+            progress.show(a_step(step))
+    assert [line.split("  bubble 27.3 %  ")[1].split("  ") for line in written(console).splitlines()] == [
+        ["phase warm-up"],
+        ["phase monitoring, nothing frozen"],
+        ["phase monitoring, all frozen", "frozen 60.0 %"],
+        ["phase ramp", "frozen 60.0 %"],
+        ["phase stable", "frozen 60.0 %"],
+    ]
+
+
+def test_a_job_that_never_freezes_has_no_phase() -> None:
+    console = plain_console()
+    with LineProgress(console, 10) as progress:
+        progress.expect_freezing({"method": "none"})
+        progress.show(froze(1, 0.5))
+        progress.show(a_step(1))
+    assert "phase" not in written(console)
+    assert "frozen" not in written(console)
+
+
+def test_the_bar_says_the_phase_too() -> None:
+    console = terminal()
+    with BarProgress(console, "a", 10) as progress:
+        progress.expect_freezing(FREEZE)
+        progress.show(froze(7, 0.5))
+        progress.show(a_step(7))
+    assert "phase ramp  frozen 50.0 %" in written(console)

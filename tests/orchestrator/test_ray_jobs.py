@@ -2,109 +2,43 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import psutil
 import pytest
-import ray
-from ray.cluster_utils import Cluster
-from ray.job_config import JobConfig
-from ray.util.placement_group import placement_group_table
+from ray_jobs import Log, assert_nothing_left, job_of, state_sha256, two_node_cluster
 from tiny_jobs import STEPS, tiny
 
-from orchestrator import cluster, events
+from orchestrator import events
 from orchestrator.cli.jobs import status_lines, stop_job
 from orchestrator.controller import Controller, find
-from orchestrator.resolve import Resolved, absolute, resolve, survey
-from orchestrator.runtime import Crew, Runtime
-from orchestrator.spec import Spec
+from orchestrator.crew import Crew
+from orchestrator.measuring import measure_on_cluster
+from orchestrator.profiling import key_of, obtain
+from orchestrator.resolve import resolve, settle
+from orchestrator.run_record import fold
+from orchestrator.runtime import Runtime
 from orchestrator.states import Order
+from orchestrator.survey import absolute, survey
 from orchestrator.trainer import PipelineTrainer
-from workers.launch import Job, run_processes, run_threads
+from workers.launch import run_processes
 from workers.protocol import CheckpointReport, JobError, Request, StepReport
-
-Kind = TypeVar("Kind")
 
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[None]:
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27},
-    )
-    nodes.add_node(num_cpus=2, object_store_memory=2**27)
-    here = os.path.dirname(__file__)
-    ray.init(
-        nodes.address,
-        namespace=cluster.NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        job_config=JobConfig(_py_driver_sys_path=[here, *cluster.import_paths()]),
-    )
-    yield
-    ray.shutdown()
-    nodes.shutdown()
+    with two_node_cluster():
+        yield
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(two_nodes: None) -> Iterator[None]:
-    """After each test: no actor, no reservation."""
     yield
-    actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    assert [actor["name"] for actor in actors] == []
-    standing = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
-    assert standing == []
-
-
-class Log:
-    """An observer that remembers, and acts on what it sees."""
-
-    def __init__(self, act: Callable[[events.Record], None] = lambda record: None) -> None:
-        self.events: list[events.Event] = []
-        self._act = act
-
-    def __call__(self, record: events.Record) -> None:
-        self.events.append(record.event)
-        self._act(record)
-
-    def of(self, kind: type[Kind]) -> list[Kind]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def wait_for(self, kind: type) -> None:
-        deadline = time.monotonic() + 60
-        while not self.of(kind):
-            assert time.monotonic() < deadline, f"no {kind.__name__} within a minute"
-            time.sleep(0.05)
-
-    def assert_processes_gone(self) -> None:
-        pids = [started.pid for started in self.of(events.RankStarted)]
-        assert pids
-        deadline = time.monotonic() + 10
-        while any(psutil.pid_exists(pid) for pid in pids):
-            assert time.monotonic() < deadline, "a rank's process is still there"
-            time.sleep(0.05)
-
-
-def state_sha256(spec: Spec) -> str:
-    """Of the same job, its ranks threads of this process."""
-    return run_threads(job_of(spec)).state_sha256
-
-
-def resolved(spec: Spec) -> Resolved:
-    spec = absolute(spec)
-    return resolve(spec, survey(spec), {}, epoch=1)
-
-
-def job_of(spec: Spec) -> Job:
-    done = resolved(spec)
-    return Job(done.config, done.plan, done.schedule)
+    assert_nothing_left()
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +51,7 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
     tmp_path: Path, expected: str
 ) -> None:
     log = Log()
-    result = PipelineTrainer(tiny(tmp_path, "whole"), observe=log).fit()
+    result = PipelineTrainer(tiny(tmp_path, "whole", job={"curvature_every": 2}), observe=log).fit()
     assert result.error is None
     assert result.metrics is not None
     assert result.metrics["state_sha256"] == expected
@@ -130,8 +64,25 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
     assert list(result.metrics_dataframe["step"]) == list(range(1, STEPS + 1))
     nodes = {started.rank: started.node for started in log.of(events.RankStarted)}
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
-    assert [record.event for record in events.read(tmp_path / "whole" / "events.jsonl")] == log.events
+    records = list(events.read(tmp_path / "whole" / "events.jsonl"))
+    assert [record.event for record in records] == log.events
+    assert list(fold(records).curvature.samples) == [3, 5]
     log.assert_processes_gone()
+
+
+def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path) -> None:
+    spec = absolute(tiny(tmp_path, "profiled", pipeline={"ranks": 3, "microbatch_size": 1}))
+    found = survey(spec)
+    settled = settle(spec, found, {"CPU": 4})
+    profile = obtain(settled, found, ranks=3, cache=tmp_path / "cache")
+    assert tuple(layer.name for layer in profile.model.layers) == found.layers
+    assert len(profile.cluster.devices) == len(profile.cluster.links) == 3
+    assert profile.key == key_of(settled, 3)
+    assert_nothing_left()
+    with pytest.raises(JobError, match="no room to profile: the cluster lacks"):
+        measure_on_cluster(
+            resolve(spec, found, {}, epoch=1).config, 99, {"CPU": 1.0}, wait_s=0.1, timeout_s=10
+        )
 
 
 def test_the_bits_do_not_tell_the_partition_nor_the_presence_of_ray(tmp_path: Path) -> None:
@@ -201,6 +152,7 @@ def test_a_killed_rank_fails_the_job_by_name_and_leaves_nothing(tmp_path: Path) 
         job={"steps": 100_000},
         pipeline={"ranks": 2},
         checkpoint={"every_steps": 1},
+        elastic={"redundancy": "none"},
     )
     result = PipelineTrainer(spec, observe=log).fit()
     assert result.error is not None
@@ -274,9 +226,8 @@ class Unreleasing(Runtime):
 
 
 class Unlucky(Controller):
-    def __init__(self, order: Order, crew: Crew, spec: dict[str, Any]) -> None:
-        super().__init__(order, crew, spec)
-        self._runtime = Unreleasing(crew, ray.get_runtime_context().current_actor, self._tell)
+    def _make_runtime(self) -> Runtime:
+        return Unreleasing(self._crew, self._hosts, self._crank.tell, self._crank.spawn)
 
 
 def test_a_release_that_fails_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ import math
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
+from report_page import Page
 from synthetic_run import MICROBATCHES, RANKS, STEPS, plan, records, spec, step_report
 
 from orchestrator import axes, charts
@@ -42,38 +42,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
 HOSTILE = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)> & \"quotes\" 'single'"
-
-
-class Page(HTMLParser):
-    """The page's elements with their attributes, its text, and whether every element is closed in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 @pytest.fixture(scope="module")

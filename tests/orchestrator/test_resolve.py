@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.resolve import Survey, absolute, resolve, survey
+from orchestrator.resolve import resolve, settle
 from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
+from orchestrator.survey import Survey, absolute, survey
 from planner.ir import Kind
-from workers.config import DataConfig, EmulatedConfig
+from planner.plan import Plan
+from workers.config import DataConfig, ElasticConfig, EmulatedConfig, FreezeConfig
 from workers.protocol import JobError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +65,57 @@ def test_a_table_places_its_own_stages(tmp_path: Path) -> None:
     pipeline = PipelineConfig(ranks=2, microbatches=1, schedule=f"csv:{path}")
     done = resolve(spec(pipeline), FOUND, {}, epoch=1)
     assert done.plan.stage_ranks == (1, 0)
+
+
+def test_a_table_says_ranks_and_microbatches_itself(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
+    pipeline = PipelineConfig(ranks="auto", replicas=2, microbatches="auto", schedule=f"csv:{path}")
+    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    assert (done.spec.pipeline.ranks, done.spec.pipeline.microbatches) == (4, 2)
+    assert (done.plan.pipeline_ranks, done.plan.replicas, done.config.microbatches) == (2, 2, 2)
+
+
+def test_a_plan_from_elsewhere_is_followed() -> None:
+    plan = Plan(
+        epoch=0,
+        version=1,
+        reason="planned",
+        layers=((0, 1), (1, 2), (2, 3), (3, 5)),
+        stage_ranks=(0, 1, 1, 0),
+        schedule="zbv",
+        chunks=2,
+        microbatches=6,
+        replicas=1,
+        recompute=(3,),
+        partition="dynpipe",
+        predicted_step_s=0.5,
+    )
+    given = spec(PipelineConfig(ranks="auto", schedule="auto", microbatches="auto", partition="dynpipe"))
+    done = resolve(given, FOUND, {}, epoch=3, plan=plan)
+    # Where it says nothing of standbys, each of the two ranks stands by the other.
+    assert done.plan == replace(plan, epoch=3, standbys=((1,), (0,), (0,), (1,), (1,)))
+    asked = done.spec.pipeline
+    assert (asked.ranks, asked.schedule, asked.chunks, asked.microbatches) == (2, "zbv", 2, 6)
+    assert asked.partition == (1, 1, 1, 2)
+    assert done.config.microbatches == 6
+    recomputed = {
+        action.stage
+        for program in done.schedule.programs
+        for action in program
+        if action.kind is Kind.RECOMPUTE
+    }
+    assert recomputed == {3}
+
+
+def test_freezing_needs_weight_gradients() -> None:
+    given = spec(PipelineConfig(ranks=2), device="emulated").model_copy(
+        update={"freeze": FreezeConfig(method="timelyfreeze")}
+    )
+    with pytest.raises(JobError, match="no weight gradients to skip"):
+        resolve(given, replace(FOUND, emulated=EmulatedConfig(weight_grad_s=0)), {}, epoch=1)
+    done = resolve(given, FOUND, {}, epoch=1)
+    assert (done.config.freeze.warm_up, done.config.freeze.ramp) == (10, 30)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +184,10 @@ def test_paths_are_made_absolute_and_uris_stay(tmp_path: Path, monkeypatch: pyte
             job=JobConfig(name="a"),
             data=DataConfig(source="text", path="books", tokenizer="tok.json", cache="cache"),
             cluster=ClusterConfig(emulated=EmulatedConfig(profile="times.json")),
+            elastic=ElasticConfig(notice_file="{node}.go"),
         )
     )
+    assert done.elastic.notice_file == str(tmp_path / "{node}.go")
     assert done.job.folder == str(tmp_path / "runs" / "a")
     assert done.data.path == (str(tmp_path / "books"),)
     assert done.data.tokenizer == str(tmp_path / "tok.json")
@@ -213,3 +269,27 @@ def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None
     done = resolve(given, survey(given), {}, epoch=1)
     assert done.plan.world_size == given.pipeline.ranks
     assert sum(done.counts) == len(done.survey.layers)
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, "checkpoint"), (2, "peer")])
+def test_redundancy_that_is_unset_goes_by_the_ranks(ranks: int, expected: str) -> None:
+    given = spec(PipelineConfig(ranks=ranks))
+    done = resolve(given, FOUND, {}, epoch=1)
+    assert settle(given, FOUND, {}).elastic.redundancy == expected
+    assert done.spec.elastic.redundancy == done.config.elastic.redundancy == expected
+    assert any(done.plan.standbys) is (expected == "peer")
+
+
+def test_redundancy_of_a_searched_number_of_ranks_waits_for_the_plan() -> None:
+    given = spec(PipelineConfig(ranks="auto", partition="dynpipe"))
+    assert settle(given, FOUND, {}).elastic.redundancy is None
+    plan = resolve(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1).plan
+    assert resolve(given, FOUND, {}, epoch=1, plan=plan).spec.elastic.redundancy == "peer"
+
+
+def test_without_peers_no_plan_has_standbys() -> None:
+    given = spec(PipelineConfig(ranks=2))
+    plan = resolve(given, FOUND, {}, epoch=1).plan
+    assert any(plan.standbys)
+    kept = given.model_copy(update={"elastic": ElasticConfig(redundancy="checkpoint")})
+    assert resolve(kept, FOUND, {}, epoch=1, plan=plan).plan.standbys == ()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 
 from orchestrator import spec_reference
 from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load, parse_override
-from orchestrator.spec_checks import check
-from workers.config import ModelConfig, OptimizerConfig
+from orchestrator.spec_checks import check, needs_profile, searched
+from workers.config import ElasticConfig, FreezeConfig, ModelConfig, OptimizerConfig
 from workers.protocol import JobError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,9 +109,24 @@ JOB = '[job]\nname = "a"\n'
         (
             JOB + "[pipeline]\npartition = 'even'",
             (),
-            "pipeline.partition = 'even': should be 'parameter' or should be a list",
+            "pipeline.partition = 'even': should be 'parameter', 'memory', 'time', 'bottleneck' or 'dynpipe' or"
+            " should be a list",
         ),
         (JOB + "[pipeline]\npartition = [2, 0]", (), "item 2 should be greater than 0"),
+        (JOB + "[pipeline]\nranks = 'all'", (), "pipeline.ranks = 'all': should be"),
+        (JOB + "[pipeline]\nmicrobatches = 0", (), "pipeline.microbatches = 0: should be greater than 0"),
+        (JOB + "[freeze]\nr_max = 1.5", (), "freeze.r_max = 1.5: should be less than or equal to 1"),
+        (JOB + "[freeze]\nr_max = -0.1", (), "freeze.r_max = -0.1: should be greater than or equal to 0"),
+        (
+            JOB + "[freeze]\nmethod = 'timely'",
+            (),
+            "freeze.method = 'timely': should be 'none', 'timelyfreeze'",
+        ),
+        (
+            JOB + "[cluster]\nmemory_per_rank_bytes = 0",
+            (),
+            "memory_per_rank_bytes = 0: should be greater than 0",
+        ),
         (JOB + "[pipeline]\nranks = 2.5", (), "pipeline.ranks = 2.5: should be a valid integer"),
         ("[job]\nname = 'a/b'", (), "job.name = 'a/b' does not fit. Name of the job"),
         ("[model]\nlayers = 3", (), "job.toml: the section [job] is missing"),
@@ -181,6 +197,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             ClusterConfig(),
             "2 microbatches on 4 ranks, needs a multiple of the ranks: use 4 microbatches",
         ),
+        (
+            PipelineConfig(ranks="auto", partition=(2, 3)),
+            ClusterConfig(),
+            'lists 2 stages, and pipeline.ranks = "auto" leaves open how many there are',
+        ),
+        (
+            PipelineConfig(ranks=5, replicas=2, schedule="auto"),
+            ClusterConfig(),
+            "not divisible by pipeline.replicas = 2",
+        ),
+        (PipelineConfig(ranks="auto", schedule="1f2b"), ClusterConfig(), "unknown schedule '1f2b'"),
+        (PipelineConfig(ranks="auto", schedule="zbv", chunks=3), ClusterConfig(), "3 chunks per rank"),
         (PipelineConfig(schedule="csv:/nowhere.csv"), ClusterConfig(), "cannot read it: No such file"),
         (PipelineConfig(schedule="csv:x", chunks=2), ClusterConfig(), "pipeline.chunks does not go with"),
     ],
@@ -190,6 +218,77 @@ def test_keys_that_do_not_fit_together(
 ) -> None:
     with pytest.raises(JobError, match=expected):
         check(Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster))
+
+
+@pytest.mark.parametrize("key", ["ranks", "schedule", "microbatches"])
+def test_what_is_auto_is_left_to_a_search(key: str) -> None:
+    pipeline = PipelineConfig.model_validate({"ranks": 2, key: "auto"})
+    check(Spec(job=JobConfig(name="a"), pipeline=pipeline))
+    assert searched(pipeline) == (key,)
+
+
+@pytest.mark.parametrize(
+    ("elastic", "ranks", "expected"),
+    [
+        (
+            {"redundancy": "peer"},
+            1,
+            r'"peer" keeps a copy of every layer on another rank, and the job has 1: use more',
+        ),
+        ({"min_ranks": 3}, 2, "elastic.min_ranks = 3, and the job has 2 ranks: it would never begin"),
+        (
+            {"redundancy": "none", "spares": 1},
+            2,
+            "elastic.spares = 1, but elastic.redundancy = .none. ends the job",
+        ),
+        ({"redundancy": "none", "min_ranks": 2}, 2, "elastic.min_ranks = 2, but elastic.redundancy = .none."),
+        ({"notices": ("ray", "ray")}, 2, "names a source twice"),
+        ({"notice_file": ""}, 2, "names no file"),
+    ],
+)
+def test_elastic_nonsense_is_refused(elastic: dict[str, Any], ranks: int, expected: str) -> None:
+    spec = Spec(
+        job=JobConfig(name="a"),
+        pipeline=PipelineConfig(ranks=ranks),
+        elastic=ElasticConfig.model_validate(elastic),
+    )
+    with pytest.raises(JobError, match=expected):
+        check(spec)
+
+
+def test_elastic_sense_is_not() -> None:
+    sense: tuple[tuple[ElasticConfig, int | Literal["auto"]], ...] = (
+        (ElasticConfig(), 1),
+        (ElasticConfig(redundancy="checkpoint", spares=2), 1),
+        (ElasticConfig(redundancy="peer", min_ranks=2), 2),
+        (ElasticConfig(redundancy="peer"), "auto"),
+    )
+    for elastic, ranks in sense:
+        check(Spec(job=JobConfig(name="a"), pipeline=PipelineConfig(ranks=ranks), elastic=elastic))
+
+
+def test_freezing_is_checked_before_anything_runs() -> None:
+    freeze = FreezeConfig(method="timelyfreeze", warm_up=5, monitoring=4)
+    with pytest.raises(JobError, match="phases must come in order"):
+        check(Spec(job=JobConfig(name="a"), freeze=freeze))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "cluster", "needed"),
+    [
+        (PipelineConfig(), ClusterConfig(), False),
+        (PipelineConfig(partition=(2, 3)), ClusterConfig(), False),
+        (PipelineConfig(partition="time"), ClusterConfig(), True),
+        (PipelineConfig(schedule="auto"), ClusterConfig(), True),
+        (PipelineConfig(schedule="csv:x", ranks="auto"), ClusterConfig(), False),
+        (PipelineConfig(), ClusterConfig(memory_per_rank_bytes=10**9), True),
+    ],
+)
+def test_a_profile_is_needed_where_costs_decide(
+    pipeline: PipelineConfig, cluster: ClusterConfig, needed: bool
+) -> None:
+    spec = Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster)
+    assert needs_profile(spec) is needed
 
 
 @pytest.mark.parametrize(

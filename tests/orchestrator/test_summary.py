@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+
+import pytest
+from synthetic_run import freezing_records, records
 
 from orchestrator import events
 from orchestrator.summary import summarize
@@ -108,3 +112,20 @@ def test_a_run_without_a_step_has_no_numbers(tmp_path: Path) -> None:
     summary = summarize(path, started_s=0.0)
     assert summary.steps == 0
     assert summary.first_loss is summary.tokens_per_s is summary.first_step_after_s is None
+
+
+def test_a_job_that_freezes_says_what_it_brought(tmp_path: Path) -> None:
+    path = logged(tmp_path, *((record.time_s, record.event) for record in freezing_records()))
+    freeze = summarize(path, started_s=0.0).to_dict()["freeze"]
+    assert isinstance(freeze, dict)
+    assert freeze["method"] == "timelyfreeze"
+    assert freeze["predicted_kappa"] == 0.763
+    assert freeze["p_eff"] == pytest.approx(0.37)
+    assert freeze["time_to_accuracy"] == pytest.approx(freeze["kappa"] / freeze["p_eff"])
+    assert 0.5 < freeze["average_freeze_ratio"] < 0.6
+
+
+def test_a_job_that_does_not_freeze_has_no_such_field(tmp_path: Path) -> None:
+    path = logged(tmp_path, *((record.time_s, record.event) for record in records(steps=3)))
+    summary = summarize(path, started_s=0.0)
+    assert summary.to_dict() == {key: value for key, value in asdict(summary).items() if key != "freeze"}

@@ -62,7 +62,9 @@ def tiny(folder: Path, name: str, **sections: dict[str, Any]) -> Spec:
         "data": {"source": "text", "path": str(write_text(folder))},
         "optimizer": {"warmup_steps": 2},
         "pipeline": {"ranks": 4, "microbatches": 4, "microbatch_size": 2},
+        "freeze": {},
         "checkpoint": {},
+        "elastic": {},
         "cluster": {"address": "auto", "device": "cpu"},
     }
     for section, keys in sections.items():

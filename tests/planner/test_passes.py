@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_text import lines, table, text
 
-from planner.passes import add_recompute
+from planner.passes import add_recompute, repeat
 from planner.schedules.registry import build
 from planner.simulate import Costs, simulate
 from planner.validate import ScheduleError
@@ -62,3 +62,21 @@ def test_recompute_adds_one_forward_per_stage_and_microbatch(
     before, after = simulate(schedule, costs), simulate(add_recompute(schedule, stages), costs)
     assert sum(after.busy_s) - sum(before.busy_s) == len(stages) * ranks * rounds
     assert after.in_flight == before.in_flight
+
+
+def test_a_repeated_window_numbers_its_microbatches_on():
+    assert text(repeat(build("1f1b", 2, 2), 2)) == lines("""
+        0F0 0F1 0B0 0B1 0F2 0F3 0B2 0B3
+        1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
+    """)
+    schedule = build("zbv", 3, 6)
+    assert repeat(schedule, 1) == schedule
+
+
+@pytest.mark.parametrize("family", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv"])
+def test_windows_in_a_row_overlap(family: str):
+    schedule = build(family, 4, 8)
+    costs = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
+    once, thrice = (simulate(repeat(schedule, times), costs).makespan_s for times in (1, 3))
+    work_s = 8 * 3 * schedule.stages / 4
+    assert once + 2 * work_s <= thrice <= 3 * once

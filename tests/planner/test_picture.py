@@ -5,9 +5,11 @@ import pytest
 from rich.text import Text
 
 from planner.passes import add_recompute
-from planner.picture import legend, seconds_text, svg, terminal
+from planner.picture import compare_svg, svg
 from planner.schedules.registry import build
 from planner.simulate import Costs, simulate
+from planner.spans import seconds_text
+from planner.terminal_picture import legend, terminal
 
 SVG = "{http://www.w3.org/2000/svg}"
 UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
@@ -153,3 +155,63 @@ def test_seconds_for_people(seconds: float, expected: str):
 
 def test_seconds_in_the_unit_of_a_scale():
     assert seconds_text(0.0005, scale_s=0.02) == "0.5 ms"
+
+
+def bubbles(picture: str) -> list[tuple[float, float]]:
+    """(y, width) of every lane."""
+    root = ElementTree.fromstring(picture)
+    return [
+        (float(box.get("y", "")), float(box.get("width", "")))
+        for box in root.iter(f"{SVG}rect")
+        if box.get("class") == "bubble" and float(box.get("width", "")) > 12
+    ]
+
+
+def test_a_backward_shows_its_frozen_share_and_a_forward_none():
+    timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
+    picture = svg(timeline, frozen=[(0, 0, 0.25), (1, 1, 1.0)])
+    root = ElementTree.fromstring(picture)
+    pale = [float(box.get("height", "")) for box in root.iter(f"{SVG}rect") if box.get("class") == "frozen"]
+    # The last is the legend's.
+    assert sorted(pale) == [6.0, 7.0, 24.0]
+    tooltips = [tooltip for tooltip, _, _ in boxes(picture)]
+    assert "0B0: 4 to 6 s, 25 % frozen" in tooltips
+    assert "1B1: 5 to 7 s, 100 % frozen" in tooltips
+    assert "0F0: 0 to 1 s" in tooltips
+    assert "pale: frozen share" in picture
+    assert "pale: frozen share" not in svg(timeline)
+
+
+def test_two_timelines_share_one_axis():
+    slower = simulate(build("1f1b", 2, 2), Costs.uniform(forward_s=2, input_grad_s=2, weight_grad_s=2))
+    faster = simulate(build("1f1b", 2, 2), UNIT)
+    picture = compare_svg(faster.timeline, slower.timeline, "step 7", width=900)
+    (_, one), (_, two), (_, three), (_, four) = bubbles(picture)
+    assert (one, two, three, four) == (450, 450, 900, 900)
+    starts = {(tooltip.split(":")[0], index // 8): x for index, (tooltip, x, _) in enumerate(boxes(picture))}
+    assert starts["0F1", 0] - 60 == pytest.approx(50)
+    assert starts["0F1", 1] - 60 == pytest.approx(100)
+    texts = [text.text for text in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+    assert "predicted, 9 s" in texts
+    assert "measured, 18 s" in texts
+    assert texts.count("rank 0") == 2
+    assert texts.count("0") == 1
+
+
+def test_each_of_two_timelines_has_its_own_frozen_shares_and_end():
+    timeline = simulate(build("1f1b", 2, 1), UNIT).timeline
+    picture = compare_svg(timeline, timeline, ends_s=(7.0, None), frozen=([(0, 0, 0.5)], [(0, 0, 0.75)]))
+    tooltips = [tooltip for tooltip, _, _ in boxes(picture) if "frozen" in tooltip]
+    assert tooltips == ["0B0: 4 to 6 s, 50 % frozen", "0B0: 4 to 6 s, 75 % frozen"]
+    assert "predicted, 7 s" in picture
+    assert "measured, 6 s" in picture
+
+
+def test_terminal_text_shades_what_is_frozen():
+    timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
+    frozen = [(0, 0, 0.2), (0, 1, 0.5), (1, 0, 1.0)]
+    assert terminal(timeline, 43, markup=False, frozen=frozen).splitlines()[:2] == [
+        "rank 0 0F0 0F1 ········0B0░░░░░····0B1▒▒▒▒▒",
+        "rank 1 ····1F0 1B0▓▓▓▓▓1F1 1B1     ········",
+    ]
+    assert legend(timeline, markup=False, frozen=True).endswith("  ░▒▓ frozen to one, two, three thirds")

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,3 +22,12 @@ def test_no_planner_module_drags_in_torch_or_ray():
     ]
     assert "planner.schedules.registry" in modules
     subprocess.run([sys.executable, "-c", SCRIPT, *modules], cwd=ROOT, check=True)
+
+
+def test_the_import_contract_names_every_planner_module_that_is_no_leaf():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = [c for c in contracts if c["name"] == "workers take only the leaf modules of the planner"]
+    files = (ROOT / "planner").iterdir()
+    modules = {f"planner.{file.stem}" for file in files if file.suffix == ".py" or file.is_dir()}
+    leaves = {f"planner.{name}" for name in ("__init__", "__pycache__", "ir", "plan", "profile", "freezing")}
+    assert set(contract["forbidden_modules"]) == modules - leaves

@@ -1,9 +1,11 @@
 """A plain one-process autograd loop: no stages, no deferral, no engine. What the engine's bits are held against."""
 
 import math
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from workers import rng
 from workers.build import build_module
@@ -28,12 +30,23 @@ class Boundary(torch.autograd.Function):
         return canonical(grad)
 
 
-def train_plainly(config: WorkerConfig, output: Path, *, boundaries: bool = False) -> tuple[str, list[float]]:
+Frozen = Callable[[int, int, str, nn.Module], Collection[str]]
+"""Step (1 is the first), microbatch, layer's name, layer -> the parameters whose gradient is left out."""
+
+
+def nothing(step: int, microbatch: int, name: str, module: nn.Module) -> Collection[str]:
+    return ()
+
+
+def train_plainly(
+    config: WorkerConfig, output: Path, *, boundaries: bool = False, frozen: Frozen = nothing
+) -> tuple[str, list[float]]:
     """state_sha256 after `config.steps` steps of ordinary training, and the loss of each step.
 
     One graph from input to loss per microbatch; each microbatch's gradient is formed by autograd and added in
     ascending order. Ties are not known here. With `boundaries` the canonical layout is imposed between layers, which
-    matters only to models whose layers return something else, such as a transposed view.
+    matters only to models whose layers return something else, such as a transposed view. What is `frozen` is formed
+    too, and thrown away.
     """
     torch.set_num_threads(config.threads)
     data = open_dataset(config.data, config.model, str(output))
@@ -64,7 +77,14 @@ def train_plainly(config: WorkerConfig, output: Path, *, boundaries: bool = Fals
                     tensors = tuple(Boundary.apply(t) for t in tensors)
             with autocast:
                 loss = definition.loss(*tensors, *batch.targets)
+            before = {}
+            for module, name in zip(modules, definition.names, strict=True):
+                for key in frozen(step + 1, microbatch, name, module):
+                    parameter = module.get_parameter(key)
+                    before[parameter], parameter.grad = parameter.grad, None
             loss.backward()
+            for parameter, gradient in before.items():
+                parameter.grad = gradient
             total += float(loss.detach())
         squares = 0.0
         for module in modules:

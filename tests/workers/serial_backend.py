@@ -11,6 +11,7 @@ import torch.distributed as dist
 from workers.protocol import Generation
 from workers.transport.ordered import OrderedChannel, Parcel
 from workers.transport.process_group import ProcessGroupChannel, scoped_store, sever
+from workers.transport.send_queues import SendQueues
 
 
 class SerialBackend:
@@ -21,7 +22,9 @@ class SerialBackend:
     def __init__(self, generation: Generation, rank: int, *, in_the_way: bool) -> None:
         timeout = timedelta(seconds=generation.timeout_s)
         store = dist.PrefixStore("serial", scoped_store(generation))
+        self._queues = SendQueues()
         self._group = dist.ProcessGroupGloo(store, rank, len(generation.members), timeout)
+        self._queues.settle()
         self._in_the_way = in_the_way
         self._thread = ThreadPoolExecutor(1)
 
@@ -42,6 +45,9 @@ class SerialBackend:
 
     def finish(self, handle: Future[None]) -> None:
         handle.result()
+
+    def sending(self) -> bool:
+        return self._queues.pending()
 
     def close(self) -> None:
         sever(self._group)

@@ -58,3 +58,31 @@ def test_bits_of_stock(name: str, bias: bool, precision: str) -> None:
         assert ours.grad is not None
         assert theirs.grad is not None
         assert ours.grad.equal(theirs.grad)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.tanh(self.linear(x)))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_both_uses_of_a_module_count(at_once: bool) -> None:
+    torch.manual_seed(5)
+    module = Twice()
+    stock = copy.deepcopy(module)
+    layer = Layer(0, "l", module, precision="float32", device=CPU, workspace=Workspace())
+    for _ in range(2):
+        x = torch.randn(4, 16)
+        (output,), done = layer.forward((x,), 1, keep=True)
+        grad = torch.randn_like(output)
+        layer.backward(done, (grad,), weights=at_once)
+        if not at_once:
+            layer.weight_grad(done)
+        stock(x).backward(grad)
+    for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
+        # Only the order of the sums may differ from autograd's.
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)

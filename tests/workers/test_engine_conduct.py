@@ -1,5 +1,6 @@
 """What the engine does beside the numbers: recomputes once, skips a bad step, waits out times, fails loudly."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,12 @@ import torch
 from jobs import FAMILIES, job, small_config
 from small_models import Head, Residual, Vectors, cross_entropy
 
-from planner.ir import Action
+from planner.ir import Action, Kind
 from workers.checkpoint import checkpoints, read_manifest
 from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
-from workers.devices.emulated import layer_times
+from workers.devices.emulated import EmulatedDevice, layer_times
 from workers.launch import run_processes, run_threads
 from workers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
@@ -71,12 +72,45 @@ def test_an_emulated_device_waits_out_its_times_and_keeps_the_bits(tmp_path: Pat
     config = small_config(tmp_path, device="emulated", emulated=times)
     run = run_threads(job(config, ranks=2, schedule="zb-h1"))
     assert run.state_sha256 == real.state_sha256
-    at_least = {"F": 0.016, "I": 0.012, "W": 0.008}
+    modelled_s = {"F": 0.016, "I": 0.012, "W": 0.008}
     timelines = [r for r in run.reports if isinstance(r, TimelineReport)]
     assert {t.rank for t in timelines} == {0, 1}
     for timeline in timelines:
+        # One that overslept is made good by those after it; none gets ahead.
+        ahead_s = 0.0
         for span in timeline.spans:
-            assert span.end_s - span.start_s >= at_least[Action.parse(span.action).kind.value]
+            ahead_s += modelled_s[Action.parse(span.action).kind.value] - (span.end_s - span.start_s)
+            assert ahead_s <= 1e-6
+
+
+def test_an_emulated_device_makes_good_what_it_oversleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = 0.0
+    late_s = iter((0.5, 0.25, 0.0, 0.0, 0.0))
+
+    def sleep(seconds: float) -> None:
+        nonlocal clock_s
+        clock_s += seconds + next(late_s)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock_s)
+    device = EmulatedDevice({"forward_s": (1.0,), "input_grad_s": (1.0,), "weight_grad_s": (1.0,)})
+    device.start_window()
+
+    def act(computed_s: float) -> float:
+        nonlocal clock_s
+        begun_s = clock_s
+        device.begin()
+        clock_s += computed_s
+        device.end(Action(Kind.FORWARD, 0, 0), (0,))
+        return clock_s - begun_s
+
+    assert act(0.0) == 1.5
+    assert act(0.0) == 0.75
+    # A quarter is still owed; a computation that leaves no time to sleep takes of it what it is short of its time.
+    assert act(0.875) == 0.875
+    assert act(0.0) == 0.875
+    assert act(2.0) == 2.0
+    assert act(0.0) == 1.0
 
 
 def test_modelled_times_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_used_twice_equals_one_rank(tmp_path: Path, trait: str, family: 
         assert run.state_sha256 == expected
 
 
-def test_tied_parameters_stay_equal_and_count_once(tmp_path: Path) -> None:
+def test_tied_parameters_stay_equal(tmp_path: Path) -> None:
     config = small_config(tmp_path, "tied", checkpoint=CheckpointConfig(every_steps=5))
     run_threads(job(config, ranks=2, schedule="1f1b"))
     (newest,) = checkpoints(config.output)

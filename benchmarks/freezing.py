@@ -1,0 +1,307 @@
+"""Real training on two ranks with and without freezing: throughput, validation loss, the cost of monitoring, a sweep.
+
+    python -m benchmarks.freezing [--quick] [--parts throughput,loss,sweep] [--method ...] [--page OUT]
+
+`throughput`: steps with r_max 0.8 and with nothing frozen take turns in one run; a round's ratio is the median of
+those of a frozen step and its two neighbours.
+`loss`: the validation loss after 300 steps with and without, from scratch and going on from a trained model, as the
+paper does. `sweep`: r_max, T_APF and P_Auto on the same job, throughput against validation loss (figure 6 of
+TimelyFreeze); each run's throughput is held against its own steps before it froze anything, because the machine's speed
+drifts. `--page` writes it as a page. What monitoring costs is told by `benchmarks.monitoring`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Literal
+
+import torch
+
+from benchmarks.pipelining import WARM_UP, make_job
+from benchmarks.planner_in_process import PlannerInProcess
+from benchmarks.sweep_page import Outcome, write_page
+from benchmarks.turns import in_turns, same
+from planner.freeze_decision import FreezeDecision
+from planner.time_to_accuracy import average_effective_update, kappa, time_to_accuracy_ratio
+from workers.config import DataConfig, FreezeConfig, ModelConfig, OptimizerConfig
+from workers.launch import Job, run_processes
+from workers.protocol import (
+    CheckpointRef,
+    CheckpointReport,
+    FreezeReport,
+    FreezeStarted,
+    StepReport,
+    ValidationReport,
+)
+
+Timely = Literal["timelyfreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze"]
+
+SCHEDULE = "1f1b"
+JOB = "1f1b, GPT of 4 blocks of width 192, Python's manual, two CPU ranks, one thread each, 8 microbatches of 4 x 64"
+NONE = FreezeConfig()
+ASKED_RATIO = 1.25
+ASKED_LOSS = 0.02
+TUNING_LR = 2e-4
+"""Peak learning rate going on from a trained model: a tenth of that from scratch."""
+
+R_MAX = (0.5, 0.8, 1.0)
+HYBRIDS: tuple[Timely, ...] = ("timelyfreeze+apf", "timelyfreeze+autofreeze")
+T_APF = (0.35, 0.5)
+P_AUTO = (60.0, 80.0)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One run."""
+
+    freeze: FreezeConfig
+    steps: list[StepReport]
+    validation_loss: float
+    freezes: list[FreezeReport]
+    decision: FreezeDecision | None
+    solve_s: float
+    start: int | None
+    """The first step that followed the solved ratios."""
+    checkpoint: CheckpointRef
+    """Of the last step."""
+
+    @property
+    def unfrozen(self) -> list[StepReport]:
+        """Steps before anything was frozen, but the first two: the monitored ones if there are any."""
+        phases = self.freeze.phases
+        if phases is not None:
+            return [step for step in self.steps[2:] if phases.warm_up < step.step <= phases.middle]
+        last = self.steps[-1].step if self.freeze.method == "none" else self.freeze.warm_up or 0
+        return [step for step in self.steps[2:] if step.step <= last]
+
+    @property
+    def frozen(self) -> list[StepReport]:
+        """Steps with full freezing; where nothing is solved for, the second half."""
+        phases = self.freeze.phases
+        if phases is not None:
+            return [step for step in self.steps if step.step > phases.ramp]
+        return self.steps[len(self.steps) // 2 :]
+
+    @property
+    def kappa(self) -> float:
+        return kappa(_step_s(self.frozen), _step_s(self.unfrozen))
+
+    @property
+    def p_eff(self) -> float:
+        return average_effective_update(
+            [step.effective_update for step in self.frozen], [step.gradient_energy for step in self.frozen]
+        )
+
+    @property
+    def freeze_ratio(self) -> float:
+        """Share of weight-gradient time that was frozen, mean over the actions of the steps with full freezing."""
+        first = self.frozen[0].step
+        shares = [
+            action.actual for report in self.freezes if report.step >= first for action in report.actions
+        ]
+        return mean(shares) if shares else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.frozen[0].tokens / _step_s(self.frozen)
+
+
+def _step_s(steps: Sequence[StepReport]) -> float:
+    return median(step.step_s for step in steps)
+
+
+def timely(steps: int, r_max: float = 0.8, after: int = 0, method: Timely = "timelyfreeze") -> FreezeConfig:
+    """TimelyFreeze, or a hybrid, over `steps` steps, `after` earlier ones."""
+    warm_up = after + max(3, steps // 10)
+    monitoring = warm_up + (10 if steps >= 60 else 4)
+    return FreezeConfig(
+        method=method,
+        r_max=r_max,
+        check_every=5,
+        apf_threshold=0.5,
+        warm_up=warm_up,
+        monitoring=monitoring,
+        ramp=monitoring + max(1, steps // 10),
+    )
+
+
+def train(
+    steps: int, folder: Path, freeze: FreezeConfig, *, lr: float = 2e-3, start: CheckpointRef | None = None
+) -> Trained:
+    """Train on for `steps` steps and keep what is compared."""
+    last = steps + (start.step if start is not None else 0)
+    optimizer = OptimizerConfig(lr=lr, warmup_steps=min(20, steps // 10))
+    work = replace(_job(last, folder, optimizer=optimizer, freeze=freeze), start=start)
+    planner = PlannerInProcess(work) if freeze.timely else None
+    reports = run_processes(work, planner).reports
+    losses = [report.loss for report in reports if isinstance(report, ValidationReport)]
+    starts = [report.plan.start for report in reports if isinstance(report, FreezeStarted)]
+    saved = [report for report in reports if isinstance(report, CheckpointReport)]
+    return Trained(
+        freeze=freeze,
+        steps=[report for report in reports if isinstance(report, StepReport)],
+        validation_loss=losses[-1],
+        freezes=[report for report in reports if isinstance(report, FreezeReport)],
+        decision=planner.decision if planner is not None else None,
+        solve_s=planner.solve_s if planner is not None else 0.0,
+        start=starts[-1] if starts else None,
+        checkpoint=CheckpointRef(path=saved[-1].path, step=saved[-1].step),
+    )
+
+
+def _job(steps: int, folder: Path, **settings: Any) -> Job:
+    """The benchmark's job."""
+    return make_job(
+        SCHEDULE,
+        steps,
+        Path(tempfile.mkdtemp(dir=folder)),
+        model=ModelConfig(family="gpt", layers=4, width=192, heads=4, context=64),
+        data=DataConfig(validation_fraction=0.05, validation_batches=16, cache=str(folder / "data")),
+        **settings,
+    )
+
+
+def compare_throughput(rounds: int, pairs: int, folder: Path) -> None:
+    """Print how much faster steps with r_max 0.8 are than steps with nothing frozen: the two take turns in one run."""
+    solved = train(20, folder, timely(20))
+    assert solved.decision is not None
+    assert solved.start is not None
+    assert solved.freeze.phases is not None
+    late = solved.start - solved.freeze.phases.monitoring - 1
+    print(
+        f"solved in {solved.solve_s * 1e3:.0f} ms, in effect {late} steps after monitoring; mean ratio"
+        f" {mean(solved.decision.solution.mean_per_stage):.3f}, predicted kappa {solved.decision.kappa:.3f}"
+    )
+    medians: list[float] = []
+    for number in range(rounds):
+        work = _job(3, folder)
+        work = in_turns(work, [same(work, 0.0), solved.decision.ratios], pairs)
+        reports = run_processes(work).reports
+        times = [r.step_s for r in reports if isinstance(r, StepReport) and r.step > WARM_UP]
+        ratios = [
+            (before + after) / 2 / frozen
+            for before, frozen, after in zip(times[::2], times[1::2], times[2::2], strict=False)
+        ]
+        medians.append(median(ratios))
+        print(
+            f"round {number + 1}: none {median(times[::2]) * 1e3:.1f} ms a step, r_max 0.8"
+            f" {median(times[1::2]) * 1e3:.1f} ms; a frozen step beside its neighbours: {medians[-1]:.3f}"
+            f" ({min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} steps)",
+            flush=True,
+        )
+    print(
+        f"throughput with r_max 0.8 over none: {median(medians):.3f} ({min(medians):.3f} to {max(medians):.3f});"
+        f" asked: at least {ASKED_RATIO}",
+        flush=True,
+    )
+
+
+def compare_loss(steps: int, folder: Path, method: Timely) -> None:
+    """Print what freezing does to the validation loss, from scratch and from the model that was trained so."""
+    none = train(steps, folder, NONE)
+    _print_losses(f"{steps} steps from scratch", none, train(steps, folder, timely(steps, method=method)))
+    base = none.checkpoint
+    more = train(steps, folder, NONE, lr=TUNING_LR, start=base)
+    frozen = train(steps, folder, timely(steps, after=base.step, method=method), lr=TUNING_LR, start=base)
+    _print_losses(
+        f"{steps} steps more, from that model (validation loss {none.validation_loss:.4f})", more, frozen
+    )
+
+
+def _print_losses(what: str, none: Trained, frozen: Trained) -> None:
+    apart = frozen.validation_loss / none.validation_loss - 1
+    ratio = time_to_accuracy_ratio(frozen.kappa, frozen.p_eff)
+    whole_s = [sum(step.step_s for step in run.steps) for run in (none, frozen)]
+    print(
+        f"{what}: validation loss none {none.validation_loss:.4f}, r_max 0.8 {frozen.validation_loss:.4f},"
+        f" {apart:+.2%} (asked: within {ASKED_LOSS:.0%}); {whole_s[0]:.1f} s and {whole_s[1]:.1f} s; kappa"
+        f" {frozen.kappa:.3f}, p_eff {frozen.p_eff:.3f}, predicted time to accuracy {ratio:.3f}; frozen share of"
+        f" weight-gradient time {frozen.freeze_ratio:.3f}",
+        flush=True,
+    )
+
+
+def sweep(steps: int, folder: Path, page: Path | None) -> None:
+    """Print, and draw, throughput against validation loss for the methods' controls."""
+    warm_up = max(6, steps // 10)
+    wanted = [("none", "", NONE)]
+    wanted += [("timelyfreeze", f"r_max {value:g}", timely(steps, value)) for value in R_MAX]
+    wanted += [(method, "r_max 0.8", timely(steps, method=method)) for method in HYBRIDS]
+    wanted += [
+        (
+            "apf",
+            f"T_APF {value:g}",
+            FreezeConfig(method="apf", warm_up=warm_up, check_every=5, apf_threshold=value),
+        )
+        for value in T_APF
+    ]
+    wanted += [
+        (
+            "autofreeze",
+            f"P_Auto {value:g} %",
+            FreezeConfig(method="autofreeze", warm_up=warm_up, check_every=5, autofreeze_percentile=value),
+        )
+        for value in P_AUTO
+    ]
+    outcomes: list[Outcome] = []
+    for method, control, freeze in wanted:
+        run = train(steps, folder, freeze)
+        outcomes.append(
+            Outcome(
+                method=method,
+                control=control,
+                relative_throughput=1.0 if method == "none" else 1 / run.kappa,
+                tokens_per_s=run.tokens_per_s,
+                validation_loss=run.validation_loss,
+                freeze_ratio=run.freeze_ratio,
+                p_eff=run.p_eff,
+            )
+        )
+        newest = outcomes[-1]
+        print(
+            f"{method:23} {control:12} throughput {newest.relative_throughput:.3f}, validation loss"
+            f" {newest.validation_loss:.4f}, frozen {newest.freeze_ratio:.3f}, p_eff {newest.p_eff:.3f}",
+            flush=True,
+        )
+    if page is not None:
+        write_page(page, outcomes, steps=steps, job=JOB)
+        print(f"page: {page}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the steps: shows that it works, not how well"
+    )
+    parser.add_argument("--parts", default="throughput,loss,sweep")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument(
+        "--method", default="timelyfreeze", choices=("timelyfreeze", *HYBRIDS), help="of the part `loss`"
+    )
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    unknown = [part for part in parts if part not in ("throughput", "loss", "sweep")]
+    if unknown:
+        parser.error(f"no part {', '.join(unknown)}; there are throughput, loss and sweep")
+    print(f"torch {torch.__version__}; {JOB}")
+    with tempfile.TemporaryDirectory() as folder:
+        if "throughput" in parts:
+            compare_throughput(
+                1 if options.quick else options.rounds, 3 if options.quick else 20, Path(folder)
+            )
+        if "loss" in parts:
+            compare_loss(30 if options.quick else 300, Path(folder), options.method)
+        if "sweep" in parts:
+            sweep(20 if options.quick else 100, Path(folder), options.page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What monitoring and solving cost a job beyond the phases themselves: steps, and time in steps.
+
+    python -m benchmarks.monitoring [--rounds N]
+
+Each round trains a small model on two ranks under Ray with `freeze.method = "timelyfreeze"`. Counted are the steps from
+the end of monitoring until the solution is in force, and the time by which the steps that were timed, and those of the
+solving, are longer than the ones of the warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from orchestrator import events
+from planner.freezing import Phase, Phases
+from workers.protocol import FreezeStarted, StepReport
+
+PHASES = Phases(warm_up=30, monitoring=50, ramp=60)
+SETTLING_STEPS = 10
+"""Of the warm-up, not counted: the planner starts beside them."""
+SETTINGS = {
+    "job.steps": 80,
+    "job.sample_tokens": 0,
+    "model.layers": 4,
+    "model.width": 128,
+    "pipeline.ranks": 2,
+    "pipeline.partition": '"parameter"',
+    "optimizer.warmup_steps": 10,
+    "freeze.method": '"timelyfreeze"',
+    "freeze.warm_up": PHASES.warm_up,
+    "freeze.monitoring": PHASES.monitoring,
+    "freeze.ramp": PHASES.ramp,
+}
+
+
+@dataclass(frozen=True)
+class Delay:
+    """What one run lost."""
+
+    unfrozen_steps: int
+    """After monitoring, before the solution is in force."""
+    timing_steps: float
+    """Extra time of the unfrozen half of monitoring, in steps of the warm-up."""
+    solving_steps: float
+    """Extra time of the steps during which the planner solved."""
+    solve_s: float
+    step_s: float
+    """A step of the warm-up."""
+
+    @property
+    def total_steps(self) -> float:
+        return self.unfrozen_steps + max(0.0, self.timing_steps) + max(0.0, self.solving_steps)
+
+
+def train(folder: Path) -> Path:
+    """The event log of one fresh run."""
+    overrides = {**SETTINGS, "job.output": f'"{folder / "run"}"'}
+    options = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
+    subprocess.run(
+        [sys.executable, "-m", "orchestrator", "train", "examples/gpt.toml", *options],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return folder / "run" / "events.jsonl"
+
+
+def delay(path: Path) -> Delay:
+    """What the log at `path` tells."""
+    seen = [record.event for record in events.read(path)]
+    step_s = {event.step: event.step_s for event in seen if isinstance(event, StepReport)}
+    start = next(event.plan.start for event in seen if isinstance(event, FreezeStarted))
+    solve_s = next(event.solve_s for event in seen if isinstance(event, events.FreezeSolved))
+    assert start is not None
+    usual_s = median(step_s[step] for step in range(SETTLING_STEPS + 1, PHASES.warm_up + 1))
+    timed = [seconds for step, seconds in step_s.items() if PHASES.of(step) is Phase.UPPER]
+    solving = [step_s[step] for step in range(PHASES.monitoring + 1, start)]
+    return Delay(
+        unfrozen_steps=start - PHASES.monitoring - 1,
+        timing_steps=(sum(timed) - len(timed) * usual_s) / usual_s,
+        solving_steps=(sum(solving) - len(solving) * usual_s) / usual_s,
+        solve_s=solve_s,
+        step_s=usual_s,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    delays = []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            delays.append(delay(train(Path(folder))))
+        last = delays[-1]
+        print(
+            f"{last.unfrozen_steps} steps until the solution was in force (solved in {last.solve_s * 1e3:.0f} ms, a"
+            f" step takes {last.step_s * 1e3:.0f} ms); timing cost {last.timing_steps:+.2f} steps, solving"
+            f" {last.solving_steps:+.2f}",
+            flush=True,
+        )
+    print(f"beyond the phases: {median(each.total_steps for each in delays):.2f} steps")
+
+
+if __name__ == "__main__":
+    main()

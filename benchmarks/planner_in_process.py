@@ -1,0 +1,42 @@
+"""The planner's part of a freezing job without Ray: watches the ranks' reports, solves after monitoring, hands out."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from orchestrator.freeze_history import observation
+from planner.freeze_decision import FreezeDecision, FreezeQuestion, decide
+from planner.freezing import FreezePlan, Phase
+from planner.monitoring import Observation, complete
+from workers.launch import Job
+from workers.protocol import Report, TimelineReport
+
+
+class PlannerInProcess:
+    """An observer for `run_processes`: answers the last report of the monitoring phase with a freeze plan."""
+
+    def __init__(self, job: Job) -> None:
+        freeze = job.config.freeze
+        assert freeze.phases is not None, f"freeze.method = {freeze.method!r} asks no planner"
+        self._question = FreezeQuestion(
+            plan=job.plan, schedule=job.schedule, phases=freeze.phases, r_max=freeze.r_max
+        )
+        self._observations: list[Observation] = []
+        self.decision: FreezeDecision | None = None
+        self.solve_s = 0.0
+
+    def __call__(self, report: Report) -> FreezePlan | None:
+        """Take a report in; the plan, once it is time."""
+        question = self._question
+        if not isinstance(report, TimelineReport) or question.phases.of(report.step) not in (
+            Phase.UPPER,
+            Phase.LOWER,
+        ):
+            return None
+        self._observations.append(observation(report))
+        if not complete(self._observations, question.phases, question.plan.world_size):
+            return None
+        begun_s = perf_counter()
+        self.decision = decide(question, self._observations)
+        self.solve_s = perf_counter() - begun_s
+        return FreezePlan(epoch=1, version=1, ratios=self.decision.ratios, stages=question.plan.layers)

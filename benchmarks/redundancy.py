@@ -1,0 +1,93 @@
+"""What staying safe costs a job in which nothing fails: copies on another rank, and checkpoints in the background.
+
+    python -m benchmarks.redundancy [--schedule 1f1b] [--rounds N] [--steps N] [--only-checkpoints]
+
+The job of `benchmarks.pipelining`: two CPU ranks of one thread. The three take turns in each round; a ratio is over the
+same round's job without either, of the mean step after the first two, and the median over rounds is printed. What a
+checkpoint adds is also told from the steps of its own run, which the machine's drift from run to run does not touch:
+those while it is written, over the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+
+from benchmarks.pipelining import WARM_UP, make_job
+from workers.config import CheckpointConfig
+from workers.launch import Job, run_processes
+from workers.protocol import StepReport
+
+EVERY = 20
+"""Steps between checkpoints."""
+WRITING = 3
+"""Steps in which it is written, at most; it is begun before the first of them."""
+VARIANTS = ("none", "peer", "checkpoints")
+
+
+def protected(job: Job) -> Job:
+    """`job` with a copy of every layer on the rank after its owner's."""
+    plan = job.plan
+    owners = [plan.stage_ranks[plan.stage_of_layer(layer)] for layer in range(plan.layers[-1][1])]
+    standbys = tuple(((owner + 1) % plan.pipeline_ranks,) for owner in owners)
+    return replace(job, plan=replace(plan, standbys=standbys))
+
+
+def make(variant: str, schedule: str, steps: int, folder: Path) -> Job:
+    """The job of one variant."""
+    every = EVERY if variant == "checkpoints" else 0
+    job = make_job(schedule, steps, folder, checkpoint=CheckpointConfig(every_steps=every))
+    return protected(job) if variant == "peer" else job
+
+
+def taken(job: Job) -> dict[int, float]:
+    """Step -> seconds from the commit before to its own, without the first ones."""
+    committed_s = {r.step: r.committed_s for r in run_processes(job).reports if isinstance(r, StepReport)}
+    return {step: time_s - committed_s[step - 1] for step, time_s in committed_s.items() if step > WARM_UP}
+
+
+def added_s(taken_s: Mapping[int, float]) -> float:
+    """What a checkpoint adds to the steps in which it is written."""
+    whole = range(EVERY, max(taken_s) - WRITING + 1, EVERY)
+    writing = {step + i for step in whole for i in range(1, WRITING + 1)}
+    calm = median(took_s for step, took_s in taken_s.items() if step not in writing)
+    return sum(taken_s[step] - calm for step in writing) / len(whole)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=44)
+    parser.add_argument("--only-checkpoints", action="store_true")
+    arguments = parser.parse_args()
+    variants = ("checkpoints",) if arguments.only_checkpoints else VARIANTS
+    shares: list[float] = []
+    ratios: dict[str, list[float]] = {variant: [] for variant in variants[1:]}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(arguments.rounds):
+            turn = number % len(variants)
+            step_s: dict[str, float] = {}
+            for variant in (*variants[turn:], *variants[:turn]):
+                job = make(variant, arguments.schedule, arguments.steps, Path(folder))
+                taken_s = taken(job)
+                step_s[variant] = mean(taken_s.values())
+                if variant == "checkpoints":
+                    shares.append(added_s(taken_s) / (EVERY * step_s[variant]))
+            for variant, of_rounds in ratios.items():
+                of_rounds.append(step_s[variant] / step_s["none"])
+            told = ", ".join(f"{variant} {seconds * 1e3:.1f} ms" for variant, seconds in step_s.items())
+            print(f"round {number + 1}: {told}", flush=True)
+    low, high = min(shares), max(shares)
+    print(f"a checkpoint adds {median(shares):.2%} to {EVERY} steps of its own run ({low:.2%} to {high:.2%})")
+    for variant, of_rounds in ratios.items():
+        low, high = min(of_rounds), max(of_rounds)
+        print(f"{variant}: {median(of_rounds):.3f} of the step without ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()

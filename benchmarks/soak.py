@@ -1,0 +1,208 @@
+"""Kills ranks of one job at random, hundreds of times, and proves that it cost nothing but time.
+
+    python -m benchmarks.soak [--kills N] [--seed S]
+
+Four ranks as plain processes under the real lifecycle, two more that stand ready, peer redundancy, no freezing. Half
+of the kills wait for a phase of a step in the rank that they strike, the others come at any moment. At the end no
+committed step may be lost, no loss may cost more than one step, and the state must have the bits of a quiet run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import psutil
+import torch
+
+from orchestrator import events
+from orchestrator.resolve import Resolved, resolve
+from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec
+from orchestrator.states import Finished
+from orchestrator.stimuli import Asked
+from orchestrator.survey import survey
+from tests.orchestrator.process_hosts import ElasticJob, Ran
+from tests.orchestrator.resting import Resting
+from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
+from workers.fault import Fault
+from workers.fault_kinds import FaultKind, Phase
+from workers.launch import Job, run_threads
+from workers.protocol import Request, StepReport
+
+RANKS, SPARES = 4, 2
+ANY_MOMENT = "any moment"
+PHASES = (
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.BEFORE_COMMIT,
+    Phase.IN_COMMIT,
+    Phase.AFTER_COMMIT,
+    Phase.SAVING,
+    Phase.MIGRATING,
+    Phase.RECOVERING,
+)
+MOMENT_S = 0.5
+"""Kills at any moment come within so long."""
+PATIENCE_STEPS = 200
+"""A kill that has not come after so many steps never will."""
+
+
+@dataclass
+class _Strike:
+    """One kill, on its way or done."""
+
+    what: str
+    rank: int
+    step: int
+    """The newest when it was ordered."""
+    dead: bool = False
+
+
+class Striker:
+    """Kills ranks of a job one after the other, then stops it.
+
+    Args:
+        kills: how many.
+    """
+
+    def __init__(self, kills: int, seed: int) -> None:
+        self._left = kills
+        self._random = random.Random(seed)
+        self._job = Resting(least=RANKS + SPARES, standbys=True)
+        self._now: _Strike | None = None
+        self._formed = True
+        """Whether the job has formed anew since the newest kill, where that took a member."""
+        self._over = False
+        self.struck: Counter[str] = Counter()
+        """Kills by the phase in which they struck."""
+
+    def __call__(self, running: ElasticJob, event: events.Event) -> None:
+        self._job.see(event)
+        now = self._now
+        if isinstance(event, events.RankFailed) and now is not None:
+            self._left -= 1
+            if event.rank == now.rank:
+                now.dead = True
+                self._formed = now.rank not in self._job.members
+            self.struck[now.what if now.dead else ANY_MOMENT] += 1
+        if isinstance(event, events.Regrouped):
+            self._formed = True
+        assert now is None or now.dead or self._job.step <= now.step + PATIENCE_STEPS, f"{now} never came"
+        if self._over or not self._formed or (now is not None and not now.dead) or not self._job.at_rest:
+            return
+        if self._left > 0:
+            self._strike(running)
+        else:
+            self._over = True
+            running.tell(Asked(Request.STOP))
+
+    def _strike(self, running: ElasticJob) -> None:
+        members, draw = self._job.members, self._random
+        if draw.random() < 0.5:
+            rank = draw.choice(sorted(self._job.up))
+            self._now = _Strike(ANY_MOMENT, rank, self._job.step)
+            asyncio.get_running_loop().call_later(draw.uniform(0, MOMENT_S), running.signal, rank)
+            return
+        phase = draw.choice(PHASES)
+        rank = draw.choice(members)
+        if phase is Phase.MIGRATING:
+            # Layers move to whoever takes another's place.
+            rank = min(self._job.up - set(members), default=rank)
+        self._now = _Strike(phase, rank, self._job.step)
+        calls = [(rank, "arm", Fault(kind=FaultKind.KILL, phase=phase))]
+        # What brings the phase about comes once the kill is armed.
+        match phase:
+            case Phase.SAVING:
+                running.tell(Asked(Request.CHECKPOINT))
+            case Phase.RECOVERING:
+                calls.append((rank, "arm", Fault(kind=FaultKind.DROP_LINK)))
+            case Phase.MIGRATING:
+                calls.append((draw.choice(members), "arm", Fault(kind=FaultKind.KILL)))
+            case _:
+                pass
+        running.call_in_turn(*calls)
+
+
+def make_job(folder: Path, ranks: int = RANKS) -> Resolved:
+    """A small GPT; it trains until it is stopped. On one rank it is the quiet run, which is soonest done there."""
+    text = folder / "text.txt"
+    text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(300)))
+    spec = Spec(
+        job=JobConfig(name="soak", steps=1_000_000, sample_tokens=0, output=str(folder / "soak")),
+        model=ModelConfig(family="gpt", layers=4, width=16, heads=2, context=16),
+        data=DataConfig(source="text", path=str(text)),
+        pipeline=PipelineConfig(ranks=ranks, microbatches=2, microbatch_size=1),
+        checkpoint=CheckpointConfig(every_steps=50),
+        elastic=ElasticConfig(redundancy="peer", spares=SPARES, grow=False, allow_faults=True)
+        if ranks > 1
+        else ElasticConfig(),
+        cluster=ClusterConfig(address="auto", device="cpu"),
+    )
+    return resolve(spec, survey(spec), {}, epoch=1)
+
+
+def faults_of(ran: Ran, quiet_sha256: str) -> list[str]:
+    """What is wrong with the run; nothing should be."""
+    wrong = []
+    regrouped = ran.of(events.Regrouped)
+    if lost := sum(each.steps_lost for each in regrouped):
+        wrong.append(f"{lost} committed steps were lost")
+    if many := [each.rerun for each in regrouped if each.rerun > 1]:
+        wrong.append(f"{len(many)} losses cost more than one step")
+    if ran.steps != list(range(1, len(ran.steps) + 1)):
+        wrong.append("steps are missing or doubled")
+    if ran.state_sha256 != quiet_sha256:
+        wrong.append(f"the state is {ran.state_sha256}, of the undisturbed run {quiet_sha256}")
+    if left := [pid for pid in ran.pids if psutil.pid_exists(pid)]:
+        wrong.append(f"processes {left} are left")
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(
+        f"{date.today()}, {os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}", flush=True
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        job = make_job(Path(folder))
+        striker = Striker(options.kills, options.seed)
+        begun_s = time.monotonic()
+        ran = ElasticJob(job, striker, room=RANKS + SPARES).run(60.0 + 30.0 * options.kills)
+        took_s = time.monotonic() - begun_s
+        assert isinstance(ran.state, Finished), ran.state
+        calm = make_job(Path(folder), ranks=1)
+        quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
+    regrouped = ran.of(events.Regrouped)
+    took = sorted(
+        each.detect_s + each.settle_s + each.plan_s + each.move_s + each.resume_s for each in regrouped
+    )
+    where = ", ".join(f"{count} {what}" for what, count in sorted(striker.struck.items()))
+    print(f"{striker.struck.total()} kills in {took_s:.0f} s: {where}")
+    print(
+        f"{ran.state.step} steps, {len(ran.of(StepReport))} told of; {len(regrouped)} times formed anew,"
+        f" {took[len(took) // 2]:.2f} s (median) to {took[-1]:.2f} s from the loss to training on;"
+        f" {sum(each.rerun for each in regrouped)} steps run again,"
+        f" at most {max(each.rerun for each in regrouped)} per loss;"
+        f" {sum(each.steps_lost for each in regrouped)} committed steps lost"
+    )
+    if wrong := faults_of(ran, quiet.state_sha256):
+        raise SystemExit("; ".join(wrong))
+    print(f"state_sha256 {ran.state_sha256}: as undisturbed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Steps that take turns in what they freeze: settings are compared within one run, step beside step, because the
+machine's speed drifts between runs by more than what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.pipelining import WARM_UP
+from planner.freezing import FreezePlan, Ratios
+from workers.config import FreezeConfig
+from workers.launch import Job
+
+FREEZE = FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2)
+"""The shortest phases: what is frozen is said by plans that are known beforehand, one per step."""
+
+
+def same(job: Job, ratio: float) -> Ratios:
+    """The same ratio for all layers and microbatches."""
+    return ((ratio,) * job.plan.microbatches,) * job.plan.layers[-1][1]
+
+
+def in_turns(job: Job, turns: Sequence[Ratios], rounds: int) -> Job:
+    """`job` with each of `turns` frozen for one step in turn, `rounds` times after the warm-up; ends with the first."""
+    plans = tuple(
+        FreezePlan(epoch=1, version=number + 1, ratios=turns[number % len(turns)], start=WARM_UP + 1 + number)
+        for number in range(len(turns) * rounds + 1)
+    )
+    config = job.config.model_copy(update={"freeze": FREEZE, "steps": WARM_UP + len(plans)})
+    return replace(job, config=config, freeze_plans=plans)

@@ -1,0 +1,189 @@
+"""The event log of a believable elastic job: losses, joins, returns to checkpoints, and all that a ledger asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.events import (
+    Event,
+    Finished,
+    Formed,
+    RankEnded,
+    RankFailed,
+    RankStarted,
+    Record,
+    Regrouped,
+    Submitted,
+)
+from orchestrator.ledger import Batches
+from workers.data.dataset import Batch
+from workers.digest import state_digest
+from workers.protocol import CheckpointRef, CheckpointReport, Generation, Outcome, StepReport
+
+TRAIN_SAMPLES = 50
+SPEC: dict[str, Any] = {
+    "model": {"family": "gpt"},
+    "job": {"name": "elastic", "seed": 5, "steps": 1000},
+    "data": {"source": "elastic_run:Samples"},
+    "pipeline": {"ranks": 4, "replicas": 2, "microbatches": 3, "microbatch_size": 2},
+    "cluster": {"device": "emulated"},
+}
+BATCHES = Batches.of(SPEC)
+
+
+class Samples:
+    """A data set that nobody reads."""
+
+    train_samples = TRAIN_SAMPLES
+    validation_samples = 0
+
+    def train(self, indices: list[int]) -> Batch:
+        raise LookupError(indices)
+
+    def validation(self, indices: list[int]) -> Batch:
+        raise LookupError(indices)
+
+
+@dataclass
+class ElasticRun:
+    """A job that is told what becomes of it; `clock_s` is when the next thing happens."""
+
+    records: list[Record] = field(default_factory=list)
+    clock_s: float = 1000.0
+    step: int = 0
+    generation: int = 0
+    members: tuple[int, ...] = ()
+    checkpoint: int = 0
+    """Step of the newest."""
+
+    def put(self, event: Event) -> None:
+        self.records.append(Record(time_s=self.clock_s, event=event))
+
+    def submit(self, *, epoch: int = 1, resume: bool = False) -> None:
+        self.put(Submitted(job="elastic", epoch=epoch, spec=SPEC, resume=resume))
+        self.epoch = epoch
+
+    def rank(self, rank: int) -> None:
+        """A rank comes, on a node of its own."""
+        self.put(RankStarted(rank=rank, node=f"node-{rank}", host="127.0.0.1", pid=100 + rank))
+
+    def form(self, members: tuple[int, ...], *, from_checkpoint: bool = False) -> None:
+        self.generation += 1
+        self.members = members
+        if from_checkpoint:
+            self.step = self.checkpoint
+        generation = Generation(
+            number=self.generation,
+            epoch=self.epoch,
+            members=members,
+            store_host="127.0.0.1",
+            store_port=1,
+            timeout_s=60,
+        )
+        start = None
+        if from_checkpoint and self.checkpoint:
+            start = CheckpointRef(path=f"checkpoints/step-{self.checkpoint:08d}-gen-1", step=self.checkpoint)
+        self.put(Formed(generation=generation, start=start, step=self.step))
+
+    def train(self, steps: int, step_s: float = 1.0) -> None:
+        """Commit `steps` steps, each of which takes `step_s`."""
+        for _ in range(steps):
+            self.step += 1
+            self.clock_s += step_s
+            self.put(self.report(step_s))
+
+    def report(self, step_s: float) -> StepReport:
+        return StepReport(
+            generation=self.generation,
+            step=self.step,
+            loss=2.0,
+            grad_norm=1.0,
+            lr=0.1,
+            samples=BATCHES.samples,
+            tokens=0,
+            step_s=step_s,
+            bubble=0.1,
+            skipped=False,
+            committed_s=self.clock_s,
+            samples_digest=BATCHES.digest(self.step, TRAIN_SAMPLES),
+        )
+
+    def save(self) -> None:
+        """A checkpoint of the newest step is whole."""
+        self.checkpoint = self.step
+        path = f"checkpoints/step-{self.step:08d}-gen-{self.generation}"
+        self.put(CheckpointReport(step=self.step, path=path, bytes=10, seconds=0.1))
+
+    def lose(self, rank: int, after_s: float = 0.5) -> None:
+        """A rank dies `after_s` into the step in flight."""
+        self.clock_s += after_s
+        self.put(RankFailed(rank=rank, error="its process died"))
+
+    def regroup(
+        self,
+        members: tuple[int, ...],
+        *,
+        cause: str = "loss",
+        parts: tuple[float, float, float, float, float] = (0.1, 0.2, 0.3, 0.4, 0.5),
+        lost: tuple[int, ...] = (),
+        joined: tuple[int, ...] = (),
+        from_checkpoint: bool = False,
+    ) -> None:
+        """A new generation trains, the five parts of its recovery later."""
+        before = self.step
+        detect_s, settle_s, plan_s, move_s, resume_s = parts
+        self.clock_s += detect_s + settle_s + plan_s + move_s
+        self.form(members, from_checkpoint=from_checkpoint)
+        self.clock_s += resume_s
+        self.put(
+            Regrouped(
+                generation=self.generation,
+                cause=cause,
+                reason="as the test says",
+                lost=lost,
+                joined=joined,
+                step=self.step,
+                rerun=1 if cause == "loss" else 0,
+                steps_lost=before - self.step,
+                detect_s=detect_s,
+                settle_s=settle_s,
+                plan_s=plan_s,
+                move_s=move_s,
+                resume_s=resume_s,
+            )
+        )
+
+    def finish(self, *, stopped: bool = True) -> None:
+        """Stopped, or trained to the end; every member ends with a layer of its own."""
+        digests = [f"{place:064x}" for place in range(len(self.members))]
+        for place, rank in enumerate(self.members):
+            outcome = Outcome(
+                rank=rank, step=self.step, stopped=stopped, layer_digests=((place, digests[place]),)
+            )
+            self.put(RankEnded(outcome=outcome))
+        self.put(Finished(step=self.step, stopped=stopped, state_sha256=state_digest(digests)))
+
+
+def eventful() -> ElasticRun:
+    """Four ranks train; one is lost, one joins, two are lost at once and the job returns to its checkpoint."""
+    run = ElasticRun()
+    run.submit()
+    for rank in range(4):
+        run.rank(rank)
+    run.form((0, 1, 2, 3))
+    run.train(4)
+    run.save()
+    run.lose(2)
+    run.regroup((0, 1, 3), lost=(2,))
+    run.train(3)
+    run.rank(4)
+    run.regroup((0, 1, 3, 4), cause="join", joined=(4,), parts=(0.0, 0.0, 0.1, 0.2, 0.1))
+    run.train(3)
+    run.lose(0)
+    run.lose(1, after_s=0.0)
+    run.regroup((3, 4), lost=(0, 1), from_checkpoint=True)
+    run.train(8)
+    run.save()
+    run.finish()
+    return run

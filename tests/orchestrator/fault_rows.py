@@ -1,0 +1,164 @@
+"""Rows of a table of faults, struck one after the other on one running job of plain processes, and what came of each.
+
+A row is armed when the job has come to rest from the one before; nothing here waits for a time to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from process_hosts import Ran
+from resting import Resting
+
+from orchestrator import events
+from orchestrator.stimuli import Asked
+from workers.fault import Fault
+from workers.fault_kinds import FaultKind, Phase
+from workers.protocol import FaultReport, Request, StepReport
+
+PATIENCE_STEPS = 60
+"""A row that has not struck after so many steps never will."""
+STOPPED_S = 60.0
+"""How long a stopped process would stay so; it is found and killed long before."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault of the table."""
+
+    phase: Phase
+    where: str
+    """`first`, `middle` or `last` of the ranks."""
+    kind: FaultKind
+
+    def place(self, ranks: int) -> int:
+        return {"first": 0, "middle": ranks // 2, "last": ranks - 1}[self.where]
+
+    @property
+    def fault(self) -> Fault:
+        seconds = STOPPED_S if self.kind is FaultKind.STOP else None
+        return Fault(kind=self.kind, phase=self.phase, seconds=seconds)
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.phase}-{self.where}"
+
+
+@dataclass
+class Told:
+    """What was heard while a row was the newest."""
+
+    rank: int
+    """That was to be struck."""
+    members: tuple[int, ...]
+    """By place, when it was armed."""
+    step: int
+    """The newest then."""
+    checkpoint: int
+    """And the newest whole checkpoint's step."""
+    lost: int | None = None
+    """Who had to go first for the row to strike."""
+    ends: bool = True
+    """Whether the generation ends by it."""
+    log: list[events.Event] = field(default_factory=list)
+
+    @property
+    def struck(self) -> FaultReport | None:
+        """The row's own strike; what only led there is not meant."""
+        strikes = [e for e in self.log if isinstance(e, FaultReport) and e.phase and e.rank == self.rank]
+        return strikes[0] if strikes else None
+
+    @property
+    def failed(self) -> list[int]:
+        return [event.rank for event in self.log if isinstance(event, events.RankFailed)]
+
+    @property
+    def regrouped(self) -> list[events.Regrouped]:
+        return [event for event in self.log if isinstance(event, events.Regrouped)]
+
+
+class Running(Protocol):
+    """A job that trains."""
+
+    def call_in_turn(self, *calls: tuple[int, str, Any]) -> None:
+        """Call ranks, each once the one before has answered, and do not wait for it."""
+        ...
+
+    def tell(self, stimulus: Asked) -> None: ...
+
+
+class Table:
+    """Strikes a job with `rows`, then stops it. An `act` of `ElasticJob`.
+
+    Args:
+        resting: when the job is ready for the next row.
+    """
+
+    def __init__(self, rows: Sequence[Row], resting: Resting) -> None:
+        self._rows = list(rows)
+        self.job = resting
+        self.told: dict[Row, Told] = {}
+        self._now: Told | None = None
+        self._over = False
+
+    def __call__(self, running: Running, event: events.Event) -> None:
+        self.job.see(event)
+        if self._now is not None:
+            self._now.log.append(event)
+        hopeless = self._hopeless()
+        if self._over or not (hopeless or (self._done() and self._ready())):
+            return
+        if hopeless or not self._rows:
+            self._over = True
+            self._end(running)
+        else:
+            self._arm(running, self._rows.pop(0))
+
+    def _ready(self) -> bool:
+        """Whether the job is at rest, and there is someone for each place that becomes free."""
+        migrates = bool(self._rows) and self._rows[0].phase is Phase.MIGRATING
+        return self.job.at_rest and len(self.job.up) - len(self.job.members) >= (2 if migrates else 1)
+
+    def _end(self, running: Running) -> None:
+        running.tell(Asked(Request.STOP))
+
+    def _done(self) -> bool:
+        """Whether the newest row has struck, and the job has formed anew since."""
+        now = self._now
+        return now is None or (now.struck is not None and (bool(now.regrouped) or not now.ends))
+
+    def _hopeless(self) -> bool:
+        now = self._now
+        return now is not None and now.struck is None and self.job.step > now.step + PATIENCE_STEPS
+
+    def _arm(self, running: Running, row: Row) -> None:
+        members = self.job.members
+        rank = members[row.place(len(members))]
+        if row.phase is Phase.MIGRATING:
+            self._migrate(running, row, rank)
+            return
+        # Something has to be recovered from.
+        after = ((rank, Fault(kind=FaultKind.DROP_LINK)),) if row.phase is Phase.RECOVERING else ()
+        self._strike(running, row, Told(rank, members, self.job.step, self.job.saved), *after)
+
+    def _migrate(self, running: Running, row: Row, rank: int) -> None:
+        """Have layers move to the place of `rank`: to the rank that comes when it is lost."""
+        members = self.job.members
+        comes = min(self.job.up - set(members))
+        told = Told(comes, members, self.job.step, self.job.saved, lost=rank)
+        self._strike(running, row, told, (rank, Fault(kind=FaultKind.KILL)))
+
+    def _strike(self, running: Running, row: Row, told: Told, *after: tuple[int, Fault]) -> None:
+        """Arm the row, then what leads the job there."""
+        self._now = self.told[row] = told
+        faults = ((told.rank, row.fault), *after)
+        running.call_in_turn(*((rank, "arm", fault) for rank, fault in faults))
+
+
+def assert_consistent(ran: Ran) -> None:
+    """What is told twice of a step is the same twice: a step that was run again saw the same data and the same loss."""
+    seen: dict[int, tuple[float, str]] = {}
+    for report in ran.of(StepReport):
+        found = (report.loss, report.samples_digest)
+        assert seen.setdefault(report.step, found) == found, report

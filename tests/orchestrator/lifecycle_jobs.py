@@ -1,0 +1,193 @@
+"""Jobs whose life tests drive by hand: their orders, plans, ranks' reports and the way to their first step."""
+
+from __future__ import annotations
+
+import itertools
+
+from orchestrator import events
+from orchestrator.commands import Command, Log
+from orchestrator.lifecycle import handle
+from orchestrator.states import Live, Order, Pending, Planning, Roster, Settling, State
+from orchestrator.stimuli import (
+    Joined,
+    Loaded,
+    Placed,
+    Planned,
+    RankLost,
+    Ready,
+    Settled,
+    Start,
+    Stimulus,
+    StoreUp,
+)
+from planner.freezing import FreezePlan
+from planner.plan import Plan
+from planner.schedules.registry import build
+from workers.config import ElasticConfig
+from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, Outcome, Position, StepReport
+
+
+def plan_of(ranks: int, layers: int = 3, **changes: object) -> Plan:
+    """`layers` layers in even parts on `ranks` ranks, the last ones with what is left over."""
+    cuts = [stage * layers // ranks for stage in range(ranks + 1)]
+    fields = {
+        "epoch": 1,
+        "version": 1,
+        "reason": "first",
+        "layers": tuple(itertools.pairwise(cuts)),
+        "stage_ranks": tuple(range(ranks)),
+        "schedule": "1f1b",
+        "chunks": 1,
+        "microbatches": 2,
+        "replicas": 1,
+        **changes,
+    }
+    return Plan(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def order_of(ranks: int, *checkpoints: CheckpointRef, layers: int = 3, **changes: object) -> Order:
+    """A job of `ranks` ranks that begins with the newest of `checkpoints` that is whole."""
+    plan = plan_of(ranks, layers)
+    schedule = build("1f1b", ranks, 2, 1)
+    fields = {
+        "job": "j",
+        "epoch": 1,
+        "generation": 3,
+        "plan": plan,
+        "schedule": schedule,
+        "checkpoints": checkpoints,
+        "timeout_s": 30.0,
+        **changes,
+    }
+    return Order(**fields)  # pyright: ignore[reportArgumentType]
+
+
+PLAN = plan_of(2)
+OLD, NEW = CheckpointRef(path="/out/4", step=4), CheckpointRef(path="/out/8", step=8)
+ORDER = order_of(2)
+RESUMED = order_of(2, NEW, OLD)
+DAMAGE = DamagedCheckpoint(path="/out/8", file="head.safetensors", problem="its checksum differs")
+
+
+def step_report(step: int, generation: int = 1) -> StepReport:
+    return StepReport(
+        generation=generation,
+        step=step,
+        loss=1.0,
+        grad_norm=1.0,
+        lr=0.1,
+        samples=2,
+        tokens=0,
+        step_s=0.1,
+        bubble=0.1,
+        skipped=False,
+    )
+
+
+def checkpoint_report(step: int, path: str | None = None) -> CheckpointReport:
+    return CheckpointReport(step=step, path=path or f"/out/{step}", bytes=1, seconds=0.1)
+
+
+def outcome(rank: int, **changes: object) -> Outcome:
+    """How `rank` of a job of two ended."""
+    layers = {0: ((0, "a"),), 1: ((1, "b"), (2, "c"))}[rank]
+    fields = {"rank": rank, "step": 9, "stopped": False, "layer_digests": layers, **changes}
+    return Outcome(**fields)  # pyright: ignore[reportArgumentType]
+
+
+class Job:
+    """A job and everything it ever asked for."""
+
+    def __init__(self, order: Order = ORDER) -> None:
+        self.order = order
+        self.state: State = Pending()
+        self.commands: list[Command] = []
+
+    def take(self, *stimuli: Stimulus) -> Job:
+        for stimulus in stimuli:
+            self.state, commands = handle(self.order, self.state, stimulus)
+            self.commands.extend(commands)
+        return self
+
+    @property
+    def roster(self) -> Roster:
+        assert isinstance(self.state, Live)
+        return self.state.roster
+
+    @property
+    def effects(self) -> list[Command]:
+        return [command for command in self.commands if not isinstance(command, Log)]
+
+    @property
+    def logged(self) -> list[events.Event]:
+        return [command.event for command in self.commands if isinstance(command, Log)]
+
+
+def ready(rank: int) -> Ready:
+    return Ready(rank, f"node{rank}", f"10.0.0.{rank}", 100 + rank)
+
+
+PLANNED = Planned(PLAN, ORDER.schedule)
+TO_PREPARED: tuple[Stimulus, ...] = (Start(), Placed(), ready(0), ready(1), PLANNED)
+TO_TRAINING: tuple[Stimulus, ...] = (
+    *TO_PREPARED,
+    Loaded(0, None),
+    Loaded(1, None),
+    StoreUp("h", 7),
+    Joined(1),
+    Joined(0),
+)
+
+
+def train(job: Job) -> Job:
+    """Bring `job` to its first step."""
+    ranks = range(job.order.wanted)
+    job.take(Start(), Placed(), *(ready(rank) for rank in ranks))
+    job.take(Planned(job.order.plan, job.order.schedule), *(Loaded(rank, None) for rank in ranks))
+    return job.take(StoreUp("h", 7), *(Joined(rank) for rank in ranks))
+
+
+def position(rank: int, step: int, holds: tuple[int, ...], **changes: object) -> Position:
+    """What `rank` says of itself: its step, and the layers that it has the state of."""
+    fields = {
+        "rank": rank,
+        "step": step,
+        "holds": holds,
+        "host": f"10.0.0.{rank}",
+        "port": 50 + rank,
+        **changes,
+    }
+    return Position(**fields)  # pyright: ignore[reportArgumentType]
+
+
+SOLUTION = events.FreezeSolved(
+    plan=FreezePlan(epoch=1, version=1, ratios=((0.5, 1.0),) * 3),
+    ratios=((0, 0, 0.5), (0, 1, 1.0), (1, 0, 0.5), (1, 1, 1.0)),
+    unfrozen_s=1.0,
+    solved_s=0.75,
+    all_frozen_s=0.5,
+    outside_s=0.0,
+    measured_unfrozen_s=1.0,
+    measured_all_frozen_s=0.5,
+    kappa=0.75,
+    mean_per_stage=(0.75, 0.75),
+    duals=(0.25, 0.0),
+    critical=("0F0",),
+    solve_s=0.01,
+)
+
+
+THREE = order_of(3, elastic=ElasticConfig(wait_s=60))
+DEAD = RankLost(1, "its process died", dead=True)
+CUT_OFF = RankLost(0, "connection reset", cut_off=True)
+
+
+def recovered(job: Job, plan: Plan, members: tuple[int, ...]) -> Job:
+    """Bring `job`, whose step is settled, to the generation of `members`."""
+    number = job.roster.round
+    if isinstance(job.state, Settling):
+        job.take(*(Settled(rank, number) for rank in job.state.waiting))
+    if isinstance(job.state, Planning):
+        job.take(Planned(plan, build("1f1b", plan.pipeline_ranks, 2, 1), number))
+    job.take(*(Loaded(rank, None, number) for rank in members), StoreUp("h", 8, number))
+    return job.take(*(Joined(rank, number) for rank in members))

@@ -1,0 +1,349 @@
+"""A made-up cluster that obeys a lifecycle, answers in any order, and has anything happen at any time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from lifecycle_jobs import checkpoint_report, order_of, plan_of, position, step_report
+
+from orchestrator import events
+from orchestrator.commands import (
+    Ask,
+    Assess,
+    Command,
+    Dismiss,
+    Follow,
+    HostStore,
+    Join,
+    Log,
+    LogRegroup,
+    MakePlan,
+    Place,
+    Prepare,
+    Recruit,
+    Release,
+    Settle,
+    Train,
+    Wait,
+    Weigh,
+)
+from orchestrator.lifecycle import handle
+from orchestrator.states import (
+    Closing,
+    Failed,
+    Finished,
+    Live,
+    Pending,
+    Regrouping,
+    State,
+    Stopping,
+    Training,
+)
+from orchestrator.stimuli import (
+    Asked,
+    Departed,
+    Going,
+    Joined,
+    Loaded,
+    Placed,
+    Planned,
+    Positioned,
+    RankLost,
+    Ready,
+    Released,
+    Reported,
+    Room,
+    Settled,
+    Start,
+    Stimulus,
+    StoreUp,
+    WaitOver,
+    Weighed,
+)
+from planner.schedules.registry import build
+from workers.config import ElasticConfig
+from workers.protocol import Parted, Position, Request, Settlement, StepReport
+
+LAYERS = 6
+
+
+@dataclass
+class Process:
+    """A rank, as far as recovery goes."""
+
+    step: int = 0
+    layers: dict[int, int] = field(default_factory=dict)
+    """Layer -> the step of its state."""
+    undecided: int | None = None
+    vector: tuple[bytes, ...] | None = None
+    generation: int | None = None
+
+
+class World:
+    """Obeys a lifecycle's commands and answers in any order; now and then something happens."""
+
+    def __init__(self, seed: int, elastic: ElasticConfig) -> None:
+        self.random = random.Random(seed)
+        self.order = order_of(4, layers=LAYERS, generation=1, timeout_s=1.0, elastic=elastic)
+        self.state: State = Pending()
+        self.history: list[Stimulus] = []
+        self.answers: list[Stimulus] = [Start()]
+        self.ranks: dict[int, Process] = {}
+        self.assigned: dict[int, Follow] = {}
+        self.members: tuple[int, ...] = ()
+        self.requests: set[Request] = set()
+        self.training: tuple[int, ...] = ()
+        self.round = 0
+        self.announced = 0
+        self.told = 0
+        self.on_disk: dict[str, int] = {}
+        self.plans: list[tuple[int, int]] = []
+        self.generations: list[int] = []
+
+    # What the lifecycle asks for
+
+    def obey(self, command: Command) -> None:
+        match command:
+            case Place():
+                self.answers.append(Placed())
+            case Prepare(ranks) | Recruit(ranks):
+                for rank in ranks:
+                    self.ranks[rank] = Process()
+                    self.answers.append(Ready(rank, f"n{rank}", "h", rank))
+            case Assess(ranks, number):
+                self.training = ()
+                for rank in sorted(ranks):
+                    if rank in self.ranks:
+                        one = self.ranks[rank]
+                        one.generation = None
+                        self.answers.append(Positioned(self.position(rank), number))
+                    else:
+                        self.answers.append(RankLost(rank, "refused", dead=True))
+            case Settle(ranks, settlement, number):
+                for rank in self.standing(ranks):
+                    self.settle(rank, settlement)
+                    self.answers.append(Settled(rank, number))
+            case MakePlan(course, _, _, epoch, version, number):
+                ranks = len(course.lineup)
+                plan = plan_of(ranks, LAYERS, epoch=epoch, version=version)
+                self.answers.append(Planned(plan, build("1f1b", ranks, 2, 1), number))
+            case Follow(assignments, number):
+                for rank in self.standing(assignments):
+                    self.follow(rank, command)
+                    self.answers.append(Loaded(rank, None, number))
+            case HostStore(rank, number):
+                if rank in self.ranks:
+                    self.answers.append(StoreUp("h", 1, number))
+            case Join(generation, number):
+                live = self.live().roster
+                assert set(generation.members) <= live.alive, "nobody dead in members"
+                if set(generation.members) <= set(self.ranks):
+                    self.answers += [Joined(rank, number) for rank in generation.members]
+                else:
+                    self.answers += [
+                        RankLost(rank, "refused", cut_off=True, round=number)
+                        for rank in self.standing(generation.members)
+                    ]
+            case Train(ranks, step, number):
+                self.begin(ranks, step, number)
+            case Ask(request, rank):
+                assert rank in self.live().roster.members
+                self.requests.add(request)
+            case Weigh():
+                self.answers.append(Weighed(self.random.random() < 0.7, "", command.round))
+            case Dismiss(ranks):
+                for rank in ranks:
+                    self.ranks.pop(rank, None)
+            case Wait(_, pause):
+                self.answers.append(WaitOver(pause)) if self.random.random() < 0.1 else None
+            case Release():
+                self.answers.append(Released())
+            case Log(event):
+                self.check(event)
+            case LogRegroup(event):
+                assert event.step >= self.announced or event.steps_lost >= self.announced - event.step
+                assert event.rerun <= 1
+                self.announced = min(self.announced, event.step)
+            case _:
+                pass
+
+    def standing(self, ranks: object) -> list[int]:
+        return [rank for rank in ranks if rank in self.ranks]  # pyright: ignore[reportGeneralTypeIssues]
+
+    def live(self) -> Live:
+        assert isinstance(self.state, Live)
+        return self.state
+
+    def position(self, rank: int) -> Position:
+        one = self.ranks[rank]
+        holds = tuple(sorted(layer for layer, step in one.layers.items() if step == one.step))
+        return position(rank, one.step, holds, undecided=one.undecided, vector=one.vector)
+
+    def settle(self, rank: int, settlement: Settlement) -> None:
+        one = self.ranks[rank]
+        if one.undecided == settlement.step:
+            assert settlement.vector is not None
+            one.layers = {
+                layer: settlement.step if step == one.step else step for layer, step in one.layers.items()
+            }
+            one.step, one.vector = settlement.step, settlement.vector
+        assert one.step == settlement.step
+        one.undecided = None
+
+    def follow(self, rank: int, command: Follow) -> None:
+        assignment, one = command.assignments[rank], self.ranks[rank]
+        plan = assignment.plan
+        owned = plan.layers_of_rank(assignment.place)
+        sources = {source.layer: source.rank for source in assignment.sources}
+        if assignment.start is not None:
+            assert self.on_disk[assignment.start.path] == assignment.step
+        elif sources:
+            assert sorted(sources) == list(range(LAYERS)), "every layer has exactly one source"
+            assert len(assignment.sources) == LAYERS
+            for layer in owned:
+                giver = self.ranks.get(sources[layer])
+                assert giver is None or giver.layers[layer] == assignment.step
+        else:
+            assert assignment.step == 0
+        if not sources:
+            one.layers = {}
+        one.step, one.undecided = assignment.step, None
+        one.layers |= dict.fromkeys(owned, assignment.step)
+        self.assigned[rank] = command
+
+    def begin(self, ranks: tuple[int, ...], step: int, number: int) -> None:
+        assert isinstance(self.state, Training | Stopping)
+        self.training, self.round, self.requests = ranks, number, set()
+        self.tell_up_to(step)
+        plan = self.state.roster.plan
+        for place, rank in enumerate(ranks):
+            if rank in self.ranks:
+                one = self.ranks[rank]
+                assert one.step == step
+                near = {*plan.layers_of_rank(place), *plan.layers_of_rank((place + 1) % len(ranks))}
+                one.layers, one.vector = dict.fromkeys(near, step), None
+
+    def tell_up_to(self, step: int) -> None:
+        """Steps that are settled are told of, some of them twice, by who is left; none that was undone."""
+        for told in range(min(self.told, step - 1) + 1, step + 1):
+            self.answers.append(Reported(step_report(told, max(1, self.generations[-1] - 1))))
+        self.told = step
+
+    def check(self, event: events.Event) -> None:
+        match event:
+            case events.Issued(plan=plan):
+                self.plans.append((plan.epoch, plan.version))
+                assert self.plans == sorted(set(self.plans))
+            case events.Formed(generation=generation):
+                self.generations.append(generation.number)
+                assert self.generations == list(range(1, len(self.generations) + 1))
+            case StepReport(step=step):
+                assert step == self.announced + 1, "none missing, none doubled"
+                self.announced = step
+            case _:
+                pass
+
+    # What happens
+
+    def commit(self, reached: int | None = None) -> None:
+        """A step of the generation that trains; `reached`: only so many ranks learn that it is committed."""
+        standing = self.standing(self.training)
+        if len(standing) < len(self.training) or not standing:
+            return
+        step = self.ranks[standing[0]].step + 1
+        if any(self.ranks[rank].undecided or self.ranks[rank].step + 1 != step for rank in standing):
+            return
+        self.random.shuffle(standing)
+        for count, rank in enumerate(standing):
+            one = self.ranks[rank]
+            if reached is not None and count >= reached:
+                one.undecided = step
+            else:
+                one.step, one.vector = step, (b"%d" % step,)
+                one.layers = dict.fromkeys(one.layers, step)
+        if reached is not None:
+            return
+        self.told = step
+        self.answers.append(Reported(step_report(step, self.generations[-1])))
+        asked, self.requests = self.requests, set()
+        if Request.CHECKPOINT in asked or self.random.random() < 0.1:
+            path = f"/{step}.{len(self.on_disk)}"
+            self.on_disk[path] = step
+            self.answers.append(Reported(checkpoint_report(step, path)))
+        if Request.REGROUP in asked:
+            self.answers += [Departed(Parted(rank=rank, step=step), self.round) for rank in standing]
+            self.training = ()
+
+    def kill(self, rank: int) -> None:
+        del self.ranks[rank]
+        for other in self.standing(self.training):
+            if rank in self.training and self.random.random() < 0.5:
+                self.answers.append(RankLost(other, "reset", cut_off=True, round=self.round))
+        self.answers.append(RankLost(rank, "killed", dead=True, round=self.round))
+        self.answers = [
+            answer for answer in self.answers if self.random.random() < 0.9 or not _from(answer, rank)
+        ]
+
+    def happen(self) -> None:
+        """Something of what can happen."""
+        draw = self.random.random()
+        if draw < 0.6:
+            self.commit()
+        elif draw < 0.75 and self.ranks:
+            victim = self.random.choice(sorted(self.ranks))
+            if self.random.random() < 0.5 and victim in self.training:
+                self.commit(self.random.randrange(len(self.training) + 1))
+            self.kill(victim)
+        elif draw < 0.80 and self.standing(self.training):
+            rank = self.random.choice(self.standing(self.training))
+            self.answers.append(RankLost(rank, "ValueError", round=self.round))
+        elif draw < 0.92:
+            self.answers.append(Room(self.random.randrange(1, 4)))
+        elif draw < 0.97 and self.ranks:
+            count = self.random.randrange(1, len(self.ranks) + 1)
+            self.answers.append(Going(frozenset(self.random.sample(sorted(self.ranks), count)), "file"))
+        elif isinstance(self.state, Live):
+            self.answers.append(Asked(Request.CHECKPOINT))
+
+    def take(self, stimulus: Stimulus) -> None:
+        self.history.append(stimulus)
+        before = self.state
+        self.state, commands = handle(self.order, self.state, stimulus, tuple(self.history))
+        if isinstance(before, Regrouping) and isinstance(stimulus, RankLost) and stimulus.dead:
+            involved = stimulus.rank in before.roster.members and stimulus.rank in before.roster.alive
+            assert not involved or not isinstance(self.state, Training), "a second loss is assessed anew"
+        for command in commands:
+            self.obey(command)
+
+    def run(self, happenings: int) -> None:
+        while happenings or self.answers:
+            if isinstance(self.state, Closing | Finished | Failed):
+                return
+            if happenings and (not self.answers or self.random.random() < 0.15):
+                happenings -= 1
+                if isinstance(self.state, Live):
+                    self.happen()
+            if self.answers:
+                self.take(self.answer())
+
+    def answer(self) -> Stimulus:
+        """Any answer, but a report comes before its teller says where it stands, and those of earlier generations
+        come first."""
+        chosen = self.random.randrange(len(self.answers))
+        reports = [
+            (answer.report.generation if isinstance(answer.report, StepReport) else 0, index)
+            for index, answer in enumerate(self.answers)
+            if isinstance(answer, Reported)
+        ]
+        if reports and isinstance(self.answers[chosen], Reported | Positioned):
+            oldest, _ = min(reports)
+            chosen = self.random.choice([index for generation, index in reports if generation == oldest])
+        return self.answers.pop(chosen)
+
+
+def _from(answer: Stimulus, rank: int) -> bool:
+    """Whether `answer` is one that `rank` gave, and that may get lost with it."""
+    if isinstance(answer, Positioned):
+        return answer.position.rank == rank
+    return not isinstance(answer, RankLost) and getattr(answer, "rank", None) == rank

@@ -1,0 +1,339 @@
+"""Ranks as plain processes under the real lifecycle, crank and runtime: a whole elastic job without Ray.
+
+Each process obeys calls as the Ray actor does: one thread for what takes its turn, others for what must not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from orchestrator import events
+from orchestrator.crank import Crank
+from orchestrator.crew import Crew
+from orchestrator.hosts import Gone
+from orchestrator.replanning import replanner_of
+from orchestrator.resolve import Resolved
+from orchestrator.runtime import Runtime
+from orchestrator.states import Finished, Order, State
+from orchestrator.stimuli import Reported, Stimulus
+from workers.actor import Home, RankError, travelling_errors
+from workers.config import WorkerConfig
+from workers.protocol import Outcome, Parted, Report
+
+Kind = TypeVar("Kind")
+
+CONTROL = ("ping", "leave", "request", "prepare", "prepare_plan", "arm")
+"""What must not wait for training."""
+SECRET = b"known to this job alone"
+
+
+class _Served:
+    """One rank in its process."""
+
+    def __init__(self, config: WorkerConfig, number: int, pipe: Connection) -> None:
+        from workers.rank import Rank
+
+        self._pipe = pipe
+        self._turn = threading.Lock()
+        self._outcome: Outcome | Parted | None = None
+        self._rank = Rank(config, number, lambda report: self._send(("report", report)), secret=SECRET)
+
+    def _send(self, message: object) -> None:
+        with self._turn, suppress(OSError):
+            self._pipe.send(message)
+
+    def run(self) -> None:
+        calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, args=(calls,), daemon=True).start()
+        while (call := calls.get()) is not None:
+            self._answer(*call)
+        self._rank.close()
+
+    def _listen(self, calls: queue.SimpleQueue[Any]) -> None:
+        while True:
+            try:
+                call = self._pipe.recv()
+            except (EOFError, OSError):
+                # Whoever started it is gone: no process may stay behind.
+                os.kill(os.getpid(), signal.SIGKILL)
+                return
+            if call is None:
+                calls.put(None)
+            elif call[1] in CONTROL:
+                threading.Thread(target=self._answer, args=call, daemon=True).start()
+            else:
+                calls.put(call)
+
+    def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            with travelling_errors(cut_off=method == "join"):
+                self._send((number, True, self._call(method, arguments)))
+        except RankError as error:
+            self._send((number, False, error))
+
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        rank = self._rank
+        match method:
+            case "setup":
+                rank.setup()
+                return os.getpid(), rank.port
+            case "host_store":
+                return "127.0.0.1", rank.host_store()
+            case "ping":
+                return None
+            case "arm":
+                return rank.faults.arm(*arguments)
+            case _:
+                return getattr(rank, method)(*arguments)
+
+
+def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
+    _Served(config, number, pipe).run()
+
+
+@dataclass
+class _Process:
+    process: Any
+    pipe: Connection
+    calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+
+
+class ProcessHosts:
+    """Ranks of one job, as processes of this machine.
+
+    Args:
+        node_of: the node that a rank is said to live on.
+        room: how many ranks may live at once.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, report: Callable[[Report], None], node_of: Callable[[int], str], room: int
+    ) -> None:
+        self._config = config
+        self._report = report
+        self._node_of = node_of
+        self.most = room
+        self._context: Any = multiprocessing.get_context("forkserver")
+        # PyTorch loads the last one at its first backward, each process by itself.
+        self._context.set_forkserver_preload(
+            ["torch", "workers.rank", "torch.fx.experimental.symbolic_shapes"]
+        )
+        self._processes: dict[int, _Process] = {}
+        self._reserved: set[int] = set()
+        self._next = 0
+        self.pids: list[int] = []
+        """Of every rank that ever was."""
+        self.shunned: list[str] = []
+
+    async def reserve(self, ranks: Sequence[int], wait_s: float) -> str | None:
+        if len(self._reserved) + len(ranks) > self.most:
+            return f"room for {self.most - len(self._reserved)} ranks, not for {len(ranks)}"
+        self._reserved |= set(ranks)
+        return None
+
+    def start(self, rank: int) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(self._config, rank, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes[rank] = _Process(process, ours)
+        self.pids.append(process.pid)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._hear, rank)
+
+    async def reclaim(self, rank: int) -> Home:
+        raise Gone("no controller came before this one")
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_heard)
+        held = self._processes.get(rank)
+        if held is None:
+            answer.set_exception(Gone("gone"))
+            return answer
+        self._next += 1
+        held.calls[self._next] = answer
+        try:
+            held.pipe.send((self._next, method, arguments))
+        except OSError:
+            self._lose(rank)
+        return self._home(rank, answer) if method == "setup" else answer
+
+    async def _home(self, rank: int, answer: asyncio.Future[tuple[int, int]]) -> Home:
+        pid, port = await answer
+        return Home(node=self._node_of(rank), host="127.0.0.1", pid=pid, port=port)
+
+    async def end(self, rank: int) -> None:
+        held = self._processes.get(rank)
+        self._reserved.discard(rank)
+        if held is not None:
+            held.process.kill()
+            self._lose(rank)
+            await asyncio.to_thread(held.process.join)
+
+    async def room(self) -> int:
+        return self.most - len(self._reserved)
+
+    def shun(self, node: str) -> None:
+        self.shunned.append(node)
+
+    async def release(self) -> None:
+        for rank in [*self._processes]:
+            await self.end(rank)
+
+    def _hear(self, rank: int) -> None:
+        held = self._processes[rank]
+        try:
+            while held.pipe.poll():
+                message = held.pipe.recv()
+                if message[0] == "report":
+                    self._report(message[1])
+                    continue
+                number, well, value = message
+                answer = held.calls.pop(number)
+                if not answer.done():
+                    answer.set_result(value) if well else answer.set_exception(value)
+        except (EOFError, OSError):
+            self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        """The process is dead: whoever waits for it hears so."""
+        held = self._processes.pop(rank, None)
+        if held is None:
+            return
+        asyncio.get_running_loop().remove_reader(held.pipe.fileno())
+        held.pipe.close()
+        for answer in held.calls.values():
+            if not answer.done():
+                answer.set_exception(Gone("gone"))
+
+
+def _heard(answer: asyncio.Future[Any]) -> None:
+    """An error that nobody waits for any more is no news."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+@dataclass
+class Ran:
+    """How a job went."""
+
+    state: State
+    log: list[events.Event]
+    pids: list[int]
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.log if isinstance(event, kind)]
+
+    @property
+    def state_sha256(self) -> str | None:
+        assert isinstance(self.state, Finished), self.state
+        return self.state.state_sha256
+
+    @property
+    def steps(self) -> list[int]:
+        """Announced, in order."""
+        return [report.step for report in self.of(events.StepReport)]
+
+
+class ElasticJob:
+    """A job under the real lifecycle.
+
+    Args:
+        act: sees each event as it is logged, and this job.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        act: Callable[[ElasticJob, events.Event], None] = lambda job, event: None,
+        *,
+        node_of: Callable[[int], str] = lambda rank: f"node{rank}",
+        room: int | None = None,
+    ) -> None:
+        self.resolved = resolved
+        self.log: list[events.Event] = []
+        self._act = act
+        plan = resolved.plan
+        self.crew = Crew(
+            config=resolved.config,
+            per_rank={},
+            wait_s=60.0,
+            timeout_s=60.0,
+            marker=None,
+            replanner=replanner_of(resolved, None),
+            secret=SECRET,
+        )
+        self.order = Order(
+            job=resolved.config.job,
+            epoch=1,
+            generation=1,
+            plan=plan,
+            schedule=resolved.schedule,
+            elastic=resolved.config.elastic,
+            checkpoints=(),
+            timeout_s=60.0,
+        )
+        self.crank = Crank(self.order, self._take)
+        self.hosts = ProcessHosts(
+            resolved.config,
+            lambda report: self.crank.tell(Reported(report)),
+            node_of,
+            plan.world_size if room is None else room,
+        )
+        self.runtime = Runtime(self.crew, self.hosts, self.crank.tell, self.crank.spawn)
+
+    def run(self, limit_s: float = 120.0) -> Ran:
+        """The job to its end; no process is left."""
+        asyncio.run(asyncio.wait_for(self._run(), limit_s))
+        return Ran(self.crank.state, self.log, self.hosts.pids)
+
+    async def _run(self) -> None:
+        self.crank.spawn(self.runtime.watch_room())
+        try:
+            await self.crank.run(self.runtime)
+        finally:
+            await self.crank.close()
+            await self.hosts.release()
+
+    def tell(self, stimulus: Stimulus) -> None:
+        self.crank.tell(stimulus)
+
+    def signal(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Strike the process of `rank`."""
+        started = [
+            event for event in self.log if isinstance(event, events.RankStarted) and event.rank == rank
+        ]
+        with suppress(ProcessLookupError):
+            os.kill(started[-1].pid, number)
+
+    def call(self, rank: int, method: str, *arguments: Any) -> None:
+        """Call a rank and do not wait for it."""
+        self.crank.spawn(self._quietly(self.hosts.call(rank, method, *arguments)))
+
+    def call_in_turn(self, *calls: tuple[int, str, Any]) -> None:
+        """Call ranks, each once the one before has answered, and do not wait for it."""
+
+        async def each() -> None:
+            for rank, method, argument in calls:
+                await self._quietly(self.hosts.call(rank, method, argument))
+
+        self.crank.spawn(each())
+
+    async def _quietly(self, answer: Awaitable[Any]) -> None:
+        with suppress(Gone, RankError):
+            await answer
+
+    def _take(self, event: events.Event) -> None:
+        self.log.append(event)
+        self.runtime.take(event)
+        self._act(self, event)

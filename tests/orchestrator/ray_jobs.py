@@ -1,0 +1,125 @@
+"""A Ray cluster of two nodes for tests, and what tests of jobs on it share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psutil
+import ray
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
+from ray.job_config import JobConfig
+from ray.util.placement_group import placement_group_table
+
+from orchestrator import cluster, events
+from orchestrator.resolve import Resolved, resolve
+from orchestrator.spec import Spec
+from orchestrator.survey import absolute, survey
+from workers.launch import Job, run_threads
+
+Kind = TypeVar("Kind")
+
+
+@contextmanager
+def two_node_cluster() -> Iterator[None]:
+    """This process as a driver of a cluster of its own."""
+    nodes = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27},
+    )
+    nodes.add_node(num_cpus=2, object_store_memory=2**27)
+    with driver_of(nodes):
+        yield
+
+
+@contextmanager
+def driver_of(nodes: Cluster) -> Iterator[None]:
+    """This process as a driver of `nodes`, which are shut down afterwards."""
+    here = os.path.dirname(__file__)
+    ray.init(
+        nodes.address,
+        namespace=cluster.NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        job_config=JobConfig(_py_driver_sys_path=[here, *cluster.import_paths()]),
+    )
+    yield
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def drain(node: str, left_s: float | None) -> None:
+    """Have Ray drain a node, as `ray drain-node` does; None: with no deadline."""
+    deadline_ms = 0 if left_s is None else round((time.time() + left_s) * 1e3)
+    gcs: Any = GcsClient(address=ray.get_runtime_context().gcs_address)
+    reasons: Any = autoscaler_pb2.DrainNodeReason  # pyright: ignore[reportAttributeAccessIssue]
+    reason = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
+    accepted, why = gcs.drain_node(node, reason, "a test", deadline_ms)
+    assert accepted, why
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    """Until `true` holds."""
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen within half a minute"
+        time.sleep(0.02)
+
+
+def assert_nothing_left() -> None:
+    """No actor, no reservation."""
+    actors: Any = ray.util.list_named_actors(all_namespaces=True)
+    assert [actor["name"] for actor in actors] == []
+    standing = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+    assert standing == []
+
+
+class Log:
+    """An observer that remembers, and acts on what it sees."""
+
+    def __init__(self, act: Callable[[events.Record], None] = lambda record: None) -> None:
+        self.events: list[events.Event] = []
+        self._act = act
+
+    def __call__(self, record: events.Record) -> None:
+        self.events.append(record.event)
+        self._act(record)
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def wait_for(self, kind: type) -> None:
+        deadline = time.monotonic() + 60
+        while not self.of(kind):
+            assert time.monotonic() < deadline, f"no {kind.__name__} within a minute"
+            time.sleep(0.05)
+
+    def assert_processes_gone(self) -> None:
+        ranks = [started.pid for started in self.of(events.RankStarted)]
+        assert ranks
+        pids = [*ranks, *(started.pid for started in self.of(events.PlannerStarted))]
+        deadline = time.monotonic() + 10
+        while any(psutil.pid_exists(pid) for pid in pids):
+            assert time.monotonic() < deadline, "a process of the job is still there"
+            time.sleep(0.05)
+
+
+def state_sha256(spec: Spec) -> str:
+    """Of the same job, its ranks threads of this process."""
+    return run_threads(job_of(spec)).state_sha256
+
+
+def resolved(spec: Spec) -> Resolved:
+    spec = absolute(spec)
+    return resolve(spec, survey(spec), {}, epoch=1)
+
+
+def job_of(spec: Spec) -> Job:
+    done = resolved(spec)
+    return Job(done.config, done.plan, done.schedule)

@@ -1,0 +1,72 @@
+"""Tells from a job's events when it has come to rest: when a fault can strike it that no earlier one has to do with."""
+
+from __future__ import annotations
+
+from orchestrator import events
+from workers.protocol import CheckpointReport, StandbyReport, StepReport
+
+LEAST_MEMBERS = 3
+
+
+class Resting:
+    """What is known of a running job.
+
+    Args:
+        least: ranks that must be up, with or without a place.
+        standbys: whether every copy must be current.
+        checkpoint: whether a checkpoint of the newest generation must be whole.
+    """
+
+    def __init__(self, *, least: int, standbys: bool, checkpoint: bool = False) -> None:
+        self._least = least
+        self._standbys = standbys
+        self._checkpoint = checkpoint
+        self.members: tuple[int, ...] = ()
+        """By place."""
+        self.up: set[int] = set()
+        """Ranks that live."""
+        self.step = 0
+        """The newest that was announced."""
+        self.saved = 0
+        """Step of the newest whole checkpoint."""
+        self._generation = 0
+        self._trained = False
+        self._fresh = False
+        self._copies: dict[int, bool] = {}
+        """By place: whether the copies that it keeps are current."""
+
+    def see(self, event: events.Event) -> None:
+        match event:
+            case events.RankStarted(rank=rank):
+                self.up.add(rank)
+            case events.RankFailed(rank=rank, error=error):
+                if "DrillError" not in error:
+                    self.up.discard(rank)
+            case events.Issued(plan=plan):
+                places = {place for standbys in plan.standbys for place in standbys}
+                self._copies = dict.fromkeys(places, False)
+            case events.Formed(generation=generation):
+                self.members, self._generation = generation.members, generation.number
+                self._trained = self._fresh = False
+                self._copies = dict.fromkeys(self._copies, False)
+            case StepReport(step=step, generation=number):
+                self.step = step
+                self._trained |= number == self._generation
+            case StandbyReport(rank=place):
+                self._copies[place] = True
+            case CheckpointReport(step=step, error=None, path=path):
+                self.saved = step
+                self._fresh |= path.endswith(f"-gen-{self._generation}")
+            case _:
+                pass
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the newest generation trains, with all that it is to have."""
+        return (
+            self._trained
+            and len(self.members) >= LEAST_MEMBERS
+            and len(self.up) >= self._least
+            and (not self._standbys or all(self._copies.values()))
+            and (not self._checkpoint or self._fresh)
+        )

@@ -1,0 +1,91 @@
+"""A recorded run's freeze decisions for another run: what is taken over, and which logs do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.events import Event, EventLog, Record, Submitted
+from orchestrator.replay import recorded
+from orchestrator.resolve import Resolved, resolve
+from orchestrator.spec import JobConfig, PipelineConfig, Spec
+from orchestrator.survey import Survey
+from planner.freezing import FreezePlan
+from workers.config import EmulatedConfig, FreezeConfig
+from workers.protocol import FreezeStarted, JobError
+
+FOUND = Survey(
+    layers=("embed", "block", "head"),
+    parameters=(5, 5, 5),
+    vocabulary=256,
+    language=True,
+    emulated=EmulatedConfig(),
+)
+
+
+def job(r_max: float = 0.5, microbatches: int = 2, seed: int = 0) -> Resolved:
+    spec = Spec(
+        job=JobConfig(name="a", seed=seed),
+        pipeline=PipelineConfig(microbatches=microbatches),
+        freeze=FreezeConfig(method="timelyfreeze", r_max=r_max),
+    )
+    return resolve(spec, FOUND, {}, epoch=1)
+
+
+def plan(version: int, start: int, layers: int = 3) -> FreezePlan:
+    return FreezePlan(epoch=1, version=version, ratios=((0.5, 0.25),) * layers, start=start)
+
+
+def log(folder: Path, *told: Event) -> Path:
+    path = folder / "events.jsonl"
+    written = EventLog(path)
+    for event in told:
+        written.append(Record(time_s=0.0, event=event))
+    written.close()
+    return path
+
+
+def submitted(resolved: Resolved) -> Submitted:
+    spec: dict[str, Any] = resolved.spec.model_dump(mode="json")
+    return Submitted(job="a", epoch=1, spec=spec, resume=False)
+
+
+def test_decisions_come_with_their_steps_and_no_new_ones_are_taken(tmp_path: Path) -> None:
+    plans = plan(1, 21), plan(2, 30)
+    path = log(tmp_path, submitted(job()), *(FreezeStarted(plan=each) for each in plans))
+    history = recorded(path, job())
+    assert history.plans == plans
+    assert history.replayed
+
+
+@pytest.mark.parametrize(
+    ("here", "layers", "told"),
+    [
+        (job(r_max=0.8), 3, r"freeze.r_max was 0.5 there and is 0.8 here: .* set freeze.r_max alike"),
+        (job(seed=3), 3, r"job.seed was 0 there and is 3 here: another seed .* set job.seed alike"),
+        (job(microbatches=4), 3, "for 3 layers and 2 microbatches, this job has 3 and 4"),
+        (job(), 5, "for 5 layers and 2 microbatches, this job has 3 and 2"),
+    ],
+)
+def test_another_jobs_decisions_are_refused(tmp_path: Path, here: Resolved, layers: int, told: str) -> None:
+    path = log(tmp_path, submitted(job()), FreezeStarted(plan=plan(1, 21, layers)))
+    with pytest.raises(JobError, match=told):
+        recorded(path, here)
+
+
+def test_a_log_without_a_decision_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"events.jsonl: no freeze decision was taken there .*'timelyfreeze'"):
+        recorded(log(tmp_path, submitted(job())), job())
+
+
+def test_a_file_that_is_no_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"--replay .*nowhere.jsonl: cannot read it: No such file"):
+        recorded(tmp_path / "nowhere.jsonl", job())
+    (tmp_path / "letter.txt").write_text("dear\n")
+    with pytest.raises(JobError, match=r"--replay: .*letter.txt, line 1, is no event"):
+        recorded(tmp_path / "letter.txt", job())
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(JobError, match="no job was submitted there"):
+        recorded(tmp_path / "empty.jsonl", job())

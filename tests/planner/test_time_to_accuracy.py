@@ -1,0 +1,48 @@
+"""Time to accuracy, by hand."""
+
+import pytest
+
+from planner.time_to_accuracy import (
+    RunningUpdate,
+    approximate_kappa,
+    approximate_step_s,
+    average_effective_update,
+    kappa,
+    time_to_accuracy_ratio,
+    warning,
+)
+
+
+def test_kappa_and_its_approximation():
+    """NOTES.md: P=4, M=8, F=I=W, r_max 0.8: eq. 50 gives 0.733 where the program has 23.6 of 33."""
+    assert kappa(23.6, 33.0) == pytest.approx(0.71515, abs=1e-5)
+    assert approximate_step_s(0.8, 33.0, 22.0) == pytest.approx(24.2)
+    assert approximate_kappa(0.8, 33.0, 22.0) == pytest.approx(0.2 + 0.8 * 22 / 33)
+    assert approximate_kappa(0.0, 33.0, 22.0) == 1
+    with pytest.raises(ValueError, match="takes 0 s"):
+        kappa(1.0, 0)
+
+
+def test_the_average_over_the_horizon_weighs_steps_by_their_gradient_energy():
+    """Not the mean of the steps: an unfrozen begin with large gradients counts for more (definition D.8)."""
+    assert average_effective_update([1.0, 0.5], [3.0, 1.0]) == 0.875
+    assert average_effective_update([], []) == 1.0
+    so_far = RunningUpdate()
+    assert so_far.share == 1.0
+    for share, energy in ((1.0, 3.0), (0.5, 1.0)):
+        so_far.add(share, energy)
+    assert so_far.share == 0.875
+    with pytest.raises(ValueError, match="1 effective updates for the gradients of 0 steps"):
+        average_effective_update([1.0], [])
+
+
+def test_the_ratio_and_its_warning():
+    assert time_to_accuracy_ratio(0.6, 0.8) == pytest.approx(0.75)
+    assert time_to_accuracy_ratio(0.6, 0.0) == float("inf")
+    assert warning(0.6, 0.8) is None
+    text = warning(0.8, 0.5)
+    assert text is not None
+    assert "a step takes 0.80 of its time (kappa), but 0.50 of the gradient's energy" in text
+    assert "1.60 times as long. Lower freeze.r_max" in text
+    assert warning(0.8, 0.8) is None
+    assert warning(1.0, 1.0) is None, "nothing is frozen"

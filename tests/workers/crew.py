@@ -1,0 +1,304 @@
+"""Ranks that outlive their generations, as processes without Ray; and in short what a controller does with them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from planner.plan import Plan
+from workers.config import ElasticConfig, WorkerConfig
+from workers.fault import Fault
+from workers.launch import Job
+from workers.layer_state import state_digest
+from workers.protocol import (
+    Assignment,
+    FaultReport,
+    Generation,
+    Outcome,
+    Parted,
+    Position,
+    Report,
+    Request,
+    Settlement,
+    Source,
+    StandbyReport,
+    StepReport,
+)
+from workers.rank import Rank
+from workers.rank_processes import Died, RankProcesses
+from workers.transport.channel import ChannelError
+from workers.transport.process_group import ProcessGroupChannel
+
+SECRET = b"a secret of the tests"
+AT_ONCE = ("leave", "request", "prepare", "prepare_plan", "die")
+"""Calls that do not queue behind training."""
+
+
+class Assured(ProcessGroupChannel):
+    """A gather from which nobody returns before all have its result: drills in commits then have one outcome."""
+
+    def all_gather(self, record: bytes) -> list[bytes]:
+        records = super().all_gather(record)
+        with suppress(ChannelError):
+            super().all_gather(b"")
+        return records
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a call raised."""
+
+    error: str
+
+
+def drilled(config: WorkerConfig) -> WorkerConfig:
+    return config.model_copy(update={"elastic": ElasticConfig(allow_faults=True)})
+
+
+def with_standbys(job: Job, shift: int = 1) -> Plan:
+    """The plan of `job`, each layer's copy on the place `shift` further."""
+    plan = job.plan
+    places = [
+        (plan.stage_ranks[plan.stage_of_layer(layer)] + shift) % plan.pipeline_ranks
+        for layer in range(plan.layers[-1][1])
+    ]
+    return replace(plan, standbys=tuple((place,) for place in places))
+
+
+class Crew:
+    """Processes 0, 1, ... that host a rank each; a context."""
+
+    def __init__(self, config: WorkerConfig, ranks: int) -> None:
+        self._processes = RankProcesses(ranks, _serve, config)
+        self._pipes = self._processes._pipes
+        self.alive = list(range(ranks))
+        self.reports: list[tuple[int, Report]] = []
+        self._answers: dict[int, Any] = {}
+        self._heard = threading.Condition()
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self.generation = 0
+
+    def __enter__(self) -> Crew:
+        self._processes.__enter__()
+        self._thread.start()
+        self.each("setup")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.__exit__(kind, error, trace)
+        self._thread.join(5)
+
+    def call(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call `name` on each of these; an answer is what it returned, `Raised`, or `Died`."""
+        self.start(name, arguments)
+        return self.answers(arguments)
+
+    def start(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        with self._heard:
+            for number in arguments:
+                self._answers.pop(number, None)
+        for number, given in arguments.items():
+            with suppress(OSError):
+                self._pipes[number].send((name, given))
+
+    def answers(self, numbers: Any, timeout_s: float = 60.0) -> dict[int, Any]:
+        def there() -> bool:
+            return all(n in self._answers or n not in self.alive for n in numbers)
+
+        with self._heard:
+            assert self._heard.wait_for(there, timeout_s), f"no answer: {self._answers}"
+            return {n: self._answers.get(n, Died()) for n in numbers}
+
+    def each(self, name: str, *arguments: Any) -> dict[int, Any]:
+        answers = self.call(name, dict.fromkeys(self.alive, arguments))
+        for number, answer in answers.items():
+            assert not isinstance(answer, Raised), f"rank {number}, {name}: {answer.error}"
+        return answers
+
+    def arm(self, number: int, fault: Fault) -> None:
+        self.call("arm", {number: (fault,)})
+
+    def wait_for(self, seen: Callable[[list[Report]], bool], timeout_s: float = 60.0) -> None:
+        with self._heard:
+            assert self._heard.wait_for(lambda: seen([r for _, r in self.reports]), timeout_s)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [report for _, report in self.reports if isinstance(report, kind)]
+
+    @property
+    def struck(self) -> list[tuple[int, str, int, str]]:
+        return [(r.rank, r.fault, r.step, r.phase) for r in self.of(FaultReport)]
+
+    def train(
+        self,
+        job: Job,
+        members: Sequence[int],
+        *,
+        plan: Plan | None = None,
+        step: int = 0,
+        sources: Sequence[Source] = (),
+        start: Any = None,
+        regroup_by: int | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[int, Any]:
+        """One generation.
+
+        Args:
+            regroup_by: the rank that asks for another one in the first commit.
+            meanwhile: done while they train.
+        """
+        self.generation += 1
+        plan = plan or job.plan
+        told = {
+            number: (
+                Assignment(
+                    place=place,
+                    plan=plan,
+                    schedule=job.schedule,
+                    step=step,
+                    start=start,
+                    sources=tuple(sources),
+                    freeze=job.freeze_plans,
+                ),
+            )
+            for place, number in enumerate(members)
+        }
+        self._check(self.call("follow", told))
+        port = self.call("host_store", {members[0]: ()})[members[0]]
+        generation = Generation(
+            number=self.generation,
+            epoch=1,
+            members=tuple(members),
+            store_host="127.0.0.1",
+            store_port=port,
+            timeout_s=60.0,
+        )
+        self._check(self.call("join", dict.fromkeys(members, (generation,))))
+        if regroup_by is not None:
+            self.tell(regroup_by, "request", Request.REGROUP)
+        self.start("train", dict.fromkeys(members, ()))
+        if meanwhile is not None:
+            meanwhile()
+        return self.answers(members)
+
+    def tell(self, number: int, name: str, *arguments: Any) -> None:
+        """A call that is carried out at once, and not answered."""
+        assert name in AT_ONCE
+        self._pipes[number].send((name, arguments))
+
+    def _check(self, answers: dict[int, Any]) -> None:
+        for number, answer in answers.items():
+            assert answer is None, f"rank {number}: {answer}"
+
+    def settle(self) -> tuple[int, dict[int, Position], list[Source]]:
+        """Where the survivors stand afterwards, and who has which layer."""
+        answers = self.each("position")
+        positions = {n: p for n, p in answers.items() if isinstance(p, Position)}
+        newest = max(p.step for p in positions.values())
+        vector = next((p.vector for p in positions.values() if p.step == newest), None)
+        undecided = any(p.undecided == newest for p in positions.values())
+        self.each("settle", Settlement(step=newest, vector=vector if undecided else None, heard=0))
+        positions = self.each("position")
+        sources = [
+            Source(layer=layer, rank=number, host=p.host, port=p.port)
+            for number, p in positions.items()
+            if p.step == newest
+            for layer in p.holds
+        ]
+        return newest, positions, sources
+
+    def steps(self) -> dict[int, StepReport]:
+        """Of each step the report that counts."""
+        told: dict[int, StepReport] = {}
+        for report in self.of(StepReport):
+            told.setdefault(report.step, report)
+        return told
+
+    def protected(self, ranks: int) -> Callable[[], None]:
+        """Waits until so many ranks of the newest generation have told that their copies are current."""
+        before = len(self.of(StandbyReport))
+        return lambda: self.wait_for(
+            lambda reports: sum(isinstance(r, StandbyReport) for r in reports) >= before + ranks
+        )
+
+    def _hear(self) -> None:
+        for number, message in self._processes.hear():
+            with self._heard:
+                match message:
+                    case ("answer", value):
+                        self._answers[number] = value
+                    case Died():
+                        self.alive.remove(number)
+                        self._processes.done(number)
+                    case report:
+                        self.reports.append((number, report))
+                self._heard.notify_all()
+
+
+def state_sha256(outcomes: Mapping[int, Any]) -> str:
+    """Of the whole model, when all ended well."""
+    layers: dict[int, str] = {}
+    for number, outcome in outcomes.items():
+        assert isinstance(outcome, Outcome), f"rank {number}: {outcome}"
+        for layer, text in outcome.layer_digests:
+            assert layers.setdefault(layer, text) == text
+    return state_digest([layers[layer] for layer in sorted(layers)])
+
+
+def parted(outcomes: Mapping[int, Any]) -> set[int]:
+    """The steps at which the ranks parted."""
+    assert all(isinstance(outcome, Parted) for outcome in outcomes.values()), outcomes
+    return {outcome.step for outcome in outcomes.values()}
+
+
+def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
+    turn = threading.Lock()
+
+    def send(message: object) -> None:
+        # Drills report from whichever thread they strike in.
+        with turn:
+            pipe.send(message)
+
+    rank = Rank(config, number, send, secret=SECRET)
+    calls: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue()
+    threading.Thread(target=_take, args=(pipe, rank, calls, send), daemon=True).start()
+    while (call := calls.get()) is not None:
+        send(("answer", _answer(rank, *call)))
+    rank.close()
+
+
+def _take(pipe: Connection, rank: Rank, calls: queue.Queue[Any], send: Callable[[object], None]) -> None:
+    while (message := pipe.recv()) != "close":
+        name, given = message
+        if name == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name in AT_ONCE:
+            getattr(rank, name)(*given)
+        else:
+            calls.put((name, given))
+    calls.put(None)
+
+
+def _answer(rank: Rank, name: str, given: tuple[Any, ...]) -> Any:
+    try:
+        if name == "arm":
+            return rank.faults.arm(*given)
+        if name == "join":
+            (generation,) = given
+            return rank.join(generation, Assured(generation, rank.position().rank, torch.device("cpu")))
+        return getattr(rank, name)(*given)
+    except Exception as error:
+        return Raised(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")

@@ -1,0 +1,30 @@
+"""What tests of drills run in a process of its own. Without torch, so that it starts at once."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+from workers.fault import Fault
+from workers.fault_kinds import Phase
+from workers.fault_points import FaultPoints
+
+
+def struck(pipe: Connection, values: dict[str, Any], step: int) -> None:
+    """A rank's life in short: each phase of each step up to `step`, announced before it is reached."""
+    faults = FaultPoints(pipe.send, rank=1, allowed=True)
+    faults.arm(Fault.from_json(values))
+    for number in range(1, step + 1):
+        for phase in Phase:
+            pipe.send((number, phase))
+            faults.reach(phase, number)
+    pipe.send("through")
+    pipe.recv()
+
+
+def waiting(pipe: Connection, values: dict[str, Any]) -> None:
+    """A rank that waits for another one when it is struck."""
+    faults = FaultPoints(pipe.send, rank=1, allowed=True)
+    faults.arm(Fault.from_json(values))
+    pipe.send("armed")
+    pipe.recv()

@@ -1,0 +1,80 @@
+"""A model whose storages can be counted by hand: two layers of one matrix each, and a loss."""
+
+import torch
+from torch import Tensor, nn
+
+from workers.data.dataset import Batch
+from workers.models.definition import LayerBuilder, ModelDefinition
+
+WIDTH, HIDDEN = 32, 64
+BATCH = 4
+
+
+class Vectors:
+    """Random vectors: float32[B, WIDTH] twice."""
+
+    train_samples = 64
+    validation_samples = 8
+
+    def train(self, indices: list[int]) -> Batch:
+        generator = torch.Generator().manual_seed(sum(indices))
+        x = torch.randn(len(indices), WIDTH, generator=generator)
+        return Batch((x,), (x.clone(),))
+
+    def validation(self, indices: list[int]) -> Batch:
+        return self.train(indices)
+
+
+class Up(nn.Module):
+    """relu(x @ W + b): the ReLU keeps its output, the matrix its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Down(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Raw(nn.Module):
+    """A matrix that no module hides beside one that is covered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x @ self.matrix)
+
+
+def mean_square(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
+def model(kind: str = "mlp") -> ModelDefinition:
+    middle = {"mlp": [], "raw": [LayerBuilder("raw", Raw)], "broken": [LayerBuilder("raw", Broken)]}[kind]
+    return ModelDefinition(
+        (LayerBuilder("up", Up), LayerBuilder("down", Down), *middle),
+        mean_square,
+    )
+
+
+class Broken(nn.Module):
+    """Works on the meta device and nowhere else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("this layer does not work")

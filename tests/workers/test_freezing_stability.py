@@ -1,0 +1,172 @@
+"""APF and AutoFreeze against sequences computed by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from workers.config import FreezeConfig, OptimizerConfig
+from workers.freezing.checks import Checks
+from workers.freezing.mask import LayerParameters
+from workers.freezing.stability import (
+    UNKNOWN,
+    Apf,
+    AutoFreeze,
+    Metric,
+    make_metric,
+    perturbation,
+    settled_prefix,
+)
+from workers.layer_state import LayerState
+from workers.optim import make_optimizer
+
+
+def layer(metric: Metric, weight: list[float], bias: list[float]) -> LayerState:
+    module = nn.Linear(len(weight), len(bias))
+    state = LayerState.of(0, "l0", module, make_optimizer(OptimizerConfig(), 1))
+    set_to(state, weight, bias)
+    state.freezing = metric.begin(state, LayerParameters.of(state))
+    return state
+
+
+def set_to(state: LayerState, weight: list[float], bias: list[float]) -> None:
+    with torch.no_grad():
+        state.weights["weight"].copy_(torch.tensor([weight]))
+        state.weights["bias"].copy_(torch.tensor(bias))
+
+
+def checked(metric: Metric, state: LayerState) -> float:
+    """Check, and take over what was found; returns the score for all ranks."""
+    before = {key: tensor.clone() for key, tensor in state.freezing.items()}
+    found = metric.check(state, LayerParameters.of(state))
+    assert all(torch.equal(state.freezing[key], tensor) for key, tensor in before.items())
+    for key, value in found.statistics.items():
+        state.freezing[key].copy_(value)
+    return found.score
+
+
+def flags(state: LayerState) -> list[bool]:
+    """Of bias and weight, in name order."""
+    return state.freezing["settled"].tolist()
+
+
+def test_apf_by_hand() -> None:
+    """alpha 1/2, threshold 0.3. The bias goes up and down, the first weight only up, the second stands still."""
+    metric = Apf(threshold=0.3, alpha=0.5)
+    state = layer(metric, [0.0, 9.0], [0.0])
+    assert checked(metric, state) == UNKNOWN
+    assert flags(state) == [False, False]
+    steps = [
+        # weights, bias, E and E_abs of the bias, E = E_abs of the first weight
+        ([1.0, 9.0], 8.0, 4.0, 4.0, 0.5),
+        ([2.0, 9.0], 0.0, -2.0, 6.0, 0.75),
+        ([3.0, 9.0], 4.0, 1.0, 5.0, 0.875),
+        ([4.0, 9.0], 3.0, 0.0, 3.0, 0.9375),
+        ([5.0, 9.0], 13.0, 5.0, 6.5, 0.96875),
+    ]
+    settled = [[False, False], [False, False], [True, False], [True, False], [False, False]]
+    for (weight, bias, trend, travel, up), expected in zip(steps, settled, strict=True):
+        set_to(state, weight, [bias])
+        checked(metric, state)
+        assert state.freezing["trend.bias"].tolist() == [trend]
+        assert state.freezing["travel.bias"].tolist() == [travel]
+        assert state.freezing["trend.weight"].tolist() == [[up, 0.0]]
+        assert state.freezing["travel.weight"].tolist() == [[up, 0.0]]
+        assert flags(state) == expected
+    assert int(state.freezing["checks"]) == 6
+
+
+def test_apf_scores_a_tensor_by_the_mean_of_its_scalars_that_have_moved() -> None:
+    trend = torch.tensor([1.0, -3.0, 0.0, 0.0])
+    travel = torch.tensor([2.0, 4.0, 5.0, 0.0])
+    assert perturbation(trend, travel) == pytest.approx((0.5 + 0.75 + 0.0) / 3)
+    assert perturbation(torch.zeros(3), torch.zeros(3)) == 1.0
+
+
+def test_apf_a_tensor_that_stands_still_stays_settled() -> None:
+    metric = Apf(threshold=0.3, alpha=0.5)
+    state = layer(metric, [0.0], [0.0])
+    checked(metric, state)
+    for value in (8.0, 0.0, 4.0, 4.0, 4.0):
+        set_to(state, [value], [value])
+        checked(metric, state)
+    assert flags(state) == [True, True]
+    set_to(state, [40.0], [4.0])
+    checked(metric, state)
+    assert flags(state) == [True, False]
+
+
+def test_autofreeze_by_hand() -> None:
+    metric = AutoFreeze()
+    state = layer(metric, [0.0, 0.0], [0.0])
+    scores = []
+    # Updates by (3, 4, 0), (0, 0, 10), (0, 6, 8), (0, 0, 0), (2, 0, 0): norms 5, 10, 10, 0, 2.
+    places = [((0, 0), 0), ((3, 4), 0), ((3, 4), 10), ((3, 10), 18), ((3, 10), 18), ((5, 10), 18)]
+    for weight, bias in places:
+        set_to(state, list(weight), [bias])
+        scores.append(checked(metric, state))
+    assert scores == [UNKNOWN, UNKNOWN, 1.0, 0.0, 1.0, UNKNOWN]
+    assert float(state.freezing["moved"]) == 2.0
+    state.freezing["settled"].fill_(True)
+    assert checked(metric, state) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("scores", "percentile", "settled"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5], 80, 4),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], 79, 3),
+        ([0.1, 0.9, 0.3, 0.4, 0.5], 80, 1),
+        ([0.9, 0.1, 0.1, 0.1, 0.1], 80, 0),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], 100, 5),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], 19, 0),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], 0, 0),
+        # Settled layers have score 0 and stay; they fill the percentile, and so not all layers freeze in the end.
+        ([0.0, 0.0, 0.0, 0.3, 0.2], 80, 3),
+        ([0.0, 0.0, 0.0, 0.2, 0.3], 80, 4),
+        ([0.0, 0.0, 0.0, 0.0, 0.3], 80, 4),
+        ([UNKNOWN] * 5, 80, 0),
+        ([0.1, UNKNOWN, 0.2, 0.3, 0.4], 100, 1),
+    ],
+)
+def test_layers_settle_from_the_input_up(scores: list[float], percentile: float, settled: int) -> None:
+    assert settled_prefix(dict(enumerate(scores)), percentile) == settled
+
+
+@pytest.mark.parametrize("method", ["apf", "autofreeze"])
+def test_checks_are_due_at_the_end_of_the_warm_up_and_every_so_many_steps_after(method: str) -> None:
+    config = FreezeConfig(method=method, warm_up=3, check_every=4)
+    metric = make_metric(config)
+    assert metric is not None
+    state = layer(metric, [1.0], [2.0])
+    checks = Checks(config, {0: state}, {0: LayerParameters.of(state)})
+    due = []
+    for step in range(1, 14):
+        scores, settled = checks.look(step)
+        assert not (scores and settled)
+        if scores or settled:
+            due.append(step)
+        checks.take(scores)
+    assert due == [4, 8, 12]
+    assert int(state.freezing["checks"]) == len(due)
+
+
+def test_no_check_settles_nothing() -> None:
+    assert settled_prefix({}, 80) == 0
+    assert math.isinf(UNKNOWN)
+
+
+def test_each_method_has_its_metric() -> None:
+    kinds = {
+        method: type(make_metric(FreezeConfig(method=method)))
+        for method in (
+            "none",
+            "timelyfreeze",
+            "apf",
+            "autofreeze",
+            "timelyfreeze+apf",
+            "timelyfreeze+autofreeze",
+        )
+    }
+    assert list(kinds.values()) == [type(None), type(None), Apf, AutoFreeze, Apf, AutoFreeze]

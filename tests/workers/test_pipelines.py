@@ -1,0 +1,81 @@
+"""Replicas on fewer pipelines than there are replicas: the bits of one pipeline for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crew import Crew, drilled, state_sha256
+from jobs import job, small_config
+from test_engine_bits import losses
+from test_freezing_training import FIRST, METHODS, SECOND
+
+from workers.config import CheckpointConfig
+from workers.fault import Fault, FaultKind, Phase
+from workers.launch import Job, run_processes, run_threads
+from workers.protocol import FrozenCounts, ValidationReport
+
+
+def on(pipelines: int, work: Job) -> Job:
+    return replace(work, plan=replace(work.plan, pipelines=pipelines))
+
+
+@pytest.mark.parametrize("case", ["plain", "tied", "batchnorm", "dropout", "timelyfreeze+apf"])
+def test_fewer_pipelines_give_the_same_bits(tmp_path: Path, case: str) -> None:
+    about: dict[str, Any] = {}
+    fields: dict[str, Any] = {"microbatches": 2, "replicas": 3, "validate_every": 2}
+    trait = case
+    if case in METHODS:
+        trait, fields["freeze"], fields["steps"], fields["microbatches"] = "batchnorm", METHODS[case], 8, 4
+        about["freeze_plans"] = (FIRST, SECOND)
+    config = small_config(tmp_path, trait, **fields)
+    expected = run_threads(job(config, ranks=2, schedule="1f1b", **about))
+    for pipelines, ranks, schedule in ((1, 1, "gpipe"), (1, 2, "zb-h1"), (2, 2, "1f1b")):
+        run = run_threads(on(pipelines, job(config, ranks=ranks, schedule=schedule, **about)))
+        assert len(run.outcomes) == pipelines * ranks
+        assert run.state_sha256 == expected.state_sha256, (pipelines, ranks)
+        assert losses(run) == losses(expected)
+        for kind in (ValidationReport,):
+            assert [r for r in run.reports if isinstance(r, kind)] == [
+                r for r in expected.reports if isinstance(r, kind)
+            ]
+        assert frozen(run.reports) == frozen(expected.reports)
+
+
+def frozen(reports: list[Any]) -> dict[tuple[int, str], tuple[int, int]]:
+    """(layer, parameter) -> passes in which it was frozen, and all passes."""
+    counted: dict[tuple[int, str], tuple[int, int]] = {}
+    for report in reports:
+        if isinstance(report, FrozenCounts):
+            for layer, name, count in report.counts:
+                before = counted.get((layer, name), (0, 0))
+                counted[layer, name] = before[0] + count, before[1] + report.passes
+    return counted
+
+
+def test_processes_on_fewer_pipelines_resume_a_checkpoint_of_more(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "quiet", "batchnorm", microbatches=2, replicas=2)
+    expected = run_threads(job(config, ranks=2, schedule="1f1b"))
+    config = config.model_copy(
+        update={"output": str(tmp_path / "again"), "checkpoint": CheckpointConfig(every_steps=1)}
+    )
+    run = run_processes(on(1, job(config, ranks=2, schedule="1f1b")))
+    assert run.state_sha256 == expected.state_sha256
+
+
+def test_a_lost_pipelines_replica_goes_on_at_the_other(tmp_path: Path) -> None:
+    config = drilled(small_config(tmp_path, "batchnorm", microbatches=2, replicas=2, steps=6))
+    expected = run_threads(job(config, ranks=2, schedule="1f1b"))
+    both = job(config, ranks=2, schedule="1f1b")
+    with Crew(config, 4) as crew:
+        crew.arm(0, Fault(kind=FaultKind.KILL, step=3, phase=Phase.BACKWARD))
+        crew.train(both, range(4))
+        step, positions, sources = crew.settle()
+        assert step == 2
+        assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+        one = on(1, job(config, ranks=3, schedule="1f1b"))
+        ended = crew.train(one, (3, 1, 2), step=step, sources=sources)
+        assert state_sha256(ended) == expected.state_sha256
+        assert sorted(crew.steps()) == list(range(1, 7))

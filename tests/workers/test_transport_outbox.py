@@ -1,0 +1,126 @@
+"""What was sent is let go once it has left, and a sender that is far ahead waits for nobody."""
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from test_transport_process_group import ends
+from torch import Tensor
+
+from workers.transport.channel import Stream
+from workers.transport.outbox import MOST, Outbox
+
+THERE, BACK = Stream(0, 1, 2, "forward stage 0 -> 1"), Stream(1, 0, 3, "backward stage 1 -> 0")
+MESSAGES = 40
+
+
+class Work:
+    """A send that leaves when it is told to."""
+
+    def __init__(self) -> None:
+        self.left = threading.Event()
+        self.error: RuntimeError | None = None
+
+    def wait(self) -> None:
+        assert self.left.wait(10)
+        if self.error is not None:
+            raise self.error
+
+
+def eventually(what: object, condition: object) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, what
+        time.sleep(0.001)
+
+
+def filled() -> tuple[Outbox, list[Work], list["weakref.ref[torch.UntypedStorage]"]]:
+    outbox, works, storages = Outbox(), [Work() for _ in range(10)], []
+    for work in works:
+        tensor = torch.zeros(8)
+        storages.append(weakref.ref(tensor.untyped_storage()))
+        outbox.put(work, tensor)
+    return outbox, works, storages
+
+
+def test_memory_is_freed_in_order_as_messages_leave() -> None:
+    outbox, works, storages = filled()
+    assert outbox.held == 10
+    for number, work in enumerate(works[: 10 - MOST]):
+        work.left.set()
+        eventually("the message has left", lambda number=number: storages[number]() is None)
+        assert all(storage() is not None for storage in storages[number + 1 :])
+    for work in works:
+        work.left.set()
+    outbox.flush()
+    assert outbox.held == 0
+    assert all(storage() is None for storage in storages)
+    outbox.close()
+    assert not any(thread.name == "outbox" for thread in threading.enumerate())
+
+
+def test_an_error_comes_out_of_the_flush() -> None:
+    outbox, works, _ = filled()
+    works[1].error = RuntimeError("connection closed by peer")
+    for work in works:
+        work.left.set()
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        outbox.flush()
+    assert outbox.held == 0
+    outbox.close()
+
+
+def test_a_few_messages_need_no_thread() -> None:
+    outbox, work = Outbox(), Work()
+    work.left.set()
+    for _ in range(MOST):
+        outbox.put(work, torch.zeros(1))
+    assert not any(thread.name == "outbox" for thread in threading.enumerate())
+    outbox.flush()
+    outbox.close()
+
+
+def message(number: int) -> Tensor:
+    return torch.full((20_000,), float(number))
+
+
+def test_a_receiver_that_keeps_up_frees_its_senders_memory() -> None:
+    with ends(2) as (sender, receiver):
+        sender.send(THERE, (message(0),))
+        receiver.receive(THERE)
+        receiver.expect(THERE, MESSAGES)
+        alive: list[weakref.ref[torch.UntypedStorage]] = []
+        for number in range(MESSAGES):
+            tensor = message(number)
+            alive.append(weakref.ref(tensor.untyped_storage()))
+            sender.send(THERE, (tensor,))
+            del tensor
+            (got,) = receiver.receive(THERE)
+            assert torch.equal(got, message(number))
+        gc.collect()
+        eventually("sent memory is freed", lambda: sum(one() is not None for one in alive) <= MOST)
+        sender.flush()
+        assert all(one() is None for one in alive)
+
+
+def test_a_sender_far_ahead_of_its_receiver_does_not_wait() -> None:
+    with ends(2) as (sender, receiver):
+        sender.send(THERE, (message(0),))
+        receiver.receive(THERE)
+        # The receiver posts nothing until the sender has sent all: whoever waited for the first here would wait
+        # for ever.
+        for number in range(MESSAGES):
+            sender.send(THERE, (message(number),))
+        receiver.send(BACK, (message(7),))
+        (back,) = sender.receive(BACK)
+        assert torch.equal(back, message(7))
+        for number in range(MESSAGES):
+            (got,) = receiver.receive(THERE)
+            assert torch.equal(got, message(number))
+        sender.flush()
+        receiver.flush()
+        assert any(thread.name == "outbox" for thread in threading.enumerate())
+    assert not any(thread.name == "outbox" for thread in threading.enumerate())
