@@ -131,24 +131,21 @@ def named_ranks(job: str) -> frozenset[int]:
     return frozenset(_numbers(job, (e["name"] for e in actors if e["namespace"] == cluster.NAMESPACE)))
 
 
-def reap(job: str, ranks: Collection[int] | None = None) -> int:
-    """Kill what an earlier controller of `job` left: ranks and placement groups. How many ranks there were.
+def reap(job: str, ranks: Collection[int] | None = None) -> None:
+    """Kill what an earlier controller of `job` left: ranks and placement groups.
 
     Args:
         ranks: only these; None: all.
     """
-    found = [rank for rank in named_ranks(job) if ranks is None or rank in ranks]
-    for rank in found:
-        try:
-            ray.kill(ray.get_actor(name_of(job, rank), namespace=cluster.NAMESPACE))
-        except ValueError:  # it went just now
-            continue
+    for rank in named_ranks(job):
+        if ranks is None or rank in ranks:
+            with suppress(ValueError):  # it went just now
+                ray.kill(ray.get_actor(name_of(job, rank), namespace=cluster.NAMESPACE))
     groups = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
     for rank in _numbers(job, groups):
         if ranks is None or rank in ranks:
             with suppress(ValueError):  # it went just now: the driver clears up, too
                 remove_placement_group(get_placement_group(name_of(job, rank)))
-    return len(found)
 
 
 def _numbers(job: str, names: Iterable[str]) -> Iterator[int]:

@@ -65,9 +65,10 @@ def reap_job(job: str, address: str, *, force: bool) -> str:
             )
         if controller is not None:
             ray.kill(controller)
-        count = reap(job)
+        reap(job)
         had = " and its controller" if controller is not None else ""
-        return f"{job}: {counted(count, 'rank')}{had} cleared away; go on from its checkpoint with --resume"
+        # As many as there were before: once their controller is dead, ranks end by themselves.
+        return f"{job}: {counted(ranks.get(job, 0), 'rank')}{had} cleared away; go on from its checkpoint with --resume"
 
 
 def stop_job(job: str, address: str, *, now: bool) -> None:
