@@ -39,6 +39,8 @@ def prepare_local(environment: dict[str, str]) -> None:
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Despite its name: 0 makes Ray treat this machine as a cluster of one, bound to 127.0.0.1.
     environment.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    # Ray's default adds 15: whatever else runs on the machine would come before training.
+    environment.setdefault("RAY_worker_niceness", "0")
     environment.setdefault("RAY_AUTH_MODE", "token")
     if environment["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in environment:
         # Ray makes one at its first `ray.init` on a machine, but not for nodes that are started one by one.

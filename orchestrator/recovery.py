@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from orchestrator.quantities import counted
 from planner.plan import Plan
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointRef, Position, Settlement, Source
+from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,8 @@ class Course:
     """Exactly one per layer, where the ranks that live hold the model; none where it is read or made anew."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """To start from, newest first; the next is tried if one is damaged."""
+    moments: tuple[CheckpointRef, ...] = ()
+    """Likewise, for the moments of layers of which only the weights are left."""
     keep_plan: bool = False
     """The ranks and their places are what they were, and so is the plan."""
     lost: tuple[int, ...] = ()
@@ -116,24 +118,29 @@ def decide(now: Situation) -> Course | Hold | GiveUp:
         if elastic.wait_s == 0:
             return GiveUp(reason=f"{why}; elastic.wait_s = 0 waits for no others")
         return Hold(reason=why, step=reached)
-    held = _held(now)
-    meeting = max(_attainable(now)) if held is None else held
     newest = now.checkpoints[0].step if now.checkpoints else 0
-    whole = held is not None and held >= newest
-    step = meeting if whole else newest
+    held, salvaged = _held(now), False
+    if (held is None or held < newest) and elastic.salvage == "weights":
+        left = _held(now, weights=True)
+        salvaged = left is not None and left > newest
+        held = left if salvaged else held
+    meeting = max(_attainable(now)) if held is None else held
+    at_hand = held is not None and held >= newest
+    step = meeting if at_hand else newest
     settlement = Settlement(step=meeting, vector=_vector(now, meeting), heard=now.step)
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
     interrupted = now.trained and now.asked is None and settlement.vector is None
     return Course(
         cause="loss" if lost else now.asked or "retry",
-        reason=_reason(now, lineup, joined, step, reached, whole),
+        reason=_reason(now, lineup, joined, step, reached, at_hand),
         lineup=lineup,
         step=step,
         settling=frozenset(_current(now, meeting)),
         settlement=settlement,
-        sources=_sources(now, step) if whole else (),
-        checkpoints=() if whole else now.checkpoints,
+        sources=_sources(now, step) if at_hand else (),
+        checkpoints=() if at_hand else now.checkpoints,
+        moments=now.checkpoints if salvaged else (),
         keep_plan=lineup == now.members,
         lost=gone,
         joined=joined,
@@ -186,17 +193,30 @@ def _vector(now: Situation, step: int) -> tuple[bytes, ...] | None:
     return next((vector for vector in vectors if vector is not None), None)
 
 
-def _held(now: Situation) -> int | None:
-    """The newest step of which those who are left hold every layer."""
+def _held(now: Situation, *, weights: bool = False) -> int | None:
+    """The newest step of which those who are left hold every layer.
+
+    Args:
+        weights: be content with the weights of a layer.
+    """
     for step in sorted(_attainable(now), reverse=True):
-        layers = {layer for rank in _current(now, step) for layer in now.positions[rank].holds}
-        if layers >= set(range(_layers(now.plan))):
+        if not _missing(now, step, weights=weights):
             return step
     return None
 
 
+def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, ...]:
+    """Layers of which nobody who is left holds the state of `step`."""
+    current = [now.positions[rank] for rank in _current(now, step)]
+    held = {layer for position in current for layer in position.holds}
+    if weights:
+        held |= {layer for position in current for layer in position.weights}
+    return tuple(layer for layer in range(_layers(now.plan)) if layer not in held)
+
+
 def _sources(now: Situation, step: int) -> tuple[Source, ...]:
-    """Per layer who gives it: its owner, or else who stands by; with several, whoever gives least so far."""
+    """Per layer who gives it: its owner, or else who stands by; with several, whoever gives least so far. Where nobody
+    has all of it: who has its weights."""
     given = dict.fromkeys(_current(now, step), 0)
     ranks = now.plan.pipeline_ranks
     owned = {
@@ -207,10 +227,12 @@ def _sources(now: Situation, step: int) -> tuple[Source, ...]:
     sources = []
     for layer in range(_layers(now.plan)):
         holders = [rank for rank in given if layer in now.positions[rank].holds]
+        part = Part.ALL if holders else Part.WEIGHTS
+        holders = holders or [rank for rank in given if layer in now.positions[rank].weights]
         giver = min(holders, key=lambda rank: (layer not in owned.get(rank, ()), given[rank], rank))
         given[giver] += 1
         position = now.positions[giver]
-        sources.append(Source(layer=layer, rank=giver, host=position.host, port=position.port))
+        sources.append(Source(layer=layer, rank=giver, host=position.host, port=position.port, part=part))
     return tuple(sources)
 
 
@@ -219,37 +241,38 @@ def _layers(plan: Plan) -> int:
 
 
 def _reason(
-    now: Situation, lineup: tuple[int, ...], joined: tuple[int, ...], step: int, reached: int, whole: bool
+    now: Situation, lineup: tuple[int, ...], joined: tuple[int, ...], step: int, reached: int, at_hand: bool
 ) -> str:
     """The decision in words."""
     said = []
     if now.trouble:
         said.append(now.trouble)
     if gone := tuple(rank for rank in now.members if rank in now.positions and rank not in lineup):
-        said.append(f"{_names(gone)} {'goes' if len(gone) == 1 else 'go'}")
+        said.append(f"{_named('rank', gone)} {'goes' if len(gone) == 1 else 'go'}")
     if joined:
-        said.append(f"{_names(joined)} {'comes' if len(joined) == 1 else 'come'} in")
+        said.append(f"{_named('rank', joined)} {'comes' if len(joined) == 1 else 'come'} in")
     goes_on = f"{counted(len(lineup), 'rank')} {'goes' if len(lineup) == 1 else 'go'} on"
     if lineup == now.members:
         said.append(f"the same {goes_on}")
     else:
         said.append(f"{goes_on} where there were {len(now.members)}")
-    if not whole and now.trained:
-        missing = _missing(now)
+    if not at_hand and now.trained:
+        missing = _named("layer", _missing(now, max(_attainable(now))))
         where = f"the checkpoint of step {step}" if step else "the beginning"
         said.append(
             f"nobody who is left holds {missing}: back to {where}, which costs {reached - step} committed steps"
         )
+    elif lost := _missing(now, step):
+        newest = now.checkpoints[0].step if now.checkpoints else 0
+        moments = f"with the moments of the checkpoint of step {newest}" if newest else "with fresh moments"
+        said.append(
+            f"only the weights are left of {_named('layer', lost)}: they go on {moments}, to other bits than"
+            ' otherwise (elastic.salvage = "weights")'
+        )
     return "; ".join(said)
 
 
-def _missing(now: Situation) -> str:
-    step = max(_attainable(now))
-    held = {layer for rank in _current(now, step) for layer in now.positions[rank].holds}
-    missing = [layer for layer in range(_layers(now.plan)) if layer not in held]
-    return f"layer {missing[0]}" if len(missing) == 1 else f"layers {', '.join(map(str, missing))}"
-
-
-def _names(ranks: Iterable[int]) -> str:
-    numbers = [str(rank) for rank in ranks]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers)}"
+def _named(kind: str, numbers: Iterable[int]) -> str:
+    """E.g. `ranks 1, 2`."""
+    listed = [str(number) for number in numbers]
+    return f"{kind} {listed[0]}" if len(listed) == 1 else f"{kind}s {', '.join(listed)}"

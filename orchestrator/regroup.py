@@ -47,7 +47,7 @@ from orchestrator.states import (
     Waiting,
 )
 from orchestrator.stimuli import Joined, Loaded, Planned, Positioned, RankLost, Settled, StoreUp, Unplannable
-from workers.protocol import Assignment, FreezeStarted, Generation, Request
+from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Request
 
 Step = tuple[State, tuple[Command, ...]]
 
@@ -190,6 +190,7 @@ def _load(roster: Roster, draft: Draft) -> Step:
             step=course.step,
             start=start,
             sources=course.sources,
+            moments=course.moments[0] if course.moments else None,
             freeze=roster.freeze,
         )
         for place, rank in enumerate(draft.members)
@@ -212,6 +213,8 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
         host = HostStore(state.draft.members[0], state.roster.round)
         return Hosting(state.roster, state.draft), (*logs, host)
     course = state.draft.course
+    if course.moments:
+        return _with_older_moments(state, damage[0], logs)
     damaged, *older = course.checkpoints
     if older:
         known = tuple(ref for ref in state.roster.checkpoints if ref != damaged)
@@ -235,6 +238,18 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
         )
     )
     return closing, (*logs, *commands)
+
+
+def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[Command, ...]) -> Step:
+    """The weights are at hand: only the moments come from another checkpoint, or begin anew."""
+    course, (damaged, *older) = state.draft.course, state.draft.course.moments
+    known = tuple(ref for ref in state.roster.checkpoints if ref != damaged)
+    instead = f"the moments of the checkpoint of step {older[0].step}" if older else "fresh moments"
+    why = f"{damage.file} in {damage.path} {damage.problem}: {instead} in their place"
+    course = replace(course, moments=tuple(older), reason=f"{course.reason}; {why}")
+    roster = replace(state.roster, checkpoints=known)
+    loading, commands = _load(roster, replace(state.draft, course=course))
+    return loading, (*logs, *commands)
 
 
 def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:

@@ -180,6 +180,11 @@ def _check_elastic(spec: Spec) -> None:
             f'elastic.min_ranks = {elastic.min_ranks}, but elastic.redundancy = "none" ends the job with the first rank'
             ' that is lost: use "peer" or "checkpoint", or leave min_ranks out'
         )
+    if elastic.redundancy == "none" and elastic.salvage != "none":
+        raise JobError(
+            f'elastic.salvage = "{elastic.salvage}", but elastic.redundancy = "none" ends the job with the first rank'
+            ' that is lost: use "peer" or "checkpoint", or leave salvage out'
+        )
     if len(set(elastic.notices)) < len(elastic.notices):
         raise JobError(f"elastic.notices = {list(elastic.notices)} names a source twice: name each once")
     if elastic.notice_file == "":

@@ -205,6 +205,10 @@ class ElasticConfig(Section):
     `{node}` in its path stands for the node's id in the cluster."""
     notices: tuple[Literal["ray", "sigterm", "aws", "gcp", "azure"], ...] = ("ray", "sigterm")
     """Where word comes from that a node is to go: Ray's drains, SIGTERM to a rank, the metadata services of clouds."""
+    salvage: Literal["none", "weights"] = "none"
+    """What becomes of layers of which only the weights could be had from a rank that went too soon. `none`: all go back
+    to the newest checkpoint. `weights`: they go on, with the moments of that checkpoint; no step is lost, but the bits
+    are others. Weights then travel before all moments."""
     allow_faults: bool = False
     """Let `freshet fault` strike the job."""
 

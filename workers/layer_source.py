@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 
 from workers.build import build_layers
 from workers.checkpoint import read_layer, read_manifest
@@ -13,11 +14,12 @@ from workers.devices.device import Device
 from workers.fault_points import FaultPoints, Phase
 from workers.freezing.freezer import begin_statistics
 from workers.layer import Layer
-from workers.layer_state import LayerState, load_
+from workers.layer_state import LayerState, load_, part_of, united
 from workers.left_over import Greeting
 from workers.models.definition import ModelDefinition
 from workers.optim import Optimizer
-from workers.protocol import CheckpointRef, Source
+from workers.protocol import Assignment, CheckpointRef, Part, Source
+from workers.transport.state_frames import StateStreamError
 from workers.transport.state_stream import fetch
 
 Built = dict[int, tuple[Layer, LayerState]]
@@ -29,6 +31,15 @@ FETCH_WAIT_S = 30.0
 
 AT_ONCE = 8
 """Layers that are fetched at a time."""
+
+
+@dataclass
+class Haul:
+    """What has come of the layers that were fetched, even if not all of it came."""
+
+    whole: Built = field(default_factory=dict)
+    weights: dict[int, LayerState] = field(default_factory=dict)
+    """Layer -> its weights, where they came before the moments; those that are whole by now are among them."""
 
 
 class LayerSource:
@@ -91,28 +102,75 @@ class LayerSource:
         """Have `fetch_all` raise, from any thread."""
         self._stopped.set()
 
-    def fetch_all(self, layers: Sequence[int], sources: Iterable[Source], step: int) -> Built:
-        """Layers as other ranks have them at `step`, some at a time.
+    def fetch_all(self, layers: Sequence[int], assignment: Assignment, haul: Haul) -> None:
+        """Layers as other ranks have them at the assignment's step, some at a time; the weights of all of them before
+        any moments, where the job salvages weights.
+
+        Args:
+            haul: takes what comes; what came before an error is left in it.
 
         Raises:
-            StateStreamError: one is gone, or `stop` was called.
+            StateStreamError: a source is gone, or `stop` was called.
+            DamagedCheckpointError: a file is damaged of the checkpoint that moments are to come from.
         """
-        by_layer = {source.layer: source for source in sources}
-        nowhere = [layer for layer in layers if layer not in by_layer]
+        sources, step, stopped = {s.layer: s for s in assignment.sources}, assignment.step, self._stopped
+        nowhere = [layer for layer in layers if layer not in sources]
         assert not nowhere, f"no source of layers {nowhere} at step {step}"
         if not layers:
-            return {}
+            return
+        whole = [layer for layer in layers if layer not in assignment.salvaged]
+        saved = self._saved([layer for layer in layers if layer in assignment.salvaged], assignment.moments)
+
+        def begin(layers: Iterable[int], part: Part) -> dict[Future[LayerState], int]:
+            return {
+                fetching.submit(self._fetch, sources[layer], step, stopped, part): layer for layer in layers
+            }
+
+        def take(layer: int, state: LayerState) -> None:
+            load_(built[layer][1], state)
+            haul.whole[layer] = built[layer]
+
         with ThreadPoolExecutor(min(len(layers), AT_ONCE), thread_name_prefix="fetch") as fetching:
-            stopped = self._stopped
-            coming = {layer: fetching.submit(self._fetch, by_layer[layer], step, stopped) for layer in layers}
-            built = self.build(layers)
             try:
-                for layer, state in coming.items():
-                    load_(built[layer][1], state.result())
+                if self._config.elastic.salvage == "none":
+                    coming = begin(layers, Part.ALL)
+                    built = self.build(layers)
+                    self._take_all(coming, take)
+                    return
+                coming = begin(layers, Part.WEIGHTS)
+                built = self.build(layers)
+                self._take_all(coming, haul.weights.__setitem__)
+                for layer, moments in saved.items():
+                    take(layer, united(haul.weights[layer], moments))
+                coming = begin(whole, Part.MOMENTS)
+                self._take_all(coming, lambda layer, state: take(layer, united(haul.weights[layer], state)))
             finally:
-                # With one of them lost the others are of no use.
                 stopped.set()
-        return built
+
+    def _take_all(
+        self, coming: dict[Future[LayerState], int], take: Callable[[int, LayerState], None]
+    ) -> None:
+        """Take each state as it comes. With one of them lost the others need not come; what has is taken all the same.
+
+        Raises:
+            StateStreamError: the first that did not come.
+        """
+        lost: StateStreamError | None = None
+        for state in as_completed(coming):
+            try:
+                take(coming[state], state.result())
+            except StateStreamError as error:
+                self._stopped.set()
+                lost = lost or error
+        if lost is not None:
+            raise lost
+
+    def _saved(self, layers: Sequence[int], moments: CheckpointRef | None) -> dict[int, LayerState]:
+        """Moments of layers whose weights come from elsewhere, as a checkpoint has them, or as they are at first."""
+        if moments is None or not layers:
+            return {layer: part_of(state, Part.MOMENTS) for layer, (_, state) in self.build(layers).items()}
+        manifest = read_manifest(moments)
+        return {layer: part_of(read_layer(moments, manifest, layer), Part.MOMENTS) for layer in layers}
 
     def fetch_base(
         self, step: int, layer: int, owner: Greeting, stopped: threading.Event
@@ -128,7 +186,9 @@ class LayerSource:
         load_(built[layer][1], state)
         return built[layer]
 
-    def _fetch(self, source: Source, step: int, stopped: threading.Event) -> LayerState:
+    def _fetch(
+        self, source: Source, step: int, stopped: threading.Event, part: Part = Part.ALL
+    ) -> LayerState:
         self._faults.reach(Phase.MIGRATING, step)
         return fetch(
             source.host,
@@ -137,5 +197,6 @@ class LayerSource:
             source.layer,
             step,
             wait_s=FETCH_WAIT_S,
+            part=part,
             stopped=stopped,
         )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from workers.digest import state_digest as state_digest
-from workers.protocol import JobError
+from workers.protocol import JobError, Part
 
 if TYPE_CHECKING:
     from workers.optim import Optimizer
@@ -77,6 +77,25 @@ def host_copy(state: LayerState) -> LayerState:
         updates=dict(state.updates),
         freezing={key: fresh(tensor) for key, tensor in state.freezing.items()},
     )
+
+
+def part_of(state: LayerState, part: Part) -> LayerState:
+    """`part` of `state`, the same tensors; the rest is empty."""
+    weights, moments = part is not Part.MOMENTS, part is not Part.WEIGHTS
+    return LayerState(
+        layer=state.layer,
+        name=state.name,
+        weights=state.weights if weights else {},
+        buffers=state.buffers if weights else {},
+        slots=state.slots if moments else {},
+        updates=state.updates if moments else {},
+        freezing=state.freezing if moments else {},
+    )
+
+
+def united(weights: LayerState, moments: LayerState) -> LayerState:
+    """The layer whose weights and buffers are those of one, and whose moments are those of the other."""
+    return replace(weights, slots=moments.slots, updates=moments.updates, freezing=moments.freezing)
 
 
 def fresh(tensor: Tensor) -> Tensor:

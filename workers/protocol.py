@@ -22,6 +22,16 @@ class Request(StrEnum):
     """Leave the generation after the step being committed: another one is to be formed."""
 
 
+class Part(StrEnum):
+    """How much of a layer's state."""
+
+    ALL = "all"
+    WEIGHTS = "weights"
+    """Weights and buffers: what the layer computes with."""
+    MOMENTS = "moments"
+    """The rest: what the optimizer and the freezing have gathered."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One membership of the process group."""
@@ -307,6 +317,9 @@ class Position:
     """The step to whose commit it came without learning the outcome; it keeps the gradients until it is settled."""
     holds: tuple[int, ...] = ()
     """Layers whose state of `step` is whole here, owned or stood by. Undecided, it can roll all of them forward."""
+    weights: tuple[int, ...] = ()
+    """Layers of which no more than the weights of `step` are here: who gave them was lost before the moments had
+    come."""
     freeze_plans: tuple[FreezePlan, ...] = ()
     """Those taken up, with their starts."""
     host: str = ""
@@ -335,6 +348,8 @@ class Source:
     rank: int
     host: str
     port: int
+    part: Part = Part.ALL
+    """How much of it there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,8 +369,15 @@ class Assignment:
     start: CheckpointRef | None = None
     """The checkpoint of `step` that all begin with."""
     sources: tuple[Source, ...] = ()
+    moments: CheckpointRef | None = None
+    """Where those layers' moments come from of which the sources have only the weights; None: they begin anew."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts; what is prepared later is taken up only after the last of them."""
+
+    @property
+    def salvaged(self) -> frozenset[int]:
+        """Layers whose moments are lost."""
+        return frozenset(source.layer for source in self.sources if source.part is Part.WEIGHTS)
 
 
 class JobError(Exception):

@@ -24,8 +24,8 @@ from workers.devices.registry import make_device
 from workers.fault_points import FaultPoints, Phase
 from workers.freezing.plans import Plans, check_plan
 from workers.host_memory import keep_freed_pages
-from workers.layer_source import Built, LayerSource
-from workers.layer_state import host_copy
+from workers.layer_source import Built, Haul, LayerSource
+from workers.layer_state import LayerState, host_copy
 from workers.left_over import Greeting, LeftOver
 from workers.mailbox import Mailbox
 from workers.measured import Measured
@@ -40,6 +40,7 @@ from workers.protocol import (
     Generation,
     JobError,
     Outcome,
+    Part,
     Parted,
     Position,
     Report,
@@ -54,6 +55,7 @@ from workers.training import Training
 from workers.transport.channel import Channel
 from workers.transport.joining import Joining
 from workers.transport.open_channel import open_channel
+from workers.transport.state_frames import StateStreamError
 from workers.transport.state_stream import StateServer
 
 
@@ -93,6 +95,8 @@ class Rank:
         self._layers: Built = {}
         self._idle: Built = {}
         """What it holds of `_step` without a part in it; until it trains again."""
+        self._salvaged: dict[int, LayerState] = {}
+        """Layer -> weights of `_step`, of those whose moments are lost; until it trains with them."""
         self._standbys: Standbys | None = None
         self._freeze_plans = Plans()
         self._assignment: Assignment | None = None
@@ -145,7 +149,8 @@ class Rank:
 
         Raises:
             JobError: the checkpoint holds another model, or a freeze plan is for one.
-            StateStreamError: a source is gone, or `leave` was called.
+            StateStreamError: a source is gone, or `leave` was called. What had come by then is kept: it may be all that
+                is left of it.
         """
         source = self._source
         assert source is not None
@@ -157,6 +162,7 @@ class Rank:
         plan = assignment.plan
         owned = plan.layers_of_rank(assignment.place % plan.pipeline_ranks)
         copied = plan.standbys_of(assignment.place)
+        salvaged: dict[int, LayerState] = {}
         if assignment.start is not None:
             try:
                 known = source.load([*owned, *copied], assignment.start)
@@ -169,7 +175,17 @@ class Rank:
             known = self._held() if self._step == assignment.step else {}
             self._offer(known)
             lacking = [layer for layer in owned if layer not in known]
-            known |= source.fetch_all(lacking, assignment.sources, assignment.step)
+            haul = Haul()
+            try:
+                source.fetch_all(lacking, assignment, haul)
+            except DamagedCheckpointError as error:
+                return error.damage
+            except StateStreamError:
+                self._keep(haul, assignment)
+                raise
+            known |= haul.whole
+            weights = {**self._salvaged, **haul.weights}
+            salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
         self._layers = {layer: known[layer] for layer in owned}
         self._standbys = Standbys(
             copied,
@@ -178,19 +194,31 @@ class Rank:
             optimizer=self._optimizer,
         )
         self._idle = {layer: one for layer, one in known.items() if layer not in self._layers}
+        self._salvaged = salvaged
         self._step = assignment.step
         self._freeze_plans = Plans(assignment.freeze)
         self._assignment = assignment
         self._training = None
         return None
 
+    def _keep(self, haul: Haul, assignment: Assignment) -> None:
+        """Keep what came although not all did. Who stands at another step with layers of its own does not."""
+        if self._step != assignment.step and self._held():
+            return
+        self._step = assignment.step
+        whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
+        weights = {**self._salvaged, **haul.weights}
+        self._salvaged = {layer: state for layer, state in weights.items() if layer not in whole}
+        self._idle |= whole
+
     def _held(self) -> Built:
-        """All that it has of `_step`."""
+        """All that it has of `_step`, whole."""
         # Before a generation trains, the copies that it has are among the idle ones.
         copies: Built = {}
         if self._training is not None and self._standbys is not None:
             copies = self._standbys.held()
-        return {**self._idle, **copies, **self._layers}
+        held = {**self._idle, **copies, **self._layers}
+        return {layer: one for layer, one in held.items() if layer not in self._salvaged}
 
     def host_store(self, host: str = "127.0.0.1") -> int:
         """Host the store over which a generation forms, on the interface of `host`; returns its port."""
@@ -229,7 +257,7 @@ class Rank:
         assert self._source is not None
         assignment = self._assignment
         # Everyone has joined, so everyone has what it needs.
-        self._idle = {}
+        self._idle, self._salvaged = {}, {}
         self._withdraw()
         if assignment.step and assignment.start is None:
             self._offer_bases(layer for layer, places in enumerate(assignment.plan.standbys) if places)
@@ -338,6 +366,7 @@ class Rank:
             vector=self._vector,
             undecided=training.undecided if training is not None else None,
             holds=tuple(sorted(self._held())),
+            weights=tuple(sorted(self._salvaged)),
             freeze_plans=self._freeze_plans.known,
             host=self._host,
             port=self.port,
@@ -353,6 +382,8 @@ class Rank:
             self._take_over(self._training)
         if self._step == settlement.step:
             self._offer(self._held())
+            if self._server is not None:
+                self._server.offer(self._step, self._salvaged, Part.WEIGHTS)
 
     def _take_over(self, training: Training) -> None:
         """Keep what outlives a generation."""

@@ -97,7 +97,9 @@ class _Served:
                 return getattr(rank, method)(*arguments)
 
 
-def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
+def _serve(config: WorkerConfig, number: int, pipe: Connection, rig: Callable[[int], None] | None) -> None:
+    if rig is not None:
+        rig(number)
     _Served(config, number, pipe).run()
 
 
@@ -114,15 +116,22 @@ class ProcessHosts:
     Args:
         node_of: the node that a rank is said to live on.
         room: how many ranks may live at once.
+        rig: called in each process with its rank's number before it serves; a function of a module.
     """
 
     def __init__(
-        self, config: WorkerConfig, report: Callable[[Report], None], node_of: Callable[[int], str], room: int
+        self,
+        config: WorkerConfig,
+        report: Callable[[Report], None],
+        node_of: Callable[[int], str],
+        room: int,
+        rig: Callable[[int], None] | None = None,
     ) -> None:
         self._config = config
         self._report = report
         self._node_of = node_of
         self.most = room
+        self._rig = rig
         self._context: Any = multiprocessing.get_context("forkserver")
         # PyTorch loads the last one at its first backward, each process by itself.
         self._context.set_forkserver_preload(
@@ -143,7 +152,9 @@ class ProcessHosts:
 
     def start(self, rank: int) -> None:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(self._config, rank, theirs), daemon=True)
+        process = self._context.Process(
+            target=_serve, args=(self._config, rank, theirs, self._rig), daemon=True
+        )
         process.start()
         theirs.close()
         self._processes[rank] = _Process(process, ours)
@@ -250,6 +261,7 @@ class ElasticJob:
 
     Args:
         act: sees each event as it is logged, and this job.
+        rig: see `ProcessHosts`.
     """
 
     def __init__(
@@ -259,6 +271,7 @@ class ElasticJob:
         *,
         node_of: Callable[[int], str] = lambda rank: f"node{rank}",
         room: int | None = None,
+        rig: Callable[[int], None] | None = None,
     ) -> None:
         self.resolved = resolved
         self.log: list[events.Event] = []
@@ -289,6 +302,7 @@ class ElasticJob:
             lambda report: self.crank.tell(Reported(report)),
             node_of,
             plan.world_size if room is None else room,
+            rig,
         )
         self.runtime = Runtime(self.crew, self.hosts, self.crank.tell, self.crank.spawn)
 

@@ -160,6 +160,29 @@ def test_a_damaged_checkpoint_is_told_of_in_the_reason_with_what_it_costs() -> N
     )
 
 
+def test_damaged_moments_are_replaced_by_older_ones_and_then_by_fresh_ones() -> None:
+    job = train(Job(order_of(3, elastic=ElasticConfig(salvage="weights"))))
+    for step in (1, 2, 3, 4, 5):
+        job.take(Reported(step_report(step)))
+        if step in (2, 4):
+            job.take(Reported(checkpoint_report(step)))
+    job.take(DEAD, Positioned(position(0, 5, (0,), weights=(1,)), 1), Positioned(position(2, 5, (2,)), 1))
+    job.take(Settled(0, 1), Settled(2, 1), Planned(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1))
+    for step, older in ((4, 2), (2, None)):
+        follow = next(effect for effect in reversed(job.effects) if isinstance(effect, Follow))
+        assert {a.moments.step for a in follow.assignments.values() if a.moments} == {step}
+        damage = DamagedCheckpoint(path=f"/out/{step}", file="1.safetensors", problem="is cut short")
+        job.take(Loaded(0, damage, 1), Loaded(2, None, 1))
+        follow = next(effect for effect in reversed(job.effects) if isinstance(effect, Follow))
+        assert {a.moments and a.moments.step for a in follow.assignments.values()} == {older}
+        assert {(a.step, a.start) for a in follow.assignments.values()} == {(5, None)}
+        assert {a.salvaged for a in follow.assignments.values()} == {frozenset({1})}
+    recovered(job, plan_of(2, version=2), (0, 2))
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.step, regrouped.steps_lost) == (5, 0)
+    assert regrouped.reason.endswith("1.safetensors in /out/2 is cut short: fresh moments in their place")
+
+
 def test_with_no_checkpoint_it_begins_anew_and_says_so() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), DEAD)
     job.take(Positioned(position(0, 1, (0,)), 1), Positioned(position(2, 1, (2,)), 1))

@@ -9,7 +9,7 @@ from lifecycle_jobs import plan_of, position
 
 from orchestrator.recovery import Course, GiveUp, Hold, Situation, decide
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointRef, Position, Settlement, Source
+from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
 
 LAYERS = 6
 
@@ -119,3 +119,68 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
     told = decide(replace(few, elastic=ElasticConfig(min_ranks=2, wait_s=0)))
     assert isinstance(told, GiveUp)
     assert "elastic.wait_s = 0" in told.reason
+
+
+SALVAGE = ElasticConfig(salvage="weights")
+AT_2 = (CheckpointRef(path="2", step=2),)
+
+
+def left_of_a_drain(**changes: object) -> Situation:
+    """Rank 1 gave the weights of its layers 2 and 3 to rank 2, and all of layer 2 to rank 0 before it was gone."""
+    fields = {"elastic": SALVAGE, "checkpoints": AT_2, **changes}
+    return situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5, weights=(2, 3)), **fields)
+
+
+def test_layers_of_which_only_weights_are_left_go_on_if_the_job_says_so() -> None:
+    course = decide(left_of_a_drain())
+    assert isinstance(course, Course)
+    assert (course.step, course.checkpoints, course.moments, course.reached) == (4, (), AT_2, 4)
+    assert [(source.layer, source.rank, source.part) for source in course.sources] == [
+        (0, 0, Part.ALL),
+        (1, 0, Part.ALL),
+        (2, 0, Part.ALL),
+        (3, 2, Part.WEIGHTS),
+        (4, 2, Part.ALL),
+        (5, 2, Part.ALL),
+    ]
+    assert course.reason == (
+        "rank 1: died; 2 ranks go on where there were 3; only the weights are left of layer 3: they go on with the"
+        ' moments of the checkpoint of step 2, to other bits than otherwise (elastic.salvage = "weights")'
+    )
+    fresh = decide(left_of_a_drain(checkpoints=()))
+    assert isinstance(fresh, Course)
+    assert (fresh.step, fresh.moments) == (4, ())
+    assert "they go on with fresh moments" in fresh.reason
+
+
+def test_weights_alone_count_for_nothing_otherwise() -> None:
+    course = decide(left_of_a_drain(elastic=ElasticConfig()))
+    assert isinstance(course, Course)
+    assert (course.step, course.checkpoints, course.moments, course.sources) == (2, AT_2, (), ())
+    assert "nobody who is left holds layer 3: back to the checkpoint of step 2" in course.reason
+
+
+@pytest.mark.parametrize("of", ["this step", "a later one"])
+def test_a_checkpoint_that_is_no_older_is_better_than_weights(of: str) -> None:
+    checkpoints = (CheckpointRef(path="new", step=4 if of == "this step" else 5),)
+    course = decide(left_of_a_drain(checkpoints=checkpoints))
+    assert isinstance(course, Course)
+    assert (course.step, course.checkpoints, course.sources) == (checkpoints[0].step, checkpoints, ())
+
+
+def test_weights_of_all_that_is_missing_or_back_to_the_checkpoint() -> None:
+    course = decide(
+        situation(at(0, 4, 0, 1), at(2, 4, 4, 5, weights=(3,)), elastic=SALVAGE, checkpoints=AT_2)
+    )
+    assert isinstance(course, Course)
+    assert (course.step, course.moments, course.sources) == (2, (), ())
+    assert "nobody who is left holds layers 2, 3: back" in course.reason
+
+
+def test_what_is_whole_at_an_older_step_is_better_than_newer_weights() -> None:
+    """Nothing of it is lost but what was run since; and the bits are the same."""
+    course = decide(
+        situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5, weights=(3,)), at(3, 3, *range(LAYERS)), elastic=SALVAGE)
+    )
+    assert isinstance(course, Course)
+    assert (course.step, {source.rank for source in course.sources}) == (3, {3})

@@ -242,6 +242,11 @@ def test_what_is_auto_is_left_to_a_search(key: str) -> None:
             "elastic.spares = 1, but elastic.redundancy = .none. ends the job",
         ),
         ({"redundancy": "none", "min_ranks": 2}, 2, "elastic.min_ranks = 2, but elastic.redundancy = .none."),
+        (
+            {"redundancy": "none", "salvage": "weights"},
+            2,
+            'elastic.salvage = "weights", but elastic.redundancy',
+        ),
         ({"notices": ("ray", "ray")}, 2, "names a source twice"),
         ({"notice_file": ""}, 2, "names no file"),
     ],

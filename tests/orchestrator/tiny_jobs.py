@@ -35,7 +35,7 @@ microbatches = 4
 microbatch_size = 2
 
 [cluster]
-wait_s = 60
+wait_s = 240
 """
 
 
@@ -65,7 +65,7 @@ def tiny(folder: Path, name: str, **sections: dict[str, Any]) -> Spec:
         "freeze": {},
         "checkpoint": {},
         "elastic": {},
-        "cluster": {"address": "auto", "device": "cpu"},
+        "cluster": {"address": "auto", "device": "cpu", "wait_s": 240},
     }
     for section, keys in sections.items():
         given[section].update(keys)

@@ -11,7 +11,8 @@ import torch
 from state_streams import FLOWS, HOST, LIVELY, SECRET, bits, eventually, fetching, rich_state, serving
 from torch import Tensor
 
-from workers.layer_state import LayerState
+from workers.layer_state import LayerState, part_of, united
+from workers.protocol import Part
 from workers.transport.flow import Flow
 from workers.transport.state_frames import Absent, Gone
 from workers.transport.state_stream import fetch
@@ -81,7 +82,7 @@ def test_several_steps_and_several_at_a_time() -> None:
         assert {key: bits(state) for key, state in got.items()} == {k: bits(s) for k, s in states.items()}
         to.server.withdraw(1)
         with pytest.raises(
-            Absent, match=r"layer 0 of step 1 .* not offered within 0 s .*step 2: layers 0, 1, 2"
+            Absent, match=r"layer 0 of step 1 .* not offered within 0 s .*step 2: all of layers 0, 1, 2"
         ):
             to.fetch(0, 1, wait_s=0)
         assert bits(to.fetch(0, 2)) == bits(states[2, 0])
@@ -108,6 +109,50 @@ def test_a_dtype_that_cannot_travel_is_named() -> None:
         to.server.offer(17, {0: state})
         with pytest.raises(Absent, match="w has dtype float8_e5m2"):
             to.fetch(0)
+
+
+def test_a_part_of_a_state_comes_alone_and_both_make_it_up() -> None:
+    with serving() as to:
+        to.server.offer(17, {3: rich_state()})
+        weights, moments = to.fetch(part=Part.WEIGHTS), to.fetch(part=Part.MOMENTS)
+        assert bits(weights) == bits(part_of(rich_state(), Part.WEIGHTS))
+        assert bits(moments) == bits(part_of(rich_state(), Part.MOMENTS))
+        assert [weights.slots, weights.updates, weights.freezing] == [{}] * 3
+        assert [moments.weights, moments.buffers] == [{}] * 2
+        assert bits(united(weights, moments)) == bits(rich_state())
+
+
+def test_who_has_only_weights_gives_no_more() -> None:
+    with serving() as to:
+        to.server.offer(17, {3: part_of(rich_state(), Part.WEIGHTS)}, Part.WEIGHTS)
+        assert bits(to.fetch(part=Part.WEIGHTS)) == bits(part_of(rich_state(), Part.WEIGHTS))
+        for part in (Part.ALL, Part.MOMENTS):
+            with pytest.raises(Absent, match=r"\(there is step 17: weights of layers 3\)"):
+                to.fetch(part=part, wait_s=0)
+
+
+def test_moments_wait_for_the_weights_that_others_fetch() -> None:
+    """One fetch of weights is held up half-way: moments come only after it."""
+    held, let = threading.Event(), threading.Event()
+
+    def busy() -> bool:
+        if held.is_set():
+            return not let.is_set()
+        held.set()
+        return True
+
+    with serving(busy, flow=LIVELY) as to:
+        to.server.offer(17, {3: rich_state(), 4: rich_state(4)})
+        with fetching(lambda: to.fetch(part=Part.WEIGHTS)) as weights:
+            eventually("the weights are held up", held.is_set)
+            with fetching(lambda: to.fetch(4, part=Part.MOMENTS)) as moments:
+                eventually("both are there", lambda: len(to.server._peers) == 2)
+                assert to.server._busy_with_weights()
+                assert (weights, moments) == ([], [])
+                let.set()
+    assert isinstance(weights[0], LayerState)
+    assert isinstance(moments[0], LayerState)
+    assert not to.server._busy_with_weights()
 
 
 def test_closing_the_server_ends_every_fetch() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from workers.layer_state import LayerState
+from workers.protocol import Part
 from workers.transport.flow import Ahead, Flow
 from workers.transport.state_bytes import Loading
 from workers.transport.state_frames import (
@@ -35,6 +36,7 @@ def fetch(
     step: int,
     *,
     wait_s: float,
+    part: Part = Part.ALL,
     flow: Flow | None = None,
     stopped: threading.Event | None = None,
 ) -> LayerState:
@@ -42,6 +44,7 @@ def fetch(
 
     Args:
         wait_s: how long the server may wait until it is offered.
+        part: of the state; the rest of what is returned is empty.
         flow: whether and how far ahead it receives while it loads; the rest is the server's to decide.
         stopped: setting it makes the fetch give up, within a fraction of a second.
 
@@ -52,7 +55,7 @@ def fetch(
     try:
         with socket.create_connection((host, port), CONNECT_S) as connected:
             line = Line(connected, stopped or threading.Event(), HANDSHAKE_S)
-            return _fetch(line, secret, Wish(layer, step, wait_s), flow or Flow())
+            return _fetch(line, secret, Wish(layer, step, wait_s, part), flow or Flow())
     except StateStreamError as error:
         raise type(error)(f"layer {layer} of step {step} from {host}:{port}: {error}") from error
     except OSError as error:

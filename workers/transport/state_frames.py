@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
+from workers.protocol import Part
 from workers.transport.channel import ChannelError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -59,7 +60,7 @@ class Kind(IntEnum):
     """What a frame is."""
 
     REQUEST = 1
-    """JSON: which layer and step."""
+    """JSON: which layer and step, and how much of it."""
     HEADER = 2
     """JSON: what the chunks hold."""
     CHUNK = 3
@@ -86,15 +87,16 @@ class Wish:
     layer: int
     step: int
     wait_s: float
+    part: Part = Part.ALL
 
     def encode(self) -> bytes:
-        return json.dumps([self.layer, self.step, self.wait_s]).encode()
+        return json.dumps([self.layer, self.step, self.wait_s, self.part]).encode()
 
     @staticmethod
     def decode(text: bytes | bytearray) -> Wish:
         try:
-            layer, step, wait_s = json.loads(text)
-            wish = Wish(int(layer), int(step), float(wait_s))
+            layer, step, wait_s, part = json.loads(text)
+            wish = Wish(int(layer), int(step), float(wait_s), Part(part))
         except (ValueError, TypeError) as error:
             raise Refused(f"a request that is none: {error}") from error
         if not math.isfinite(wish.wait_s):

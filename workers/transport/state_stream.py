@@ -10,10 +10,11 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
-from workers.layer_state import LayerState
+from workers.layer_state import LayerState, part_of
+from workers.protocol import Part
 from workers.transport.flow import JOIN_S, Flow
 from workers.transport.state_delivery import Delivery, prioritize
 from workers.transport.state_fetch import fetch as fetch
@@ -64,7 +65,9 @@ class StateServer:
         self._busy = busy
         self._log = log or logging.getLogger(__name__).warning
         self._flow = flow or Flow()
-        self._offers: dict[int, dict[int, LayerState]] = defaultdict(dict)
+        self._offers: dict[int, dict[tuple[int, Part], LayerState]] = defaultdict(dict)
+        self._weights_leaving = 0
+        """Deliveries of weights alone that are under way."""
         self._offered = threading.Condition()
         self._closed = threading.Event()
         self._peers: dict[threading.Thread, Line] = {}
@@ -76,10 +79,14 @@ class StateServer:
         self._thread = threading.Thread(target=self._accept, name="state-server", daemon=True)
         self._thread.start()
 
-    def offer(self, step: int, states: Mapping[int, LayerState]) -> None:
-        """Hand out `states` (layer -> copy that nobody changes any more) as those of `step`, beside what is offered."""
+    def offer(self, step: int, states: Mapping[int, LayerState], part: Part = Part.ALL) -> None:
+        """Hand out `states` (layer -> copy that nobody changes any more) as those of `step`, beside what is offered.
+
+        Args:
+            part: what there is of them.
+        """
         with self._offered:
-            self._offers[step].update(states)
+            self._offers[step].update({(layer, part): state for layer, state in states.items()})
             self._offered.notify_all()
 
     def withdraw(self, step: int | None = None) -> None:
@@ -143,12 +150,14 @@ class StateServer:
                 opener.check(kind, 0, request, tag)
                 wish = Wish.decode(request)
                 line.silence_s = SILENCE_S
-                delivery = Delivery(connected, line, seal, self._flow, self._busy, self._closed)
+                busy = self._busy if wish.part is not Part.MOMENTS else self._busy_with_weights
+                delivery = Delivery(connected, line, seal, self._flow, busy, self._closed)
                 state = self._await(wish, delivery)
                 if state is None:
                     delivery.decline(self._told(wish))
                 else:
-                    delivery.deliver(state, wish.step)
+                    with self._counted(wish.part):
+                        delivery.deliver(part_of(state, wish.part), wish.step)
         except (Gone, OSError):
             # Whoever looks whether we live comes and goes; and who was cut off will ask again.
             pass
@@ -159,13 +168,29 @@ class StateServer:
                 del self._peers[threading.current_thread()]
                 self._strangers.pop(threading.current_thread(), None)
 
+    def _busy_with_weights(self) -> bool:
+        """Moments are of no use without their weights: they wait for those that others fetch, too."""
+        return self._weights_leaving > 0 or self._busy()
+
+    @contextmanager
+    def _counted(self, part: Part) -> Iterator[None]:
+        counts = 1 if part is Part.WEIGHTS else 0
+        with self._offered:
+            self._weights_leaving += counts
+        try:
+            yield
+        finally:
+            with self._offered:
+                self._weights_leaving -= counts
+
     def _await(self, wish: Wish, delivery: Delivery) -> LayerState | None:
         deadline = time.monotonic() + wish.wait_s
         while True:
             with self._offered:
                 if self._closed.is_set():
                     raise Gone("this end was closed")
-                state = self._offers.get(wish.step, {}).get(wish.layer)
+                offers = self._offers.get(wish.step, {})
+                state = offers.get((wish.layer, Part.ALL)) or offers.get((wish.layer, wish.part))
                 left_s = deadline - time.monotonic()
                 if state is not None or left_s <= 0:
                     return state
@@ -175,8 +200,10 @@ class StateServer:
     def _told(self, wish: Wish) -> str:
         with self._offered:
             offers = "; ".join(
-                f"step {step}: layers {', '.join(map(str, sorted(states)))}"
+                f"step {step}: {part} of layers {', '.join(map(str, sorted(layers)))}"
                 for step, states in sorted(self._offers.items())
+                for part in Part
+                if (layers := [layer for layer, offered in states if offered is part])
             )
         return f"not offered within {wish.wait_s:g} s (there is {offers or 'nothing'})"[
             : MOST_BYTES[Kind.ABSENT] // 4
