@@ -25,6 +25,8 @@ class Situation:
     """Of the generation that ended, by place."""
     positions: Mapping[int, Position]
     """Of all ranks that live, in no generation included; the others are dead."""
+    tried: frozenset[int] = frozenset()
+    """Ranks that were to be members since: they may hold something of it, too."""
     going: frozenset[int] = frozenset()
     """Ranks that may still give what they hold and take no place any more."""
     step: int = 0
@@ -172,7 +174,16 @@ def _lineup(now: Situation) -> tuple[int, ...]:
 
 def _attainable(now: Situation) -> tuple[int, ...]:
     """The steps at which one or another rank stands, or would if it were told the vector."""
-    return tuple({position.step for position in now.positions.values()}) or (0,)
+    return tuple({position.step for position in _holders(now).values()}) or (0,)
+
+
+def _holders(now: Situation) -> dict[int, Position]:
+    """Who may hold something that counts: what others held once, the job has trained on from, or gone back from."""
+    return {
+        rank: position
+        for rank, position in sorted(now.positions.items())
+        if rank in now.members or rank in now.tried
+    }
 
 
 def _current(now: Situation, step: int) -> tuple[int, ...]:
@@ -180,7 +191,7 @@ def _current(now: Situation, step: int) -> tuple[int, ...]:
     vector = _vector(now, step)
     return tuple(
         rank
-        for rank, position in sorted(now.positions.items())
+        for rank, position in _holders(now).items()
         if position.step == step or (vector is not None and position.undecided == step)
     )
 
@@ -262,7 +273,7 @@ def _reason(
         said.append(
             f"nobody who is left holds {missing}: back to {where}, which costs {reached - step} committed steps"
         )
-    elif lost := _missing(now, step):
+    elif at_hand and (lost := _missing(now, step)):
         newest = now.checkpoints[0].step if now.checkpoints else 0
         moments = f"with the moments of the checkpoint of step {newest}" if newest else "with fresh moments"
         said.append(

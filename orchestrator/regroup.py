@@ -95,6 +95,7 @@ def _decided(order: Order, state: Assessing) -> Step:
             plan=roster.plan,
             members=roster.members,
             positions={position.rank: position for position in state.positions},
+            tried=roster.tried,
             going=roster.going,
             step=roster.step,
             checkpoints=roster.checkpoints,
@@ -181,6 +182,7 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
 
 def _load(roster: Roster, draft: Draft) -> Step:
     course = draft.course
+    roster = replace(roster, tried=roster.tried | frozenset(draft.members))
     start = course.checkpoints[0] if course.checkpoints else None
     assignments = {
         rank: Assignment(
@@ -287,6 +289,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
     roster = replace(
         before,
         members=draft.members,
+        tried=frozenset(),
         plan=draft.plan,
         schedule=draft.schedule,
         trained=True,

@@ -60,6 +60,8 @@ class Roster:
     schedule: Schedule
     members: tuple[int, ...] = ()
     """Of the newest generation that trained, by place."""
+    tried: frozenset[int] = frozenset()
+    """Ranks that took up layers for a generation that has not trained yet, or never did."""
     alive: frozenset[int] = frozenset()
     """Ranks that are up and have opened model and data: members, spares, newcomers, and who is to go."""
     starting: frozenset[int] = frozenset()

@@ -208,7 +208,7 @@ class ElasticConfig(Section):
     salvage: Literal["none", "weights"] = "none"
     """What becomes of layers of which only the weights could be had from a rank that went too soon. `none`: all go back
     to the newest checkpoint. `weights`: they go on, with the moments of that checkpoint; no step is lost, but the bits
-    are others. Weights then travel before all moments."""
+    are others. Weights then travel before all moments. Not for models whose layers share parameters."""
     allow_faults: bool = False
     """Let `freshet fault` strike the job."""
 

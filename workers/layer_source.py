@@ -119,7 +119,6 @@ class LayerSource:
         if not layers:
             return
         whole = [layer for layer in layers if layer not in assignment.salvaged]
-        saved = self._saved([layer for layer in layers if layer in assignment.salvaged], assignment.moments)
 
         def begin(layers: Iterable[int], part: Part) -> dict[Future[LayerState], int]:
             return {
@@ -139,8 +138,10 @@ class LayerSource:
                     return
                 coming = begin(layers, Part.WEIGHTS)
                 built = self.build(layers)
-                self._take_all(coming, haul.weights.__setitem__)
-                for layer, moments in saved.items():
+                # One source that is lost says nothing of others: what they have may be all that is left of it.
+                self._take_all(coming, haul.weights.__setitem__, stop_at_once=False)
+                lost = [layer for layer in layers if layer in assignment.salvaged]
+                for layer, moments in self._saved(lost, assignment.moments).items():
                     take(layer, united(haul.weights[layer], moments))
                 coming = begin(whole, Part.MOMENTS)
                 self._take_all(coming, lambda layer, state: take(layer, united(haul.weights[layer], state)))
@@ -148,9 +149,16 @@ class LayerSource:
                 stopped.set()
 
     def _take_all(
-        self, coming: dict[Future[LayerState], int], take: Callable[[int, LayerState], None]
+        self,
+        coming: dict[Future[LayerState], int],
+        take: Callable[[int, LayerState], None],
+        *,
+        stop_at_once: bool = True,
     ) -> None:
-        """Take each state as it comes. With one of them lost the others need not come; what has is taken all the same.
+        """Take each state as it comes; with one of them lost, those that had come by then too.
+
+        Args:
+            stop_at_once: with one of them lost the others need not come.
 
         Raises:
             StateStreamError: the first that did not come.
@@ -160,7 +168,8 @@ class LayerSource:
             try:
                 take(coming[state], state.result())
             except StateStreamError as error:
-                self._stopped.set()
+                if stop_at_once:
+                    self._stopped.set()
                 lost = lost or error
         if lost is not None:
             raise lost

@@ -127,6 +127,12 @@ class Rank:
         self._device: Device = make_device(config, len(self._definition.layers))
         self._optimizer: Optimizer = make_optimizer(config.optimizer, config.steps)
         self._optimizer.check_ties(self._definition.ties)
+        if self._definition.ties and config.elastic.salvage != "none":
+            raise JobError(
+                f'elastic.salvage = "{config.elastic.salvage}" gives layers other moments than those that they share'
+                " parameters with, and shared parameters would drift apart: leave salvage out, or untie the model's"
+                " layers"
+            )
         self._source = LayerSource(
             config, self._definition, self._device, self._optimizer, self._secret, self.faults
         )
@@ -145,7 +151,7 @@ class Rank:
         it fetches, or before the first step the initial values.
 
         Returns:
-            What is wrong with `start`, if it is damaged; nothing has changed then: call again with an older one.
+            What is wrong with `start` or `moments`, if it is damaged: call again with an older one.
 
         Raises:
             JobError: the checkpoint holds another model, or a freeze plan is for one.
@@ -178,13 +184,14 @@ class Rank:
             haul = Haul()
             try:
                 source.fetch_all(lacking, assignment, haul)
-            except DamagedCheckpointError as error:
-                return error.damage
-            except StateStreamError:
+            except (DamagedCheckpointError, StateStreamError) as error:
                 self._keep(haul, assignment)
+                if isinstance(error, DamagedCheckpointError):
+                    return error.damage
                 raise
             known |= haul.whole
-            weights = {**self._salvaged, **haul.weights}
+            before = self._salvaged if self._step == assignment.step else {}
+            weights = {**before, **haul.weights}
             salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
         self._layers = {layer: known[layer] for layer in owned}
         self._standbys = Standbys(
@@ -195,6 +202,8 @@ class Rank:
         )
         self._idle = {layer: one for layer, one in known.items() if layer not in self._layers}
         self._salvaged = salvaged
+        if self._step != assignment.step:
+            self._vector = self._left = None
         self._step = assignment.step
         self._freeze_plans = Plans(assignment.freeze)
         self._assignment = assignment
@@ -202,9 +211,10 @@ class Rank:
         return None
 
     def _keep(self, haul: Haul, assignment: Assignment) -> None:
-        """Keep what came although not all did. Who stands at another step with layers of its own does not."""
-        if self._step != assignment.step and self._held():
-            return
+        """Keep what came although not all did. What it had of another step counts no more: all meet at this one."""
+        if self._step != assignment.step:
+            self._layers, self._idle, self._salvaged = {}, {}, {}
+            self._training = self._vector = self._left = None
         self._step = assignment.step
         whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
         weights = {**self._salvaged, **haul.weights}

@@ -63,7 +63,7 @@ from orchestrator.stimuli import (
 )
 from planner.schedules.registry import build
 from workers.config import ElasticConfig
-from workers.protocol import Parted, Position, Request, Settlement, StepReport
+from workers.protocol import Assignment, Part, Parted, Position, Request, Settlement, StepReport
 
 LAYERS = 6
 
@@ -75,6 +75,8 @@ class Process:
     step: int = 0
     layers: dict[int, int] = field(default_factory=dict)
     """Layer -> the step of its state."""
+    weights: set[int] = field(default_factory=set)
+    """Layers of which it has the weights of `step`, and no moments."""
     undecided: int | None = None
     vector: tuple[bytes, ...] | None = None
     generation: int | None = None
@@ -96,6 +98,8 @@ class World:
         self.training: tuple[int, ...] = ()
         self.round = 0
         self.announced = 0
+        self.newest = 0
+        """The newest step that any rank has committed since the last return to a checkpoint."""
         self.told = 0
         self.on_disk: dict[str, int] = {}
         self.plans: list[tuple[int, int]] = []
@@ -130,8 +134,10 @@ class World:
                 self.answers.append(Planned(plan, build("1f1b", ranks, 2, 1), number))
             case Follow(assignments, number):
                 for rank in self.standing(assignments):
-                    self.follow(rank, command)
-                    self.answers.append(Loaded(rank, None, number))
+                    if self.follow(rank, command):
+                        self.answers.append(Loaded(rank, None, number))
+                    else:
+                        self.answers.append(RankLost(rank, "a source is gone", cut_off=True, round=number))
             case HostStore(rank, number):
                 if rank in self.ranks:
                     self.answers.append(StoreUp("h", 1, number))
@@ -163,8 +169,10 @@ class World:
                 self.check(event)
             case LogRegroup(event):
                 assert event.step >= self.announced or event.steps_lost >= self.announced - event.step
+                assert event.steps_lost <= max(0, self.newest - event.step), "none lost that was not made"
                 assert event.rerun <= 1
                 self.announced = min(self.announced, event.step)
+                self.newest = event.step
             case _:
                 pass
 
@@ -178,7 +186,8 @@ class World:
     def position(self, rank: int) -> Position:
         one = self.ranks[rank]
         holds = tuple(sorted(layer for layer, step in one.layers.items() if step == one.step))
-        return position(rank, one.step, holds, undecided=one.undecided, vector=one.vector)
+        weights = tuple(sorted(one.weights - {*holds}))
+        return position(rank, one.step, holds, weights=weights, undecided=one.undecided, vector=one.vector)
 
     def settle(self, rank: int, settlement: Settlement) -> None:
         one = self.ranks[rank]
@@ -191,7 +200,8 @@ class World:
         assert one.step == settlement.step
         one.undecided = None
 
-    def follow(self, rank: int, command: Follow) -> None:
+    def follow(self, rank: int, command: Follow) -> bool:
+        """Whether it could take up its layers."""
         assignment, one = command.assignments[rank], self.ranks[rank]
         plan = assignment.plan
         owned = plan.layers_of_rank(assignment.place)
@@ -203,14 +213,37 @@ class World:
             assert len(assignment.sources) == LAYERS
             for layer in owned:
                 giver = self.ranks.get(sources[layer])
-                assert giver is None or giver.layers[layer] == assignment.step
+                if giver is None:
+                    continue
+                assert giver.step == assignment.step
+                if layer in assignment.salvaged:
+                    assert layer in giver.weights
+                else:
+                    assert giver.layers[layer] == assignment.step
+            if not {sources[layer] for layer in owned} <= self.ranks.keys():
+                self.keep(one, assignment)
+                return False
         else:
             assert assignment.step == 0
-        if not sources:
-            one.layers = {}
+        if not sources or one.step != assignment.step:
+            one.layers, one.weights = {}, set()
         one.step, one.undecided = assignment.step, None
-        one.layers |= dict.fromkeys(owned, assignment.step)
+        one.weights = (one.weights | {*owned}) & assignment.salvaged
+        one.layers |= dict.fromkeys({*owned} - assignment.salvaged, assignment.step)
         self.assigned[rank] = command
+        return True
+
+    def keep(self, one: Process, assignment: Assignment) -> None:
+        """Of what it was to get, any may have come, whole or not."""
+        if one.step != assignment.step:
+            one.layers, one.weights, one.vector = {}, set(), None
+        one.step = assignment.step
+        for source in assignment.sources:
+            draw = self.random.random()
+            if draw < 0.5 and self.order.elastic.salvage == "weights":
+                one.weights.add(source.layer)
+            elif draw > 0.7 and source.part is Part.ALL:
+                one.layers[source.layer] = assignment.step
 
     def begin(self, ranks: tuple[int, ...], step: int, number: int) -> None:
         assert isinstance(self.state, Training | Stopping)
@@ -222,7 +255,7 @@ class World:
                 one = self.ranks[rank]
                 assert one.step == step
                 near = {*plan.layers_of_rank(place), *plan.layers_of_rank((place + 1) % len(ranks))}
-                one.layers, one.vector = dict.fromkeys(near, step), None
+                one.layers, one.weights, one.vector = dict.fromkeys(near, step), set(), None
 
     def tell_up_to(self, step: int) -> None:
         """Steps that are settled are told of, some of them twice, by who is left; none that was undone."""
@@ -255,6 +288,7 @@ class World:
         if any(self.ranks[rank].undecided or self.ranks[rank].step + 1 != step for rank in standing):
             return
         self.random.shuffle(standing)
+        self.newest = max(self.newest, step)
         for count, rank in enumerate(standing):
             one = self.ranks[rank]
             if reached is not None and count >= reached:

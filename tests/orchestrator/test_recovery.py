@@ -80,7 +80,14 @@ def test_a_layer_comes_from_its_owner_then_from_a_standby_that_gives_least() -> 
 def test_those_who_began_a_checkpoint_go_on_from_it_when_they_hold_all_of_it() -> None:
     checkpoints = (CheckpointRef(path="2", step=2),)
     course = decide(
-        situation(at(0, 2, 0, 1, 2), at(2, 2, 3, 4, 5), at(3, 4, 5), checkpoints=checkpoints, step=4)
+        situation(
+            at(0, 2, 0, 1, 2),
+            at(2, 2, 3, 4, 5),
+            at(3, 4, 5),
+            checkpoints=checkpoints,
+            step=4,
+            tried=frozenset({3}),
+        )
     )
     assert isinstance(course, Course)
     assert (course.step, course.checkpoints, course.reached) == (2, (), 4)
@@ -89,7 +96,14 @@ def test_those_who_began_a_checkpoint_go_on_from_it_when_they_hold_all_of_it() -
 def test_an_older_state_than_the_newest_checkpoint_is_not_gone_back_to() -> None:
     checkpoints = (CheckpointRef(path="3", step=3), CheckpointRef(path="2", step=2))
     course = decide(
-        situation(at(0, 2, 0, 1, 2), at(2, 2, 3, 4, 5), at(3, 4, 5), checkpoints=checkpoints, step=4)
+        situation(
+            at(0, 2, 0, 1, 2),
+            at(2, 2, 3, 4, 5),
+            at(3, 4, 5),
+            checkpoints=checkpoints,
+            step=4,
+            tried=frozenset({3}),
+        )
     )
     assert isinstance(course, Course)
     assert (course.step, course.checkpoints, course.sources) == (3, checkpoints, ())
@@ -180,7 +194,32 @@ def test_weights_of_all_that_is_missing_or_back_to_the_checkpoint() -> None:
 def test_what_is_whole_at_an_older_step_is_better_than_newer_weights() -> None:
     """Nothing of it is lost but what was run since; and the bits are the same."""
     course = decide(
-        situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5, weights=(3,)), at(3, 3, *range(LAYERS)), elastic=SALVAGE)
+        situation(
+            at(0, 4, 0, 1, 2),
+            at(2, 4, 4, 5, weights=(3,)),
+            at(3, 3, *range(LAYERS)),
+            elastic=SALVAGE,
+            tried=frozenset({3}),
+        )
     )
     assert isinstance(course, Course)
     assert (course.step, {source.rank for source in course.sources}) == (3, {3})
+
+
+def test_who_was_left_aside_holds_nothing_that_counts() -> None:
+    """Rank 3 took part in an attempt long ago; the job has gone back and trained on since."""
+    left = at(3, 9, *range(LAYERS))
+    course = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 3, 4, 5), left))
+    assert isinstance(course, Course)
+    assert (course.step, course.reached, course.settling) == (4, 4, frozenset({0, 2}))
+    assert course.lineup == (0, 3, 2)
+    short = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5), left, checkpoints=AT_2))
+    assert isinstance(short, Course)
+    assert (short.step, short.reached, short.settling) == (2, 4, frozenset({0, 2}))
+    assert "nobody who is left holds layer 3: back to the checkpoint of step 2, which costs 2" in short.reason
+
+
+def test_before_the_first_step_nothing_is_said_of_what_is_missing() -> None:
+    course = decide(situation(at(0, 0), at(2, 0), step=0, trained=False))
+    assert isinstance(course, Course)
+    assert course.reason == "rank 1: died; 2 ranks go on where there were 3"

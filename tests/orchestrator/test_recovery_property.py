@@ -17,11 +17,18 @@ from workers.config import ElasticConfig
     min_ranks=st.integers(1, 3),
     grow=st.booleans(),
     redundancy=st.sampled_from(["peer", "checkpoint"]),
+    salvage=st.sampled_from(["none", "weights"]),
 )
 def test_whatever_happens_the_job_goes_on_or_says_why_not(
-    seed: int, spares: int, min_ranks: int, grow: bool, redundancy: str
+    seed: int, spares: int, min_ranks: int, grow: bool, redundancy: str, salvage: str
 ) -> None:
-    elastic = ElasticConfig(spares=spares, min_ranks=min_ranks, grow=grow, redundancy=redundancy)  # pyright: ignore[reportArgumentType]
+    elastic = ElasticConfig(
+        spares=spares,
+        min_ranks=min_ranks,
+        grow=grow,
+        redundancy=redundancy,  # pyright: ignore[reportArgumentType]
+        salvage=salvage,  # pyright: ignore[reportArgumentType]
+    )
     world = World(seed, elastic)
     world.run(60)
     assert isinstance(world.state, Training | Stopping | Waiting | Closing | Failed | Finished), world.state
