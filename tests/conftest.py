@@ -1,13 +1,20 @@
-"""What all tests share: Ray's environment, and which tests take turns."""
+"""What all tests share: Ray's environment, how examples are drawn, and which tests take turns."""
 
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from orchestrator.cluster import prepare_local
 
 # Ray reads its environment when it is first imported, by whichever test that is: it is set before any of them.
 prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
+
+# The same examples every time, however slow the machine: a failure is one of the code.
+settings.register_profile(
+    "here", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("here")
 
 STARTS_A_CLUSTER = ("test_ray_", "test_cli_train", "test_local_nodes")
 """Of files whose tests start Ray clusters."""
@@ -19,3 +26,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith(STARTS_A_CLUSTER):
             item.add_marker(pytest.mark.xdist_group("ray"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(900))

@@ -18,7 +18,7 @@ from workers.fault import Fault
 from workers.fault_kinds import FaultKind, Phase
 from workers.protocol import FaultReport, Request, StepReport
 
-PATIENCE_STEPS = 60
+PATIENCE_STEPS = 3000
 """A row that has not struck after so many steps never will."""
 STOPPED_S = 60.0
 """How long a stopped process would stay so; it is found and killed long before."""

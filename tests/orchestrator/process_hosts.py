@@ -11,11 +11,14 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
+
+import psutil
 
 from orchestrator import events
 from orchestrator.crank import Crank
@@ -254,6 +257,14 @@ class Ran:
     def steps(self) -> list[int]:
         """Announced, in order."""
         return [report.step for report in self.of(events.StepReport)]
+
+
+def assert_gone(pids: Sequence[int]) -> None:
+    """None of these processes is there: who was killed may take a moment to be buried."""
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a process of the job is still there"
+        time.sleep(0.02)
 
 
 class ElasticJob:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psutil
@@ -24,16 +24,23 @@ from orchestrator.survey import absolute, survey
 from workers.launch import Job, run_threads
 
 Kind = TypeVar("Kind")
+Made = TypeVar("Made")
+
+
+def started(start: Callable[[], Made]) -> Made:
+    """What `start` starts of Ray's; again where that took longer than Ray waits, as on a busy machine."""
+    for _ in range(2):
+        with suppress(Exception):
+            return start()
+    return start()
 
 
 @contextmanager
 def two_node_cluster() -> Iterator[None]:
     """This process as a driver of a cluster of its own."""
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27},
-    )
-    nodes.add_node(num_cpus=2, object_store_memory=2**27)
+    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27}
+    nodes = started(lambda: Cluster(initialize_head=True, head_node_args=head))
+    started(lambda: nodes.add_node(num_cpus=2, object_store_memory=2**27))
     with driver_of(nodes):
         yield
 
@@ -73,11 +80,19 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 
 def assert_nothing_left() -> None:
-    """No actor, no reservation."""
+    """No actor, no reservation: Ray takes a moment to notice a death."""
+    wait_for(lambda: not left_over())
+    assert left_over() == []
+
+
+def left_over() -> list[str]:
+    """Names of actors and of reservations."""
     actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    assert [actor["name"] for actor in actors] == []
-    standing = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
-    assert standing == []
+    groups = placement_group_table().values()
+    return [
+        *(actor["name"] for actor in actors),
+        *(entry["name"] for entry in groups if entry["state"] != "REMOVED"),
+    ]
 
 
 class Log:

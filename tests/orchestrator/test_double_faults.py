@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fault_rows import assert_consistent
-from process_hosts import ElasticJob, Ran
+from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
@@ -22,6 +22,8 @@ from workers.fault import Fault
 from workers.fault_kinds import FaultKind, Phase
 from workers.launch import Job, run_threads
 from workers.protocol import FaultReport
+from workers.transport.channel import ChannelError
+from workers.transport.process_group import ProcessGroupChannel
 
 STEPS = 8
 STRUCK = 5
@@ -71,6 +73,19 @@ def blind(step: int = STRUCK) -> Fault:
     return Fault(kind=FaultKind.BLIND, step=step)
 
 
+def all_gather_or_none(rank: int) -> None:
+    """Nobody returns from a gather before all have its result."""
+    gather = ProcessGroupChannel.all_gather
+
+    def twice(self: ProcessGroupChannel, record: bytes) -> list[bytes]:
+        records = gather(self, record)
+        with suppress(ChannelError):
+            gather(self, b"")
+        return records
+
+    ProcessGroupChannel.all_gather = twice
+
+
 def check(ran: Ran, expected: str, struck: set[int]) -> None:
     """The faults struck; every step is there, and has the quiet run's bits; no process is left."""
     assert isinstance(ran.state, Finished), ran.state
@@ -80,7 +95,7 @@ def check(ran: Ran, expected: str, struck: set[int]) -> None:
     lost = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
     assert len(ran.steps) == STEPS + lost
     assert_consistent(ran)
-    assert not any(psutil.pid_exists(pid) for pid in ran.pids)
+    assert_gone(ran.pids)
 
 
 def cost(regrouped: events.Regrouped) -> int:
@@ -169,7 +184,8 @@ def test_a_commit_that_some_have_seen_has_one_outcome(
     """Rank 2 is killed with all records in its hands; those that are blinded have lost them. One rank that has them is
     enough for all to take the step up; if none has, all give it up and run it again."""
     faults: dict[int, list[Fault]] = {rank: [blind()] for rank in blinded}
-    ran = ElasticJob(job(tmp_path), arming({**faults, 2: [kill(Phase.IN_COMMIT)]})).run()
+    act = arming({**faults, 2: [kill(Phase.IN_COMMIT)]})
+    ran = ElasticJob(job(tmp_path), act, rig=all_gather_or_none).run()
     check(ran, quiet, {2, *blinded})
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.lost, regrouped.rerun, regrouped.steps_lost) == ((2,), rerun, 0)

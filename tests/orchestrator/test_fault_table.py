@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 from fault_rows import Row, Running, Table, Told, assert_consistent
-from process_hosts import ElasticJob, Ran
+from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from resting import Resting
 from tiny_jobs import tiny
@@ -45,7 +44,7 @@ WHERE = ("first", "middle", "last")
 KEEPING = ("peer", "checkpoint", "replicas")
 RANKS, SPARES = 4, 2
 EVERY_STEPS = 2
-HANG_S = 1.5
+HANG_S = 3.0
 LIMIT_S = 800.0
 
 
@@ -55,7 +54,18 @@ def table(keeping: str) -> list[tuple[Phase, str]]:
     return [row for row in rows if keeping != "replicas" or row[0] is not Phase.SAVING or row[1] == "first"]
 
 
-ROWS = [(keeping, kind, *row) for keeping in KEEPING for kind in KINDS for row in table(keeping)]
+def one_job(keeping: str, kind: FaultKind) -> pytest.MarkDecorator:
+    """Of tests that look at the same job: one process runs it, once."""
+    return pytest.mark.xdist_group(f"{keeping}-{kind}")
+
+
+JOBS = [pytest.param(keeping, kind, marks=one_job(keeping, kind)) for keeping in KEEPING for kind in KINDS]
+ROWS = [
+    pytest.param(keeping, kind, *row, marks=one_job(keeping, kind))
+    for keeping in KEEPING
+    for kind in KINDS
+    for row in table(keeping)
+]
 
 
 def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
@@ -64,7 +74,7 @@ def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
     spec = tiny(
         folder,
         "job",
-        job={"steps": 10_000, "sample_tokens": 0},
+        job={"steps": 100_000, "sample_tokens": 0},
         pipeline=pipeline | ({"replicas": 2} if keeping == "replicas" else {}),
         checkpoint={"every_steps": EVERY_STEPS},
         elastic={
@@ -172,8 +182,7 @@ def test_a_fault_has_one_outcome(
         assert regrouped.steps_lost == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("keeping", KEEPING)
+@pytest.mark.parametrize(("keeping", "kind"), JOBS)
 def test_all_end_with_the_bits_of_the_quiet_run(strike: Strike, keeping: str, kind: FaultKind) -> None:
     struck = strike(keeping, kind)
     ran = struck.ran
@@ -185,12 +194,11 @@ def test_all_end_with_the_bits_of_the_quiet_run(strike: Strike, keeping: str, ki
     assert set(ran.steps) == set(range(1, max(ran.steps) + 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("keeping", KEEPING)
+@pytest.mark.parametrize(("keeping", "kind"), JOBS)
 def test_nothing_is_left_of_them(strike: Strike, keeping: str, kind: FaultKind) -> None:
     """No process, so no port; and of the folder only checkpoints that are whole."""
     struck = strike(keeping, kind)
-    assert not any(psutil.pid_exists(pid) for pid in struck.ran.pids)
+    assert_gone(struck.ran.pids)
     whole = {ref.path for ref in checkpoints(struck.output)}
     written = {str(path) for path in (Path(struck.output) / "checkpoints").iterdir()}
     assert written == whole

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fault_rows import assert_consistent
-from process_hosts import ElasticJob, Ran
+from process_hosts import ElasticJob, Ran, assert_gone
 from test_elastic_jobs import both, once
 from test_moves import long_job, moving
 
@@ -21,7 +20,7 @@ from workers.fault_kinds import FaultKind, Phase
 from workers.launch import Job, run_threads
 from workers.protocol import FaultReport, SwitchReport
 
-STEPS = 20
+STEPS = 24
 SOURCE, TARGET, ASIDE = 1, 2, 3
 LAYERS = (3, 5)
 MOMENTS: dict[str, Callable[[ElasticJob, events.Event], bool]] = {
@@ -56,7 +55,7 @@ def check(ran: Ran, expected: str, lost: set[int]) -> None:
     assert {rank for each in ran.of(events.Regrouped) for rank in each.lost} == lost
     assert all(each.steps_lost == 0 and each.rerun <= 1 for each in ran.of(events.Regrouped))
     assert ran.state_sha256 == expected
-    assert not any(psutil.pid_exists(pid) for pid in ran.pids)
+    assert_gone(ran.pids)
 
 
 @pytest.mark.parametrize("victim", [SOURCE, TARGET, ASIDE])

@@ -20,7 +20,7 @@ from orchestrator.stimuli import Migrate
 from workers.launch import Job, run_threads
 from workers.protocol import StepReport, SwitchReport
 
-STEPS = 20
+STEPS = 24
 MODEL = {"layers": 8}
 
 
@@ -101,7 +101,9 @@ def test_the_other_ways_to_move(tmp_path: Path, quiet: str, mode: Mode) -> None:
     if mode == "stop":
         (regrouped,) = ran.of(events.Regrouped)
         assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("move", (), 0)
-        assert (migrated.bytes, migrated.steps) == (None, regrouped.step - 3)
+        assert migrated.bytes is None
+        # It began with the newest step that was heard of when it was asked for: the third, or one after.
+        assert 0 <= migrated.steps <= regrouped.step - 3
         assert len(ran.of(events.Formed)) == 2
         assert not ran.of(events.Warned)
     else:

@@ -15,7 +15,7 @@ import pytest
 import ray
 from fault_rows import Row, Running, Table, Told
 from ray.cluster_utils import Cluster
-from ray_jobs import Log, assert_nothing_left, driver_of, resolved
+from ray_jobs import Log, assert_nothing_left, driver_of, resolved, started
 from resting import Resting
 from tiny_jobs import tiny
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 
 RANKS, SPARES, NODES = 4, 2, 4
 JOB = "struck"
-HANG_S = 5.0
+HANG_S = 15.0
 ROWS = (
     Row(Phase.FORWARD, "first", FaultKind.KILL),
     Row(Phase.BACKWARD, "middle", FaultKind.RAISE),
@@ -60,12 +60,11 @@ class Nodes:
     """A head that takes no ranks, and nodes that take two each."""
 
     def __init__(self) -> None:
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 2**27},
-        )
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 2**27}
+        self.cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
         self._nodes: list[Any] = [
-            self.cluster.add_node(num_cpus=2, object_store_memory=2**27) for _ in range(NODES)
+            started(lambda: self.cluster.add_node(num_cpus=2, object_store_memory=2**27))
+            for _ in range(NODES)
         ]
 
     def kill(self, name: str) -> None:
@@ -121,7 +120,7 @@ def job(folder: Path) -> Spec:
     return tiny(
         folder,
         JOB,
-        job={"steps": 10_000, "sample_tokens": 0},
+        job={"steps": 100_000, "sample_tokens": 0},
         pipeline={"microbatches": 2, "microbatch_size": 1},
         checkpoint={"every_steps": 2},
         elastic={"spares": SPARES, "grow": False, "allow_faults": True, "hang_timeout_s": HANG_S},

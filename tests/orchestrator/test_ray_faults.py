@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
+from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster, wait_for
 from test_cli_train import freshet_here
 from tiny_jobs import tiny
 
@@ -21,7 +21,12 @@ from orchestrator.spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import FaultReport, JobError, StepReport
 
-STEPS = 12
+STEPS = 14
+CLUSTER = {
+    "device": "emulated",
+    # Steps of a third of a second: drills are armed while the ranks join.
+    "emulated": {"forward_s": 0.01, "input_grad_s": 0.01, "weight_grad_s": 0.01},
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +42,13 @@ def nothing_left(two_nodes: None) -> Iterator[None]:
 
 
 def job(folder: Path, name: str, **elastic: Any) -> Spec:
-    return tiny(folder, name, job={"steps": STEPS}, elastic={"allow_faults": True, **elastic})
+    return tiny(
+        folder,
+        name,
+        job={"steps": STEPS},
+        elastic={"allow_faults": True, **elastic},
+        cluster=CLUSTER,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +83,9 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
 
     def arm() -> None:
         for rank, fault in (
-            (1, {"kind": "stop", "seconds": 0.3, "step": 5, "phase": "backward"}),
-            (2, {"kind": "slow", "factor": 3, "step": 6, "steps": 2}),
-            (3, {"kind": "throttle-link", "bytes_per_s": 1e6, "step": 7, "steps": 1}),
+            (1, {"kind": "stop", "seconds": 0.3, "step": 8, "phase": "backward"}),
+            (2, {"kind": "slow", "factor": 3, "step": 9, "steps": 2}),
+            (3, {"kind": "throttle-link", "bytes_per_s": 1e6, "step": 10, "steps": 1}),
         ):
             drill = Drill.from_json({"rank": rank, "fault": fault})
             said.append(fault_job("drilled", "auto", drill.to_json()))
@@ -94,14 +105,14 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
     result = PipelineTrainer(job(tmp_path, "drilled"), observe=log).fit()
     assert result.error is None
     assert said == [
-        "stop for 0.3 s on rank 1, in phase backward of step 5",
-        "slow 3 times for 2 steps on rank 2, in phase forward of step 6",
-        "throttle-link to 1e+06 bytes/s for 1 steps on rank 3, in phase forward of step 7",
+        "stop for 0.3 s on rank 1, in phase backward of step 8",
+        "slow 3 times for 2 steps on rank 2, in phase forward of step 9",
+        "throttle-link to 1e+06 bytes/s for 1 steps on rank 3, in phase forward of step 10",
     ]
     assert sorted(struck(log)) == [
-        (1, "stop for 0.3 s", 5, "backward"),
-        (2, "slow 3 times for 2 steps", 6, "forward"),
-        (3, "throttle-link to 1e+06 bytes/s for 1 steps", 7, "forward"),
+        (1, "stop for 0.3 s", 8, "backward"),
+        (2, "slow 3 times for 2 steps", 9, "forward"),
+        (3, "throttle-link to 1e+06 bytes/s for 1 steps", 10, "forward"),
     ]
     no_job, no_rank, which, no_node, past = refused
     assert "no job 'drille'" in no_job
@@ -117,29 +128,34 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
 def test_a_kill_by_the_command_is_told_of_before_its_rank_is_missed(tmp_path: Path) -> None:
     codes: list[int | str | None] = []
 
-    words = ("--rank", "2", "--step", "4", "--phase", "before-commit")
+    words = ("--rank", "2", "--step", "7", "--phase", "before-commit")
     log = when_all_have_started(lambda: codes.append(freshet_here("fault", "killed", "kill", *words)))
     result = PipelineTrainer(job(tmp_path, "killed", redundancy="none"), observe=log).fit()
     assert codes == [DONE]
     assert result.error is not None
-    assert struck(log) == [(2, "kill", 4, "before-commit")]
+    assert struck(log) == [(2, "kill", 7, "before-commit")]
     failed = log.of(events.RankFailed)[0]
     assert failed.rank == 2
     assert log.events.index(log.of(FaultReport)[0]) < log.events.index(failed)
     (pid,) = [started.pid for started in log.of(events.RankStarted) if started.rank == 2]
-    assert not psutil.pid_exists(pid)
-    assert max(report.step for report in log.of(StepReport)) < 4
+    wait_for(lambda: not psutil.pid_exists(pid))
+    assert max(report.step for report in log.of(StepReport)) < 7
 
 
 def test_a_drained_rank_is_let_go_before_its_deadline(tmp_path: Path, expected: str) -> None:
+    codes: list[int | str | None] = []
+
     def act() -> None:
-        freshet_here("fault", "leaving", *["drain", "--rank", "3", "--step", "3", "--deadline", "600"])
+        drain = ("drain", "--rank", "3", "--step", "6", "--deadline", "600")
+        codes.append(freshet_here("fault", "leaving", *drain))
         # The job must not be over before the controller has come to ask for another generation.
-        freshet_here("fault", "leaving", *["stop", "--rank", "1", "--step", "4", "--seconds", "1.5"])
+        stop = ("stop", "--rank", "1", "--step", "7", "--seconds", "5")
+        codes.append(freshet_here("fault", "leaving", *stop))
 
     log = when_all_have_started(act)
     result = PipelineTrainer(job(tmp_path, "leaving"), observe=log).fit()
-    assert struck(log) == [(3, "drain for 600 s", 3, "forward"), (1, "stop for 1.5 s", 4, "forward")]
+    assert codes == [DONE, DONE]
+    assert struck(log) == [(3, "drain for 600 s", 6, "forward"), (1, "stop for 5 s", 7, "forward")]
     (notice,) = log.of(events.Noticed)
     assert (notice.source, notice.ranks, notice.left_s) == ("sigterm", (3,), 600.0)
     (regrouped,) = log.of(events.Regrouped)

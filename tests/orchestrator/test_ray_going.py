@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
-from ray_jobs import Log, assert_nothing_left, drain, driver_of, state_sha256, wait_for
+from ray_jobs import Log, assert_nothing_left, drain, driver_of, started, state_sha256, wait_for
 from tiny_jobs import tiny
 
 from orchestrator import events
@@ -22,7 +22,7 @@ from orchestrator.spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import CheckpointReport, StepReport
 
-TIMES = {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005}
+TIMES = {"forward_s": 0.01, "input_grad_s": 0.01, "weight_grad_s": 0.01}
 
 
 @dataclass
@@ -33,21 +33,19 @@ class Nodes:
     added: list[Any] = field(default_factory=list)
 
     def add(self) -> None:
-        self.added.append(self.cluster.add_node(num_cpus=1, object_store_memory=2**27))
+        self.added.append(started(lambda: self.cluster.add_node(num_cpus=1, object_store_memory=2**27)))
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Cluster]:
-    nodes = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 0,
-            "include_dashboard": False,
-            "object_store_memory": 2**27,
-            # A busy machine is not to pass for a dead one.
-            "_system_config": {"health_check_failure_threshold": 20},
-        },
-    )
+    arguments = {
+        "num_cpus": 0,
+        "include_dashboard": False,
+        "object_store_memory": 2**27,
+        # A busy machine is not to pass for a dead one.
+        "_system_config": {"health_check_failure_threshold": 20},
+    }
+    nodes = started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
     with driver_of(nodes):
         yield nodes
 

@@ -111,10 +111,10 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
             lines.extend(status_lines("auto"))
             stop_job("halves", "auto", now=False)
 
-    # Steps of half a second, so that the request has one to arrive in.
+    # Steps of more than two seconds, so that the request has one to arrive in.
     slow = {
         "device": "emulated",
-        "emulated": {"forward_s": 0.02, "input_grad_s": 0.01, "weight_grad_s": 0.01},
+        "emulated": {"forward_s": 0.1, "input_grad_s": 0.05, "weight_grad_s": 0.05},
     }
     log = Log(stop_at_two)
     first = PipelineTrainer(tiny(tmp_path, "halves", cluster=slow), observe=log).fit()
@@ -255,7 +255,7 @@ def test_a_controller_that_does_not_start_is_a_job_error(
 
 def test_a_stop_before_training_ends_the_job(tmp_path: Path) -> None:
     def stop_at_once(record: events.Record) -> None:
-        if isinstance(record.event, events.Issued):
+        if isinstance(record.event, events.RankStarted):
             find("early").request.remote(Request.STOP)
 
     log = Log(stop_at_once)

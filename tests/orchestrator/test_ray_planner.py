@@ -24,11 +24,11 @@ from planner.freezing import FreezePlan, Phase, Phases
 from workers.launch import run_threads
 from workers.protocol import FreezeReport, FreezeStarted, Request, StepReport, TimelineReport
 
-PHASES = Phases(warm_up=40, monitoring=80, ramp=86)
-SHORT = Phases(warm_up=8, monitoring=28, ramp=34)
-STEPS = 60
+PHASES = Phases(warm_up=100, monitoring=180, ramp=186)
+SHORT = Phases(warm_up=8, monitoring=48, ramp=54)
+STEPS = 120
 """Of a job with `SHORT` phases."""
-FAR = 400
+FAR = 10_000
 """A step that no test's job reaches."""
 
 

@@ -46,14 +46,14 @@ def start(folder: Path, trace: str, *options: str) -> subprocess.Popen[str]:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert alive == []
 
 
 def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_path: Path) -> None:
     trace = "0,add,a\n0,add,b\n0,add,c\n2000,remove,b\n3000,add,d\n20000,remove,a\n22000,add,e\n"
     driver = start(tmp_path, trace, "--speedup", "1", "--finish", "--json")
-    output, errors = driver.communicate(timeout=280)
+    output, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
     numbers = json.loads(output)
     found = numbers["rehearsal"]
@@ -80,7 +80,7 @@ def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_pa
 def test_ctrl_c_stops_the_job_and_leaves_no_process(tmp_path: Path) -> None:
     driver = start(tmp_path, "0,add,a\n0,add,b\n0,add,c\n600000,remove,b\n", "--speedup", "1")
     log = tmp_path / "out" / "events.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (log.exists() and '"kind": "step"' in log.read_text()):
         assert time.monotonic() < deadline
         assert driver.poll() is None, driver.communicate()
@@ -88,7 +88,7 @@ def test_ctrl_c_stops_the_job_and_leaves_no_process(tmp_path: Path) -> None:
     family = psutil.Process(driver.pid).children(recursive=True)
     assert len([process for process in family if process.name() == "raylet"]) == 4
     driver.send_signal(signal.SIGINT)
-    output, errors = driver.communicate(timeout=120)
+    output, errors = driver.communicate(timeout=300)
     assert driver.returncode == INTERRUPTED, output + errors
     assert "stopping after this step" in output
     assert_gone(family)

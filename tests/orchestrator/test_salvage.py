@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytest
 from fault_rows import assert_consistent
-from process_hosts import ElasticJob, Ran
+from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
 from orchestrator import events
 from orchestrator.resolve import Resolved
 from orchestrator.states import Finished
-from orchestrator.stimuli import Going
+from orchestrator.stimuli import Asked, Going
 from workers.checkpoint import (
     checkpoint_folder,
     checkpoints,
@@ -30,19 +29,16 @@ from workers.checkpoint import (
 from workers.checkpoint_manifest import Manifest
 from workers.launch import Job, run_threads
 from workers.layer_state import LayerState, united
-from workers.protocol import CheckpointRef, CheckpointReport
+from workers.protocol import CheckpointRef, CheckpointReport, Request, StepReport
 from workers.transport.state_delivery import Delivery
 
-STEPS, SAVED = 24, 6
-"""The drain begins once the checkpoint of step `SAVED` is whole."""
 
-
-def job(folder: Path, name: str = "job", **elastic: Any) -> Resolved:
-    """Two ranks without copies of each other."""
+def job(folder: Path, name: str = "job", every_steps: int = 0, **elastic: Any) -> Resolved:
+    """Two ranks without copies of each other; it is stopped once all has happened."""
     sections: dict[str, dict[str, Any]] = {
-        "job": {"steps": STEPS, "sample_tokens": 0},
+        "job": {"steps": 10_000, "sample_tokens": 0},
         "pipeline": {"ranks": 2, "microbatches": 2, "microbatch_size": 1},
-        "checkpoint": {"every_steps": SAVED, "keep": 100},
+        "checkpoint": {"every_steps": every_steps, "keep": 10_000},
         "elastic": {"grow": False, "redundancy": "checkpoint", **elastic},
     }
     return resolved(tiny(folder, name, **sections))
@@ -72,75 +68,95 @@ def dies_before_its_last_layer(rank: int) -> None:
     dies_when_it_gives(lambda state: state.layer == 5)(rank)
 
 
-def drained(done: Resolved, rig: Callable[[int], None]) -> Ran:
-    """Rank 1 is told to go, and dies while it gives its layers."""
-    told: list[events.Event] = []
+@dataclass(frozen=True)
+class Drained:
+    """A job one of whose ranks went too soon."""
+
+    ran: Ran
+    saved: int
+    """Step of the only checkpoint that there was."""
+    regrouped: events.Regrouped
+    end: int
+    """Steps committed."""
+
+
+def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
+    """Rank 1 is told to go once there is a checkpoint, and dies while it gives its layers."""
+    seen: list[type] = []
 
     def act(running: ElasticJob, event: events.Event) -> None:
-        if isinstance(event, CheckpointReport) and not told:
-            told.append(event)
-            running.tell(Going(frozenset({1}), "file", 30.0, "n", "h"))
+        if type(event) in seen:
+            return
+        match event:
+            case StepReport(step=3):
+                running.tell(Asked(Request.CHECKPOINT))
+            case CheckpointReport():
+                running.tell(Going(frozenset({1}), "file", 30.0, "n", "h"))
+            case events.Regrouped():
+                running.tell(Asked(Request.STOP))
+            case _:
+                return
+        seen.append(type(event))
 
     ran = ElasticJob(done, act, rig=rig).run()
     assert isinstance(ran.state, Finished), ran.state
     (failed,) = ran.of(events.RankFailed)
     assert failed.rank == 1
     assert "died: killed" in failed.error
-    assert not any(psutil.pid_exists(pid) for pid in ran.pids)
-    return ran
+    assert_gone(ran.pids)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert regrouped.lost == (1,)
+    return Drained(ran, ran.of(CheckpointReport)[0].step, regrouped, ran.state.step)
 
 
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Resolved, str]:
-    """The job undisturbed, with a checkpoint of every step; and its last state."""
-    done = job(tmp_path_factory.mktemp("quiet"))
-    config = done.config.model_copy(
-        update={"checkpoint": done.config.checkpoint.model_copy(update={"every_steps": 1})}
+def quiet(folder: Path, end: int) -> tuple[Resolved, str]:
+    """The same job undisturbed up to step `end`, with a checkpoint of every step; and its last state."""
+    done = job(folder, every_steps=1)
+    return done, run_threads(Job(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
+
+
+def went_on_with(quiet: Resolved, drained: Drained, layers: set[int], folder: Path) -> str:
+    """The last state, if the moments of `layers` were those of the checkpoint from where the others went on."""
+    refs, step, saved = (
+        {r.step: r for r in checkpoints(quiet.config.output)},
+        drained.regrouped.step,
+        drained.saved,
     )
-    return done, run_threads(Job(config, done.plan, done.schedule)).state_sha256
-
-
-def went_on_with(quiet: Resolved, step: int, layers: set[int], folder: Path) -> str:
-    """What becomes of the state of `step` if the moments of `layers` are those of step `SAVED`."""
-    refs = {ref.step: ref for ref in checkpoints(quiet.config.output)}
     manifest = read_manifest(refs[step])
     mixed = CheckpointRef(path=checkpoint_folder(str(folder), step, 1), step=step)
     files = {}
     for layer in range(len(manifest.layers)):
         state = read_layer(refs[step], manifest, layer)
         if layer in layers:
-            state = united(state, read_layer(refs[SAVED], read_manifest(refs[SAVED]), layer))
+            state = united(state, read_layer(refs[saved], read_manifest(refs[saved]), layer))
         files |= {record.name: record for record in write_layer(mixed.path, state)}
     fields = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
     write_manifest(mixed.path, Manifest(**{**fields, "files": files}))
-    return run_threads(Job(quiet.config, quiet.plan, quiet.schedule, start=mixed, generation=2)).state_sha256
+    again = Job(quiet.config, quiet.plan, quiet.schedule, start=mixed, generation=2, stop_at=drained.end)
+    return run_threads(again).state_sha256
 
 
-def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(
-    tmp_path: Path, quiet: tuple[Resolved, str]
-) -> None:
-    done = job(tmp_path, salvage="weights")
-    ran = drained(done, dies_before_its_moments)
-    assert ran.steps == list(range(1, STEPS + 1))
-    (regrouped,) = ran.of(events.Regrouped)
-    assert (regrouped.steps_lost, regrouped.lost) == (0, (1,))
+def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(tmp_path: Path) -> None:
+    done = job(tmp_path / "drained", salvage="weights")
+    drain = drained(done, dies_before_its_moments)
+    assert drain.ran.steps == list(range(1, drain.end + 1))
+    assert drain.regrouped.steps_lost == 0
+    assert drain.regrouped.step > drain.saved
     owned = set(done.plan.layers_of_rank(1))
-    listed = ", ".join(map(str, sorted(owned)))
-    assert f"only the weights are left of layers {listed}: they go on with the moments of the checkpoint" in (
-        regrouped.reason
+    assert drain.regrouped.reason.endswith(
+        f"only the weights are left of layers {', '.join(map(str, sorted(owned)))}: they go on with the moments of the"
+        f' checkpoint of step {drain.saved}, to other bits than otherwise (elastic.salvage = "weights")'
     )
-    assert regrouped.step > SAVED
-    assert ran.state_sha256 == went_on_with(quiet[0], regrouped.step, owned, tmp_path / "mixed")
-    assert went_on_with(quiet[0], regrouped.step, set(), tmp_path / "same") == quiet[1] != ran.state_sha256
+    calm, calm_sha256 = quiet(tmp_path / "quiet", drain.end)
+    assert drain.ran.state_sha256 == went_on_with(calm, drain, owned, tmp_path / "mixed")
+    assert went_on_with(calm, drain, set(), tmp_path / "same") == calm_sha256
+    assert drain.ran.state_sha256 != calm_sha256
 
 
-def test_by_default_all_go_back_to_the_checkpoint_and_keep_their_bits(
-    tmp_path: Path, quiet: tuple[Resolved, str]
-) -> None:
-    ran = drained(job(tmp_path), dies_before_its_last_layer)
-    (regrouped,) = ran.of(events.Regrouped)
-    assert regrouped.steps_lost > 0
-    assert f"back to the checkpoint of step {SAVED}" in regrouped.reason
-    assert len(ran.steps) == STEPS + regrouped.steps_lost
-    assert_consistent(ran)
-    assert ran.state_sha256 == quiet[1]
+def test_by_default_all_go_back_to_the_checkpoint_and_keep_their_bits(tmp_path: Path) -> None:
+    drain = drained(job(tmp_path / "drained"), dies_before_its_last_layer)
+    assert drain.regrouped.steps_lost > 0
+    assert f"back to the checkpoint of step {drain.saved}" in drain.regrouped.reason
+    assert len(drain.ran.steps) == drain.end + drain.regrouped.steps_lost
+    assert_consistent(drain.ran)
+    assert drain.ran.state_sha256 == quiet(tmp_path / "quiet", drain.end)[1]

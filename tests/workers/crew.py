@@ -19,7 +19,7 @@ import torch
 from planner.plan import Plan
 from workers.config import ElasticConfig, WorkerConfig
 from workers.fault import Fault
-from workers.launch import Job
+from workers.launch import Job, run_threads
 from workers.layer_state import state_digest
 from workers.protocol import (
     Assignment,
@@ -114,7 +114,7 @@ class Crew:
             with suppress(OSError):
                 self._pipes[number].send((name, given))
 
-    def answers(self, numbers: Any, timeout_s: float = 60.0) -> dict[int, Any]:
+    def answers(self, numbers: Any, timeout_s: float = 180.0) -> dict[int, Any]:
         def there() -> bool:
             return all(n in self._answers or n not in self.alive for n in numbers)
 
@@ -131,7 +131,7 @@ class Crew:
     def arm(self, number: int, fault: Fault) -> None:
         self.call("arm", {number: (fault,)})
 
-    def wait_for(self, seen: Callable[[list[Report]], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, seen: Callable[[list[Report]], bool], timeout_s: float = 120.0) -> None:
         with self._heard:
             assert self._heard.wait_for(lambda: seen([r for _, r in self.reports]), timeout_s)
 
@@ -199,6 +199,10 @@ class Crew:
         assert name in AT_ONCE
         self._pipes[number].send((name, arguments))
 
+    def stop(self) -> None:
+        """Have the ranks that train stop at a commit."""
+        self.tell(self.alive[0], "request", Request.STOP)
+
     def _check(self, answers: dict[int, Any]) -> None:
         for number, answer in answers.items():
             assert answer is None, f"rank {number}: {answer}"
@@ -256,6 +260,12 @@ def state_sha256(outcomes: Mapping[int, Any]) -> str:
         for layer, text in outcome.layer_digests:
             assert layers.setdefault(layer, text) == text
     return state_digest([layers[layer] for layer in sorted(layers)])
+
+
+def quiet_sha256(job: Job, ended: Mapping[int, Any]) -> str:
+    """The state of `job` undisturbed, stopped at the step at which the ranks that `ended` were."""
+    (step,) = {outcome.step for outcome in ended.values()}
+    return run_threads(replace(job, stop_at=step)).state_sha256
 
 
 def parted(outcomes: Mapping[int, Any]) -> set[int]:

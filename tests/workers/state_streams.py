@@ -114,7 +114,7 @@ def serving(busy: Callable[[], bool] = lambda: False, flow: Flow = SMALL) -> Ite
 
 
 def eventually(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.002)
@@ -134,7 +134,7 @@ def fetching(take: Callable[[], object]) -> Iterator[list[object]]:
     thread = threading.Thread(target=run)
     thread.start()
     yield got
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -167,5 +167,5 @@ def between(to: Server, change: Callable[[int, bytes], bytes]) -> Iterator[int]:
         thread = threading.Thread(target=forth)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

@@ -351,11 +351,11 @@ def wait_for_status(process: psutil.Process, *statuses: str) -> None:
 
 
 def test_stop_stops_all_threads_and_something_outside_continues_them(rank: Any) -> None:
-    process, pipe = rank(struck, {"kind": "stop", "step": 1, "phase": "backward", "seconds": 1.0}, 1)
+    process, pipe = rank(struck, {"kind": "stop", "step": 1, "phase": "backward", "seconds": 5.0}, 1)
     seen = psutil.Process(process.pid)
     while not isinstance(message := pipe.recv(), FaultReport):
         assert message != "through"
-    assert message.fault == "stop for 1 s"
+    assert message.fault == "stop for 5 s"
     wait_for_status(seen, psutil.STATUS_STOPPED)
     (helper,) = seen.children()
     assert pipe.poll(ANSWER_S)

@@ -140,12 +140,14 @@ def test_a_full_disk_costs_a_checkpoint_and_no_step(tmp_path: Path, quiet: str) 
 
 def test_a_kill_while_saving_leaves_no_checkpoint_of_that_step(tmp_path: Path) -> None:
     done = drill(
-        three_ranks(tmp_path, checkpoint=CheckpointConfig(every_steps=2)),
-        {1: (Fault(kind=FaultKind.KILL, step=4, phase=Phase.SAVING),)},
+        three_ranks(tmp_path, steps=7, checkpoint=CheckpointConfig(every_steps=2)),
+        {1: (Fault(kind=FaultKind.KILL, step=6, phase=Phase.SAVING),)},
     )
-    assert done.struck == [(1, "kill", 4, "saving")]
+    assert done.struck == [(1, "kill", 6, "saving")]
     assert done.errors[1] == "died"
-    assert [ref.step for ref in checkpoints(str(tmp_path))] == [2]
+    # Those of earlier steps are whole once a commit has carried what all ranks wrote: of the last one it may not have.
+    whole = [ref.step for ref in checkpoints(str(tmp_path))]
+    assert whole in ([4, 2], [2])
 
 
 def test_a_corrupted_checkpoint_is_found_when_it_is_read(tmp_path: Path) -> None:

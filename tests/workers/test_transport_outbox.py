@@ -31,7 +31,7 @@ class Work:
 
 
 def eventually(what: object, condition: object) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, what
         time.sleep(0.001)
