@@ -46,7 +46,7 @@ def job(folder: Path, name: str, **elastic: Any) -> Spec:
         folder,
         name,
         job={"steps": STEPS},
-        elastic={"allow_faults": True, **elastic},
+        elastic={"allow_faults": True, "grow": False, **elastic},
         cluster=CLUSTER,
     )
 

@@ -54,7 +54,11 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def job(folder: Path, name: str, **sections: dict[str, Any]) -> Any:
-    given: dict[str, dict[str, Any]] = {"job": {"steps": STEPS, "sample_tokens": 0}, "cluster": SLOW}
+    given: dict[str, dict[str, Any]] = {
+        "job": {"steps": STEPS, "sample_tokens": 0},
+        "cluster": SLOW,
+        "elastic": {"grow": False},
+    }
     for section, keys in sections.items():
         given[section] = {**given.get(section, {}), **keys}
     return tiny(folder, name, **given)
