@@ -23,7 +23,7 @@ from workers.protocol import CheckpointReport, JobError, Request, StepReport
 STEPS = 8
 EMULATED = {
     "device": "emulated",
-    "emulated": {"forward_s": 0.012, "input_grad_s": 0.012, "weight_grad_s": 0.012},
+    "emulated": {"forward_s": 0.008, "input_grad_s": 0.008, "weight_grad_s": 0.008},
 }
 
 
@@ -171,14 +171,14 @@ def test_a_spare_takes_the_place_of_who_is_lost(tmp_path: Path, quiet: str) -> N
         if isinstance(event, events.RankStarted) and event.rank == 4:
             running.signal(2)
 
-    spec = job(tmp_path, elastic={"spares": 1}, job={"steps": 60})
+    spec = job(tmp_path, elastic={"spares": 1}, job={"steps": 30})
     ran = ElasticJob(spec, strike, room=5).run()
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.lost, regrouped.joined) == ((2,), (4,))
     formed = ran.of(events.Formed)[-1]
     assert formed.generation.members == (0, 1, 4, 3)
-    assert ran.steps == list(range(1, 61))
-    calm = job(tmp_path / "calm", job={"steps": 60})
+    assert ran.steps == list(range(1, 31))
+    calm = job(tmp_path / "calm", job={"steps": 30})
     assert ran.state_sha256 == run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256
 
 

@@ -44,7 +44,7 @@ WHERE = ("first", "middle", "last")
 KEEPING = ("peer", "checkpoint", "replicas")
 RANKS, SPARES = 4, 2
 EVERY_STEPS = 2
-HANG_S = 3.0
+HANG_S = 2.0
 LIMIT_S = 800.0
 
 

@@ -32,16 +32,22 @@ from workers.layer_state import LayerState, united
 from workers.protocol import CheckpointRef, CheckpointReport, Request, StepReport
 from workers.transport.state_delivery import Delivery
 
+SLOW = {
+    "device": "emulated",
+    "emulated": {"forward_s": 0.02, "input_grad_s": 0.02, "weight_grad_s": 0.02},
+}
 
-def job(folder: Path, name: str = "job", every_steps: int = 0, **elastic: Any) -> Resolved:
+
+def job(folder: Path, cluster: dict[str, Any], every_steps: int = 0, **elastic: Any) -> Resolved:
     """Two ranks without copies of each other; it is stopped once all has happened."""
     sections: dict[str, dict[str, Any]] = {
         "job": {"steps": 10_000, "sample_tokens": 0},
         "pipeline": {"ranks": 2, "microbatches": 2, "microbatch_size": 1},
         "checkpoint": {"every_steps": every_steps, "keep": 10_000},
         "elastic": {"grow": False, "redundancy": "checkpoint", **elastic},
+        "cluster": cluster,
     }
-    return resolved(tiny(folder, name, **sections))
+    return resolved(tiny(folder, "job", **sections))
 
 
 def dies_when_it_gives(what: Callable[[LayerState], bool]) -> Callable[[int], None]:
@@ -111,7 +117,7 @@ def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
 
 def quiet(folder: Path, end: int) -> tuple[Resolved, str]:
     """The same job undisturbed up to step `end`, with a checkpoint of every step; and its last state."""
-    done = job(folder, every_steps=1)
+    done = job(folder, {}, every_steps=1)
     return done, run_threads(Job(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
 
 
@@ -137,7 +143,7 @@ def went_on_with(quiet: Resolved, drained: Drained, layers: set[int], folder: Pa
 
 
 def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(tmp_path: Path) -> None:
-    done = job(tmp_path / "drained", salvage="weights")
+    done = job(tmp_path / "drained", SLOW, salvage="weights")
     drain = drained(done, dies_before_its_moments)
     assert drain.ran.steps == list(range(1, drain.end + 1))
     assert drain.regrouped.steps_lost == 0
@@ -154,7 +160,7 @@ def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(tmp_pa
 
 
 def test_by_default_all_go_back_to_the_checkpoint_and_keep_their_bits(tmp_path: Path) -> None:
-    drain = drained(job(tmp_path / "drained"), dies_before_its_last_layer)
+    drain = drained(job(tmp_path / "drained", SLOW), dies_before_its_last_layer)
     assert drain.regrouped.steps_lost > 0
     assert f"back to the checkpoint of step {drain.saved}" in drain.regrouped.reason
     assert len(drain.ran.steps) == drain.end + drain.regrouped.steps_lost

@@ -108,7 +108,11 @@ def _no_request(line: Line, seal: Any) -> None:
 
 
 def _endless(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 0, b"[3, 17, Infinity]"))
+    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, Infinity, "all"]'))
+
+
+def _of_no_part(line: Line, seal: Any) -> None:
+    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, 1, "half"]'))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +124,7 @@ def _endless(line: Line, seal: Any) -> None:
         (_of_another_kind, "a frame of kind 3 came where 1 was expected"),
         (_no_request, "a request that is none"),
         (_endless, "waits for ever"),
+        (_of_no_part, "a request that is none: 'half' is not a valid Part"),
     ],
 )
 def test_bad_frames_are_refused_and_logged(send: Callable[[Line, Any], None], said: str) -> None:
