@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import mean, median
+from statistics import median
 
 import torch
 
@@ -48,8 +48,7 @@ Place = tuple[int | str, int | str]
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """What one end saw of messages of one size from `source` to `target`, in seconds: medians, or means of a device
-    that sleeps. What wakes it now and then takes long, and a step is a sum of such times."""
+    """What one end saw of messages of one size from `source` to `target`: medians of seconds."""
 
     source: int
     target: int
@@ -92,7 +91,7 @@ def probe_links(
     every: dict[Place, list[_Seen]] = defaultdict(list)
     for fact in (_Seen(**fact) for rank in facts for fact in rank):
         every[place(fact.source, fact.target)].append(fact)
-    links = {where: _fit(alike, sleeps=sleeps) for where, alike in every.items()}
+    links = {where: _fit(alike) for where, alike in every.items()}
 
     def link(source: int, target: int) -> Link | None:
         if source == target:
@@ -140,7 +139,6 @@ class _Probing:
         self._device = device
         self._sleeps = sleeps
         self._trips = TRIPS_ASLEEP if sleeps else TRIPS
-        self._typical = mean if sleeps else median
 
     def probe(self, source: int, target: int, tag: int, size: int) -> _Seen:
         """Messages of `size` bytes go from `source` to `target` and back.
@@ -178,8 +176,8 @@ class _Probing:
             source=there.source,
             target=there.target,
             size_bytes=size,
-            held_s=self._typical(sends),
-            transfer_s=self._typical(round_trips[WARM_UP:]) / 2,
+            held_s=median(sends),
+            transfer_s=median(round_trips[WARM_UP:]) / 2,
         )
 
     def _answer(self, there: Stream, back: Stream, size: int) -> _Seen:
@@ -200,9 +198,7 @@ class _Probing:
             answer = self._message(size)
             answer[0][0] = time.perf_counter() - received_s
             self._channel.send(back, answer)
-        return _Seen(
-            source=there.source, target=there.target, size_bytes=size, held_s=self._typical(receives)
-        )
+        return _Seen(source=there.source, target=there.target, size_bytes=size, held_s=median(receives))
 
     def _message(self, size: int) -> Tensors:
         return (torch.ones(size // 4, device=self._device),)
@@ -225,14 +221,13 @@ def _receive(channel: Channel, stream: Stream) -> Tensors:
     return tensors
 
 
-def _fit(seen: Sequence[_Seen], *, sleeps: bool) -> Link:
+def _fit(seen: Sequence[_Seen]) -> Link:
     """The link on which messages take what was seen, of links that are all alike."""
     sends = [one for one in seen if one.transfer_s is not None]
     receives = [one for one in seen if one.transfer_s is None]
-    typical = mean if sleeps else median
-    sent = _by_size(((one.size_bytes, one.held_s) for one in sends), typical)
-    received = _by_size(((one.size_bytes, one.held_s) for one in receives), typical)
-    transferred = _by_size(((one.size_bytes, one.transfer_s or 0.0) for one in sends), typical)
+    sent = _by_size((one.size_bytes, one.held_s) for one in sends)
+    received = _by_size((one.size_bytes, one.held_s) for one in receives)
+    transferred = _by_size((one.size_bytes, one.transfer_s or 0.0) for one in sends)
     sender_s, sender_s_per_byte = _line(sent)
     receiver_s, receiver_s_per_byte = _line(received)
     latency_s, s_per_byte = _line(
@@ -248,14 +243,12 @@ def _fit(seen: Sequence[_Seen], *, sleeps: bool) -> Link:
     )
 
 
-def _by_size(
-    points: Iterable[tuple[int, float]], typical: Callable[[Sequence[float]], float]
-) -> dict[int, float]:
-    """The typical value of each size."""
+def _by_size(points: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The median value of each size."""
     values: dict[int, list[float]] = defaultdict(list)
     for size, value in points:
         values[size].append(value)
-    return {size: typical(alike) for size, alike in values.items()}
+    return {size: median(alike) for size, alike in values.items()}
 
 
 def _line(values: Mapping[int, float]) -> tuple[float, float]:
