@@ -95,7 +95,8 @@ def _host(
     join: Callable[[Rank], None],
     counting: AbstractContextManager[object] | None = None,
 ) -> Outcome:
-    if job.stop_at == 1:
+    begun = job.start.step if job.start is not None else 0
+    if job.stop_at == begun + 1:
         rank.request(Request.STOP)
     rank.setup()
     with counting or nullcontext():

@@ -88,21 +88,23 @@ class Drained:
 
 def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
     """Rank 1 is told to go once there is a checkpoint, and dies while it gives its layers."""
-    seen: list[type] = []
+    done_with: set[str] = set()
+
+    def once(what: str) -> bool:
+        fresh = what not in done_with
+        done_with.add(what)
+        return fresh
 
     def act(running: ElasticJob, event: events.Event) -> None:
-        if type(event) in seen:
-            return
         match event:
-            case StepReport(step=3):
+            case StepReport(step=3) if once("save"):
                 running.tell(Asked(Request.CHECKPOINT))
-            case CheckpointReport():
+            case CheckpointReport() if once("drain"):
                 running.tell(Going(frozenset({1}), "file", 30.0, "n", "h"))
-            case events.Regrouped():
+            case StepReport(generation=2) if once("stop"):
                 running.tell(Asked(Request.STOP))
             case _:
-                return
-        seen.append(type(event))
+                pass
 
     ran = ElasticJob(done, act, rig=rig).run()
     assert isinstance(ran.state, Finished), ran.state
