@@ -1,6 +1,7 @@
 """Predicted over measured: step time of every schedule family with and without freezing, and peak memory.
 
     python -m benchmarks.prediction [--parts real,emulated,memory] [--families ...] [--rounds N] [--cycles N]
+                                    [--layer-ms MS]
 
 `real`: two ranks. The machine's speed drifts within a run by more than what is asked of the simulator, so a step is
 predicted from the measured costs of its neighbours in time, with message costs from the profile. Without freezing these
@@ -8,8 +9,9 @@ are the steps before and after it. With freezing the run goes through cycles of 
 everything frozen, r_max 0.8; so each frozen step stands between the two bounds of its actions (TimelyFreeze eq. 4).
 What chance adds to a step of expected times comes as a factor from Monte Carlo draws over the profile.
 
-`emulated`: eight ranks whose modelled times do not drift: predicted from the profile alone. `memory`: the peak of the
-fullest rank, from the profile against counted storages.
+`emulated`: eight ranks whose modelled times do not drift: predicted from the profile alone. A layer's pass takes
+`--layer-ms`, which must be many times what its small real computation and a message take: eight ranks share the host's
+cores. `memory`: the peak of the fullest rank, from the profile against counted storages.
 """
 
 from __future__ import annotations
@@ -192,11 +194,11 @@ def real(names: Sequence[str], rounds: int, cycles: int, folder: Path) -> None:
             )
 
 
-def emulated(names: Sequence[str], cycles: int, folder: Path) -> None:
+def emulated(names: Sequence[str], cycles: int, layer_s: float, folder: Path) -> None:
     """Print predicted over measured step time on eight emulated ranks, from the profile alone."""
     profile: Profile | None = None
     for name in names:
-        job = emulated_job(name, CYCLE * cycles + WARM_UP, folder)
+        job = emulated_job(name, CYCLE * cycles + WARM_UP, layer_s, folder)
         profile = profile or profile_of(job)
         settings = settings_of(job, profile)
         steps = measure(in_cycles(job, settings, cycles))
@@ -219,8 +221,8 @@ def emulated(names: Sequence[str], cycles: int, folder: Path) -> None:
             )
 
 
-def emulated_job(name: str, steps: int, folder: Path) -> Job:
-    """16 layers of 20 ms a pass on eight ranks: a small model, whose modelled times are many times its real ones."""
+def emulated_job(name: str, steps: int, layer_s: float, folder: Path) -> Job:
+    """16 layers on eight ranks: a small model, whose modelled times are many times its real ones."""
     ranks, family = 8, families()[name]
     job = make_job(
         name,
@@ -228,7 +230,7 @@ def emulated_job(name: str, steps: int, folder: Path) -> Job:
         folder,
         timeline_every=1,
         device="emulated",
-        emulated=EmulatedConfig(forward_s=0.02, input_grad_s=0.02, weight_grad_s=0.02),
+        emulated=EmulatedConfig(forward_s=layer_s, input_grad_s=layer_s, weight_grad_s=layer_s),
         model=ModelConfig(family="gpt", layers=14, width=16, heads=2, context=8),
         microbatch_size=1,
     )
@@ -268,6 +270,9 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cycles", type=int, default=6, help="of four steps each")
+    parser.add_argument(
+        "--layer-ms", type=float, default=60.0, help="modelled time of a layer's pass (emulated)"
+    )
     options = parser.parse_args()
     parts, names = options.parts.split(","), options.families.split(",")
     print(
@@ -277,7 +282,7 @@ def main() -> None:
         if "real" in parts:
             real(names, options.rounds, options.cycles, Path(folder))
         if "emulated" in parts:
-            emulated(names, max(1, options.cycles // 2), Path(folder))
+            emulated(names, options.cycles, options.layer_ms / 1e3, Path(folder))
         if "memory" in parts:
             memory(names, Path(folder))
 
