@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator import events, regroup
-from orchestrator.commands import Log, Place, Prepare, Reclaim
+from orchestrator.commands import Command, Log, Place, Prepare, Reclaim
 from orchestrator.recovery import Course
 from orchestrator.regroup import Step, close, verdict
 from orchestrator.states import (
@@ -132,4 +132,8 @@ def _taken_over(order: Order, state: Reclaiming) -> Step:
     if not frozenset(state.roster.members) <= state.roster.alive:
         return regroup.assess(order, state.roster, state.losses)
     after, commands = regroup.train(order, state.roster, step=state.roster.step, under_way=True)
-    return after, (*map(regroup.log_loss, state.losses), *commands)
+    void: tuple[Command, ...] = ()
+    if state.roster.prepared is not None:
+        text = "layers were to move when the controller was lost: they may yet, or in part; ask again for the rest"
+        void = (Log(events.Warned(text=text)),)
+    return after, (*map(regroup.log_loss, state.losses), *void, *commands)

@@ -48,11 +48,17 @@ def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:
     roster, log = beginnings.welcome(state.roster, stimulus)
     state = replace(state, roster=roster)
     if isinstance(state, Waiting):
-        if roster.starting or len(roster.alive - roster.going) < order.elastic.min_ranks:
-            return state, (log,)
-        assessing, commands = regroup.assess(order, replace(roster, asked="capacity"), ())
-        return assessing, (log, *commands)
+        after, commands = go_on(order, state)
+        return after, (log, *commands)
     return state, (log, *(regroup.weigh(order, roster) if isinstance(state, Training) else ()))
+
+
+def go_on(order: Order, state: Waiting) -> Step:
+    """A job that waits goes on once all who were called have come or never will, if they are enough."""
+    roster = state.roster
+    if roster.starting or len(roster.alive - roster.going) < order.elastic.min_ranks:
+        return state, ()
+    return regroup.assess(order, replace(roster, asked="capacity"), ())
 
 
 def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
@@ -66,7 +72,8 @@ def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
 def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
     """A rank heard that its node is to go, or that it is itself."""
     roster = state.roster
-    node, host = roster.nodes.get(report.rank, ""), roster.hosts.get(report.rank, "")
+    # One that is on its way up has told of no home yet.
+    node, host = report.node or roster.nodes.get(report.rank, ""), roster.hosts.get(report.rank, "")
     ranks = frozenset({report.rank})
     if report.source != "sigterm":
         ranks |= frozenset(rank for rank, where in roster.nodes.items() if where == node)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.events import Event, Regrouped
-from orchestrator.recovery import Course
+from orchestrator.recovery import Course, Rescue
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -63,6 +63,8 @@ class Assess:
 
     ranks: frozenset[int]
     round: int
+    generation: int = 0
+    """The newest one: it is over, also for who has not joined it yet."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,16 @@ class Settle:
     ranks: frozenset[int]
     settlement: Settlement
     round: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """Have ranks that do not train write what they hold -> a `Reported` checkpoint, or why it could not be written."""
+
+    rescue: Rescue
+    plan: Plan
+    """For the manifest."""
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -192,6 +204,7 @@ Command = (
     | Reclaim
     | Assess
     | Settle
+    | Save
     | MakePlan
     | Follow
     | HostStore

@@ -145,7 +145,8 @@ class Controller:
         if not path.exists():
             path = self._folder.fetch_events()
         self._records.clear()
-        records = since_start(list(events.read(path))) if path.exists() else ()
+        log = list(events.read(path)) if path.exists() else []
+        records = since_start(log)
         if not any(
             isinstance(record.event, events.Submitted) and record.event.epoch == self._order.epoch
             for record in records
@@ -161,7 +162,7 @@ class Controller:
         # An attempt before this one may hold it already.
         self._lock = self._lock or self._folder.lock()
         self._log = EventLog(path)
-        order = taken_over(self._order, records, expand)
+        order = taken_over(self._order, log, expand)
         assert order.roster is not None
         self._step = order.roster.step
         left = await asyncio.to_thread(named_ranks, order.job)

@@ -18,10 +18,12 @@ CONNECT_S = 1.0
 class Gone(Exception):
     """A rank's process is dead, or its node is."""
 
-    def __init__(self, message: str, *, stillborn: bool = False) -> None:
+    def __init__(self, message: str, *, stillborn: bool = False, unheard: bool = False) -> None:
         super().__init__(message)
         self.stillborn = stillborn
         """It never came up."""
+        self.unheard = unheard
+        """It cannot be reached just now, which need not mean that it is dead."""
 
 
 class Hosts(Protocol):

@@ -31,6 +31,7 @@ from orchestrator.states import (
     Reclaiming,
     Regrouping,
     Roster,
+    Saving,
     Settling,
     State,
     Stopping,
@@ -69,6 +70,7 @@ from orchestrator.stimuli import (
 )
 from workers.digest import state_digest
 from workers.protocol import (
+    CheckpointReport,
     NoticeReport,
     Outcome,
     Request,
@@ -127,7 +129,18 @@ def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
         if isinstance(state, Training | Stopping):
             roster, moving = moves.heard(order, roster, report)
             commands += moving
-    return replace(state, roster=roster), tuple(commands)
+    state = replace(state, roster=roster)
+    if isinstance(state, Waiting | Saving) and isinstance(stimulus.report, CheckpointReport):
+        after, more = _checkpointed(state, stimulus.report)
+        return after, (*commands, *more)
+    return state, tuple(commands)
+
+
+def _checkpointed(state: Waiting | Saving, report: CheckpointReport) -> Step:
+    """What ranks hold that do not train is in a checkpoint, or could not be written."""
+    if isinstance(state, Saving):
+        return regroup.saved(state)
+    return (replace(state, saving=None) if report.step == state.saving else state), ()
 
 
 def _late_report(order: Order, state: State, stimulus: Reported) -> Step:
@@ -194,8 +207,8 @@ def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
     log = Log(events.Requested(request=stimulus.request.value))
     stop = stimulus.request is Request.STOP
     if stop and isinstance(state, Waiting):
-        closing, commands = close(Finished(state.roster.step, stopped=True, state_sha256=None))
-        return closing, (log, *commands)
+        after, commands = regroup.end_waiting(state, "")
+        return after, (log, *commands)
     field = {"stopping": True} if stop else {"saving": True}
     return replace(state, roster=replace(state.roster, **field)), (log,)
 
@@ -239,7 +252,7 @@ def _wait_over(order: Order, state: Live, stimulus: WaitOver) -> Step:
     if not roster.paused or stimulus.pause != roster.pauses:
         return state, ()
     if isinstance(state, Waiting):
-        return regroup.out_of_patience(order, state.reason)
+        return regroup.out_of_patience(order, state)
     return replace(state, roster=replace(roster, out_of_patience=True)), ()
 
 
@@ -276,7 +289,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, Migrate): _migrate_not for state in (Pending, Placing, *_LIVE)},
     **{(state, Aborted): _abort for state in (Pending, Placing, *_LIVE)},
     **{(state, Going): comings.are_to_go for state in _LIVE},
-    **{(state, Noted): _note for state in _LIVE},
+    **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
     **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting)},
     # The cluster is looked at again soon.
@@ -309,6 +322,8 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Stopping, Weighed): _ignore,
     (Waiting, Room): comings.room,
     (Waiting, RankLost): losses.lost_waiting,
+    (Saving, RankLost): losses.lost_saving,
+    **{(Saving, late): _ignore for late in (Asked, Solved, *get_args(Answer))},
     (Closing, Released): _released,
     # Once the end is known, what is still on its way changes nothing; a report is kept.
     **{

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator import regroup
+from orchestrator import comings, regroup
 from orchestrator.commands import Dismiss
 from orchestrator.regroup import Step, close, verdict
 from orchestrator.states import (
@@ -18,6 +18,7 @@ from orchestrator.states import (
     Loading,
     Order,
     Planning,
+    Saving,
     Settling,
     Stopping,
     Training,
@@ -51,6 +52,8 @@ def lost_regrouping(
     order: Order, state: Settling | Planning | Loading | Hosting | Joining, stimulus: RankLost
 ) -> Step:
     """A loss on the way to a generation starts the way again, if anything depends on the rank."""
+    if stimulus.rank in state.roster.starting:
+        return lost_aside(order, state, stimulus)
     if stimulus.user_error:
         return _end_by(stimulus)
     course = state.draft.course if isinstance(state, Loading | Hosting | Joining) else state.course
@@ -63,7 +66,21 @@ def lost_regrouping(
 
 
 def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step:
-    """Whoever holds something may be lost while the job waits."""
+    """Whoever holds something may be lost while the job waits, and so may a rank that was called: then those who came
+    may be enough."""
+    called = stimulus.rank in state.roster.starting
+    if not stimulus.dead and not called:
+        return state, ()
+    after, commands = lost_aside(order, state, stimulus)
+    assert isinstance(after, Waiting)
+    if called:
+        after, more = comings.go_on(order, after)
+        commands = (*commands, *more)
+    return after, commands
+
+
+def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step:
+    """Whether it is missed, the writing tells."""
     return lost_aside(order, state, stimulus) if stimulus.dead else (state, ())
 
 
@@ -74,6 +91,6 @@ def _end_by(loss: RankLost) -> Step:
 
 def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:
     """One of those who are asked is dead, or tells why its training failed."""
-    if stimulus.user_error:
+    if stimulus.user_error and stimulus.rank not in state.roster.starting:
         return _end_by(stimulus)
     return regroup.heard_of_loss(order, state, stimulus)

@@ -71,7 +71,7 @@ def heard(order: Order, roster: Roster, report: Report) -> Moving:
     """What a report means for the move that is under way."""
     migration = roster.migration
     if migration is None:
-        return roster, ()
+        return (_followed(roster, report) if isinstance(report, SwitchReport) else roster), ()
     if isinstance(report, SwitchReport):
         return _switched(order, roster, migration, report)
     if not isinstance(report, StepReport):
@@ -83,6 +83,16 @@ def heard(order: Order, roster: Roster, report: Report) -> Moving:
     end_s = report.committed_s - report.step_s
     ended = _migrated(roster.plan.version, replace(migration, stall_s=stall_s), report.step - 1, end_s)
     return replace(roster, migration=None), (Log(ended),)
+
+
+def _followed(roster: Roster, report: SwitchReport) -> Roster:
+    """The ranks take up what the controller before this one had prepared."""
+    if roster.prepared is None:
+        return roster
+    plan, schedule = roster.prepared
+    if (report.epoch, report.version) != (plan.epoch, plan.version):
+        return roster
+    return replace(roster, plan=plan, schedule=schedule, prepared=None)
 
 
 def _switched(order: Order, roster: Roster, migration: Migration, report: SwitchReport) -> Moving:
@@ -132,6 +142,7 @@ def _migrated(version: int, migration: Migration, step: int, end_s: float) -> ev
 
 def ended(roster: Roster) -> Moving:
     """The generation is over, and with it the move: unless the generation ended for it."""
+    roster = replace(roster, prepared=None)
     if roster.migration is not None and roster.migration.move.mode == "stop" and roster.asked == "move":
         return roster, ()
     return voided(roster, "the generation ended before they had moved")

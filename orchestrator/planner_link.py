@@ -23,10 +23,12 @@ from planner.freezing import FreezePlan, Phase
 from planner.ir import Schedule
 from planner.monitoring import Observation
 from planner.plan import Plan
-from workers.protocol import TimelineReport
+from workers.protocol import StepReport, TimelineReport
 
 LIVES = 6
 """How many planners a controller starts before it does without."""
+GRACE_STEPS = 2
+"""After monitoring, in which its last timelines come; one that has not come by then went with a rank that was lost."""
 
 
 class PlannerLink:
@@ -47,19 +49,26 @@ class PlannerLink:
         self._observations: dict[tuple[int, int], Observation] = {}
         self._actor: Any = None
         self._answered = False
+        self._waits = True
+        """For the end of monitoring to be observed by all ranks."""
         for report in history.monitored_with(question.plan):
             self.take(report)
 
     def take(self, event: Event) -> None:
         """Pass on what the planner needs of an event that was logged, and keep it for the next planner."""
-        if not isinstance(event, TimelineReport):
-            return
-        if self._question.phases.of(event.step) not in (Phase.UPPER, Phase.LOWER):
-            return
-        seen = observation(event)
-        self._observations[seen.step, seen.rank] = seen
-        if self._actor is not None:
-            self._actor.observe.remote((seen,))
+        phases = self._question.phases
+        match event:
+            case TimelineReport(step=step) if phases.of(step) in (Phase.UPPER, Phase.LOWER):
+                seen = observation(event)
+                self._observations[seen.step, seen.rank] = seen
+                if self._actor is not None:
+                    self._actor.observe.remote((seen,))
+            case StepReport(step=step) if self._waits and step >= phases.monitoring + GRACE_STEPS:
+                self._waits = False
+                if self._actor is not None:
+                    self._actor.enough.remote()
+            case _:
+                pass
 
     def serves(self, plan: Plan) -> bool:
         """Whether what it has seen, or decided, is good for `plan` too."""
@@ -71,10 +80,11 @@ class PlannerLink:
 
     async def run(self, step: int) -> None:
         """Have a planner until cancelled; `step` steps are committed already."""
+        self._waits = self._waits and step < self._question.phases.monitoring
         try:
             for life in range(1, LIVES + 1):
                 try:
-                    await self._live(life, wait=step < self._question.phases.monitoring)
+                    await self._live(life)
                 except RayError as error:
                     self._drop()
                     self._warn(f"the planner died: {_reason(error)}{self._consequence(life)}")
@@ -83,7 +93,7 @@ class PlannerLink:
         finally:
             self._drop()
 
-    async def _live(self, life: int, *, wait: bool) -> None:
+    async def _live(self, life: int) -> None:
         """One planner's life, up to the error that ends it."""
         remote: Any = ray.remote(PlannerActor)
         actor = remote.options(
@@ -101,7 +111,7 @@ class PlannerLink:
         self._tell(Noted(PlannerStarted(life=life, node=home.node, pid=home.pid)))
         if not self._answered:
             try:
-                decision, solve_s = await actor.solve.remote(wait=wait)
+                decision, solve_s = await actor.solve.remote(wait=self._waits)
             except RayTaskError as error:
                 self._warn(f"{error.cause}; the job trains on with nothing frozen")
             else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -177,6 +177,8 @@ async def _answered(reference: Any) -> Any:
         raise Gone("its process is gone")
     try:
         return await reference
+    except ActorUnavailableError as error:
+        raise Gone("its process cannot be reached", unheard=True) from error
     except RayActorError as error:
         text = str(error).strip()
         if "creation task" in text:

@@ -47,6 +47,8 @@ class Situation:
     failed_at: int = -1
     trained: bool = True
     """Whether the generation had formed."""
+    interrupted: bool = False
+    """Whether a step was in flight when the job had to wait, which it does since."""
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -86,11 +88,27 @@ class Course:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rescue:
+    """What ranks hold and no checkpoint has: it is written before they may be lost."""
+
+    step: int
+    settling: frozenset[int]
+    """Ranks that are told `settlement`."""
+    settlement: Settlement
+    layers: Mapping[int, tuple[int, ...]]
+    """Rank -> what it writes; each layer once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hold:
     """Too few ranks are left: wait for more."""
 
     reason: str
     step: int
+    rescue: Rescue | None = None
+    """None: the newest checkpoint has all that is left."""
+    interrupted: bool = False
+    """A step was in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,30 +116,37 @@ class GiveUp:
     """The job cannot go on."""
 
     reason: str
+    rescue: Rescue | None = None
 
 
 def decide(now: Situation) -> Course | Hold | GiveUp:
     """What to do; the reason is for people."""
     elastic, lost = now.elastic, now.lost
-    reached = max(now.step, *_attainable(now))
+    newest = now.checkpoints[0].step if now.checkpoints else 0
+    # A checkpoint may be known before its steps are.
+    reached = max(now.step, newest, *_attainable(now))
     before = now.failures if now.failed_at == reached else 0
     failures = before + 1 if now.asked is None and not now.died else 0
+    held, salvaged = _held(now), False
     if redundancy(elastic, now.plan) == "none" and now.asked is None:
-        return GiveUp(reason=f'{now.trouble}; elastic.redundancy = "none" ends the job then')
+        return GiveUp(
+            reason=f'{now.trouble}; elastic.redundancy = "none" ends the job then',
+            rescue=_rescue(now, held, newest),
+        )
     if failures >= elastic.attempts:
         return GiveUp(
             reason=f"{now.trouble}; step {reached + 1} failed {failures} times with no rank lost"
-            f" (elastic.attempts = {elastic.attempts})"
+            f" (elastic.attempts = {elastic.attempts})",
+            rescue=_rescue(now, held, newest),
         )
     lineup = _lineup(now)
     if len(lineup) < elastic.min_ranks:
         short = f"{counted(len(lineup), 'rank')} left, and elastic.min_ranks = {elastic.min_ranks}"
         why = f"{now.trouble}: {short}" if now.trouble else short
+        rescue = _rescue(now, held, newest)
         if elastic.wait_s == 0:
-            return GiveUp(reason=f"{why}; elastic.wait_s = 0 waits for no others")
-        return Hold(reason=why, step=reached)
-    newest = now.checkpoints[0].step if now.checkpoints else 0
-    held, salvaged = _held(now), False
+            return GiveUp(reason=f"{why}; elastic.wait_s = 0 waits for no others", rescue=rescue)
+        return Hold(reason=why, step=reached, rescue=rescue, interrupted=_interrupted(now, held))
     if (held is None or held < newest) and elastic.salvage == "weights":
         left = _held(now, weights=True)
         salvaged = left is not None and left > newest
@@ -132,7 +157,6 @@ def decide(now: Situation) -> Course | Hold | GiveUp:
     settlement = Settlement(step=meeting, vector=_vector(now, meeting), heard=now.step)
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
-    interrupted = now.trained and now.asked is None and settlement.vector is None
     return Course(
         cause="loss" if lost else now.asked or "retry",
         reason=_reason(now, lineup, joined, step, reached, at_hand),
@@ -146,10 +170,32 @@ def decide(now: Situation) -> Course | Hold | GiveUp:
         keep_plan=lineup == now.members,
         lost=gone,
         joined=joined,
-        rerun=1 if interrupted else 0,
+        rerun=1 if _interrupted(now, held) else 0,
         reached=reached,
         failures=failures,
     )
+
+
+def _interrupted(now: Situation, held: int | None) -> bool:
+    """Whether a step was in flight, and is to be run again."""
+    meeting = max(_attainable(now)) if held is None else held
+    return now.interrupted or (now.trained and now.asked is None and _vector(now, meeting) is None)
+
+
+def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
+    """What is to be written of the step of which all layers are `held`, if that is beyond the `newest` checkpoint."""
+    if held is None or held <= newest:
+        return None
+    settlement = Settlement(step=held, vector=_vector(now, held), heard=now.step)
+    return rescue(held, frozenset(_current(now, held)), settlement, _sources(now, held))
+
+
+def rescue(step: int, settling: frozenset[int], settlement: Settlement, sources: Iterable[Source]) -> Rescue:
+    """Whoever would give a layer writes it."""
+    layers: dict[int, tuple[int, ...]] = {}
+    for source in sources:
+        layers[source.rank] = (*layers.get(source.rank, ()), source.layer)
+    return Rescue(step=step, settling=settling, settlement=settlement, layers=layers)
 
 
 def redundancy(elastic: ElasticConfig, plan: Plan) -> str:

@@ -21,13 +21,15 @@ from orchestrator.commands import (
     MakePlan,
     Propose,
     Release,
+    Save,
     Settle,
     Train,
     Wait,
     Weigh,
 )
 from orchestrator.heard import with_freeze
-from orchestrator.recovery import Course, GiveUp, Hold, Situation, decide
+from orchestrator.quantities import counted
+from orchestrator.recovery import Course, GiveUp, Hold, Rescue, Situation, decide, rescue
 from orchestrator.states import (
     Assessing,
     Closing,
@@ -40,6 +42,7 @@ from orchestrator.states import (
     Order,
     Planning,
     Roster,
+    Saving,
     Settling,
     State,
     Stopping,
@@ -61,7 +64,7 @@ def assess(order: Order, roster: Roster, troubles: tuple[RankLost, ...]) -> Step
     roster, void = moves.ended(replace(roster, round=roster.round + 1, asked=asked, pausing=False))
     logs = (*(log_loss(loss) for loss in troubles if not loss.cut_off), *void)
     after, commands = _decided(order, Assessing(roster, roster.alive, (), troubles))
-    return after, (*logs, Assess(roster.alive, roster.round), *commands)
+    return after, (*logs, Assess(roster.alive, roster.round, roster.generation), *commands)
 
 
 def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
@@ -72,13 +75,16 @@ def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
 
 def heard_of_loss(order: Order, state: Assessing, loss: RankLost) -> Step:
     """One more is dead, or tells why its training failed."""
-    logs = () if loss.cut_off else (log_loss(loss),)
-    aside = loss.rank in state.roster.starting
+    logs: tuple[Command, ...] = () if loss.cut_off else (log_loss(loss),)
+    spares = state.roster.idle - state.roster.tried if loss.dead else frozenset[int]()
+    aside = loss.rank in state.roster.starting | spares
     if aside or loss.dead:
         state = replace(state, roster=without(state.roster, loss.rank), waiting=state.waiting - {loss.rank})
         left = tuple(position for position in state.positions if position.rank != loss.rank)
         state = replace(state, positions=left)
-    if not aside:
+    if aside:
+        logs = (*logs, Dismiss(frozenset({loss.rank})))
+    else:
         roster = replace(state.roster, asked=None)
         state = replace(state, roster=roster, troubles=(*state.troubles, loss))
     after, commands = _decided(order, state)
@@ -107,13 +113,16 @@ def _decided(order: Order, state: Assessing) -> Step:
             failures=roster.failures,
             failed_at=roster.failed_at,
             trained=roster.trained,
+            interrupted=roster.interrupted,
         )
     )
     match decision:
+        case GiveUp(reason=reason, rescue=Rescue() as rescued):
+            return Saving(roster, rescued.step, reason), (_save(roster, rescued),)
         case GiveUp(reason=reason):
             return close(Failed(reason, user_error=False))
-        case Hold(reason=reason, step=step):
-            return hold(order, roster, reason, step)
+        case Hold():
+            return hold(order, roster, decision)
         case Course() as course:
             pass
     taken_up = [plan for position in state.positions for plan in position.freeze_plans]
@@ -177,7 +186,13 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
         return close(Failed(stimulus.reason, user_error=True))
     if order.elastic.wait_s == 0:
         return close(Failed(f"{stimulus.reason}; elastic.wait_s = 0 waits for no others", user_error=False))
-    return hold(order, state.roster, stimulus.reason, state.course.step)
+    course = state.course
+    newest = state.roster.checkpoints[0].step if state.roster.checkpoints else 0
+    rescued = None
+    if course.settlement is not None and course.sources and not course.moments and course.step > newest:
+        rescued = rescue(course.step, course.settling, course.settlement, course.sources)
+    holding = Hold(reason=stimulus.reason, step=course.step, rescue=rescued, interrupted=bool(course.rerun))
+    return hold(order, state.roster, holding)
 
 
 def _load(roster: Roster, draft: Draft) -> Step:
@@ -300,6 +315,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         asked=None,
         paused=False,
         out_of_patience=False,
+        interrupted=False,
     )
     training, commands = train(order, roster, step=course.step)
     if course.cause == "start":
@@ -366,23 +382,58 @@ def weigh(order: Order, roster: Roster) -> tuple[Command, ...]:
     return (Weigh(roster.plan, domains, roster.step, roster.round),)
 
 
-def hold(order: Order, roster: Roster, reason: str, step: int) -> Step:
-    """Wait for capacity, once for all of a pause."""
+def hold(order: Order, roster: Roster, holding: Hold) -> Step:
+    """Wait for capacity, once for all of a pause; what no checkpoint has is written meanwhile."""
+    roster = replace(roster, interrupted=holding.interrupted)
+    rescued = holding.rescue
+    state = Waiting(
+        roster, holding.reason, holding.step, saving=rescued.step if rescued is not None else None
+    )
+    save = (_save(roster, rescued),) if rescued is not None else ()
     if roster.out_of_patience:
-        return out_of_patience(order, reason)
+        after, commands = out_of_patience(order, state)
+        return after, (*save, *commands)
     if roster.paused:
-        return Waiting(roster, reason), ()
+        return state, save
     roster = replace(roster, paused=True, pauses=roster.pauses + 1)
-    paused = Log(events.Paused(reason=reason, step=step))
-    return Waiting(roster, reason), (paused, Wait(order.elastic.wait_s, roster.pauses))
+    paused = Log(events.Paused(reason=holding.reason, step=holding.step))
+    return replace(state, roster=roster), (paused, *save, Wait(order.elastic.wait_s, roster.pauses))
 
 
-def out_of_patience(order: Order, reason: str) -> Step:
+def out_of_patience(order: Order, state: Waiting) -> Step:
     """The pause has lasted too long."""
     waited = f"no capacity came within {order.elastic.wait_s:g} s (elastic.wait_s)"
-    return close(
-        Failed(f"{reason}; {waited}. The newest checkpoint stays: --resume goes on from it", user_error=False)
-    )
+    return end_waiting(state, f"{state.reason}; {waited}")
+
+
+def end_waiting(state: Waiting, reason: str) -> Step:
+    """End a job that waits, once what its ranks hold is written.
+
+    Args:
+        reason: empty where a stop was asked for.
+    """
+    saving = Saving(state.roster, state.step, reason)
+    return saved(saving) if state.saving is None else (saving, ())
+
+
+def saved(state: Saving) -> Step:
+    """What could be written is."""
+    newest = state.roster.checkpoints[0].step if state.roster.checkpoints else 0
+    reason = state.reason or "stopped while the job waited for capacity"
+    if newest < state.step:
+        lost = counted(state.step - newest, "committed step")
+        way_out = (
+            f"--resume goes on from the checkpoint of step {newest}" if newest else "there is no checkpoint"
+        )
+        return close(Failed(f"{reason}; {lost} could not be written: {way_out}", user_error=False))
+    if not state.reason:
+        return close(Finished(state.step, stopped=True, state_sha256=None))
+    stays = f"The checkpoint of step {newest} stays: --resume goes on from it"
+    return close(Failed(f"{reason}. {stays}", user_error=False))
+
+
+def _save(roster: Roster, rescue: Rescue) -> Save:
+    return Save(rescue, roster.plan, roster.generation + 1)
 
 
 def close(end: Finished | Failed) -> Step:

@@ -6,6 +6,7 @@ Every answer comes back as a stimulus through `tell`. Decides nothing; runs on o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,7 @@ from orchestrator.commands import (
     Propose,
     Reclaim,
     Recruit,
+    Save,
     Settle,
     Switch,
     Train,
@@ -44,6 +46,7 @@ from orchestrator.stimuli import (
     RankLost,
     Ready,
     Reclaimed,
+    Reported,
     Room,
     Settled,
     Stimulus,
@@ -52,10 +55,13 @@ from orchestrator.stimuli import (
 )
 from planner.freezing import FreezePlan
 from workers.actor import Home, RankError
-from workers.protocol import Outcome, Parted
+from workers.checkpoint_manifest import FileRecord, checkpoint_folder
+from workers.protocol import CheckpointReport, Outcome, Parted
 
 PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""
+UNHEARD_S = 0.1
+"""Before a rank is called again that could not be reached."""
 LOOK_FOR_ROOM_S = 1.0
 """Between two looks whether the cluster has room for more ranks."""
 
@@ -104,8 +110,8 @@ class Runtime:
                 return self._recruit(ranks)
             case Reclaim(ranks, number):
                 return self._reclaim(ranks, number)
-            case Assess(ranks, number):
-                return self._assess(ranks, number)
+            case Assess(ranks, number, generation):
+                return self._assess(ranks, number, generation)
             case Settle(ranks, settlement, number):
                 return self._each(
                     dict.fromkeys(ranks, ("settle", settlement)),
@@ -113,6 +119,8 @@ class Runtime:
                     "settle",
                     number,
                 )
+            case Save():
+                return self._save(command)
             case MakePlan():
                 return self._tell_of(self._foresight.make(command))
             case Follow(assignments, number):
@@ -219,7 +227,10 @@ class Runtime:
 
     async def _recruit_one(self, rank: int) -> None:
         self._calling.add(rank)
-        lacking = await self._hosts.reserve([rank], self._crew.wait_s)
+        try:
+            lacking = await self._hosts.reserve([rank], self._crew.wait_s)
+        except Exception as error:  # a cluster in trouble has no room; the job trains on
+            lacking = f"{type(error).__name__}: {error}"
         if lacking is None:
             await self._prepare([rank])
             return
@@ -263,10 +274,20 @@ class Runtime:
     async def _answers(self, rank: int, within_s: float) -> bool:
         try:
             async with asyncio.timeout(within_s):
-                await self._hosts.call(rank, "ping")
+                await self._reached(rank, "ping")
         except TimeoutError:
             return False
         return True
+
+    async def _reached(self, rank: int, method: str) -> Any:
+        """What a call returns that may be made again, once the rank can be reached."""
+        while True:
+            try:
+                return await self._hosts.call(rank, method)
+            except Gone as error:
+                if not error.unheard:
+                    raise
+            await asyncio.sleep(UNHEARD_S)
 
     async def _dismiss(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -288,9 +309,41 @@ class Runtime:
 
     # Generations
 
-    async def _assess(self, ranks: Iterable[int], number: int) -> None:
+    async def _save(self, command: Save) -> None:
+        """Have ranks that do not train write what they hold, and tell how that ended."""
+        rescue, config = command.rescue, self._crew.config
+        begun_s = time.monotonic()
+        path = checkpoint_folder(config.output, rescue.step, command.generation)
+        error: str | None = None
+        records: list[FileRecord] = []
+        try:
+            async with asyncio.timeout(self._crew.timeout_s):
+                settling = (self._hosts.call(rank, "settle", rescue.settlement) for rank in rescue.settling)
+                await asyncio.gather(*settling)
+                writing = (
+                    self._hosts.call(rank, "save", path, rescue.step, layers)
+                    for rank, layers in rescue.layers.items()
+                )
+                for written in await asyncio.gather(*writing):
+                    records += written
+                first, plan = min(rescue.layers), command.plan
+                await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
+        except TimeoutError:
+            error = f"was not written within {self._crew.timeout_s:g} s (cluster.timeout_s)"
+        except (Gone, RankError) as failure:
+            error = str(failure)
+        report = CheckpointReport(
+            step=rescue.step,
+            path=path,
+            bytes=sum(record.bytes for record in records) if error is None else 0,
+            seconds=time.monotonic() - begun_s,
+            error=error,
+        )
+        self._tell(Reported(report))
+
+    async def _assess(self, ranks: Iterable[int], number: int, generation: int) -> None:
         for rank in ranks:
-            self._spawn(self._unheard(rank, "leave"))
+            self._spawn(self._unheard(rank, "leave", generation))
         await asyncio.gather(*(self._position(rank, number) for rank in ranks))
 
     async def _position(self, rank: int, number: int) -> None:
@@ -309,7 +362,7 @@ class Runtime:
         patience_s = self._crew.timeout_s
         training = self._training.pop(rank, None)
         # It queues behind what the rank is doing.
-        position = self._hosts.call(rank, "position")
+        position = asyncio.ensure_future(self._reached(rank, "position"))
         try:
             async with asyncio.timeout(patience_s):
                 if training is not None:
@@ -323,6 +376,8 @@ class Runtime:
                 await self._bury(rank)
         except RankError as error:
             await self._bury(rank, f"cannot say where it stands, and was killed: {error}")
+        finally:
+            position.cancel()
 
     async def _last_words(self, rank: int, training: asyncio.Future[Any]) -> None:
         """Hear why a rank's training ended, which may be why the generation did."""
@@ -338,16 +393,21 @@ class Runtime:
         self._training = {
             rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
         }
-        hearing = [self._hear_end(rank, command.round) for rank in command.ranks]
+        hearing = [self._hear_end(rank, end, command.round) for rank, end in self._training.items()]
         nodes = [self._homes[rank].node for rank in command.ranks if rank in self._homes]
         await asyncio.gather(*hearing, self._foresight.look_ahead(nodes))
 
-    async def _hear_end(self, rank: int, number: int) -> None:
+    async def _hear_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
         """Tell how the training of one rank ends."""
         try:
-            end = await asyncio.shield(self._training[rank])
-        except Gone:
-            await self._bury(rank)
+            end = await asyncio.shield(training)
+        except Gone as error:
+            if not error.unheard:
+                await self._bury(rank)
+            elif self._training.get(rank) is training:
+                # Its heartbeats tell whether it lives; if so, it trains on.
+                self._training[rank] = again = asyncio.ensure_future(self._reached(rank, "outcome"))
+                await self._hear_end(rank, again, number)
         except RankError as error:
             self._training.pop(rank, None)
             self._tell(_raised(rank, error, number))

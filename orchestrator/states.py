@@ -117,6 +117,10 @@ class Roster:
     """From a pause until a generation trains again."""
     out_of_patience: bool = False
     """The pause has lasted for `elastic.wait_s`."""
+    interrupted: bool = False
+    """A step was in flight when the pause began."""
+    prepared: tuple[Plan, Schedule] | None = None
+    """A plan of the controller before this one that the ranks may follow yet."""
 
     @property
     def idle(self) -> frozenset[int]:
@@ -247,6 +251,20 @@ class Waiting:
 
     roster: Roster
     reason: str
+    step: int
+    """Steps committed."""
+    saving: int | None = None
+    """The step of which they are writing a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The job is to end, once what its ranks hold is in a checkpoint."""
+
+    roster: Roster
+    step: int
+    reason: str
+    """Why it ends; empty: a stop was asked for."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +294,6 @@ class Failed:
 
 Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
 """On the way to a generation."""
-Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting
+Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | Saving
 """There are ranks."""
 State = Pending | Placing | Live | Closing | Finished | Failed

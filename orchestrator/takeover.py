@@ -17,9 +17,10 @@ from orchestrator.events import (
     Record,
     Regrouped,
     Requested,
+    Skipped,
     Submitted,
 )
-from orchestrator.freeze_history import began_at
+from orchestrator.freeze_history import began_at, freeze_history_of
 from orchestrator.heard import heard
 from orchestrator.states import Order, Roster
 from planner.ir import Schedule
@@ -49,14 +50,15 @@ def over(records: Sequence[Record]) -> bool:
     return any(isinstance(record.event, Finished | Failed) for record in records)
 
 
-def taken_over(order: Order, records: Sequence[Record], expand: Callable[[Plan], Schedule]) -> Order:
+def taken_over(order: Order, log: Sequence[Record], expand: Callable[[Plan], Schedule]) -> Order:
     """The order of the controller that goes on.
 
     Args:
         order: as the job was submitted.
-        records: since then, oldest first.
+        log: all that is known of the job, earlier runs included, oldest first.
         expand: the schedule of a plan.
     """
+    records = since_start(log)
     epochs = [record.event.epoch for record in records if isinstance(record.event, Submitted)]
     roster = Roster(
         plan=order.plan,
@@ -66,7 +68,7 @@ def taken_over(order: Order, records: Sequence[Record], expand: Callable[[Plan],
         checkpoints=order.checkpoints,
         freeze=order.freezing.plans,
     )
-    issued = order.plan
+    issued, formed = order.plan, order.plan
     plans = {(issued.epoch, issued.version): issued}
     for event in (record.event for record in records):
         match event:
@@ -75,6 +77,7 @@ def taken_over(order: Order, records: Sequence[Record], expand: Callable[[Plan],
             case Formed(generation=generation):
                 step = began_at(event)
                 void = event.start is not None or step == 0
+                formed = issued
                 roster = replace(
                     roster,
                     plan=issued,
@@ -108,12 +111,30 @@ def taken_over(order: Order, records: Sequence[Record], expand: Callable[[Plan],
             case StepReport(step=step):
                 # What is logged was told of in its order, or after a hole for which nobody is left to tell.
                 roster = replace(roster, step=max(roster.step, step))
+            case Skipped(damage=damage):
+                whole = tuple(ref for ref in roster.checkpoints if ref.path != damage.path)
+                roster = replace(roster, checkpoints=whole)
             case ValidationReport() | CheckpointReport() | FreezeStarted():
                 roster, _ = heard(roster, event)
             case FreezeSolved(plan=plan):
                 roster = replace(roster, proposed=plan)
             case _:
                 pass
-    roster = replace(roster, going=roster.going & roster.alive, schedule=expand(roster.plan))
+    # What was issued since is a move's: no generation forms for it.
+    moving = roster.trained and issued not in (formed, roster.plan)
+    roster = replace(
+        roster,
+        going=roster.going & roster.alive,
+        schedule=expand(roster.plan),
+        prepared=(issued, expand(issued)) if moving else None,
+    )
     first = replace(order.plan, epoch=max(epochs, default=order.epoch) + 1)
-    return replace(order, epoch=first.epoch, plan=first, generation=roster.generation + 1, roster=roster)
+    return replace(
+        order,
+        epoch=first.epoch,
+        plan=first,
+        generation=roster.generation + 1,
+        roster=roster,
+        # What was measured and decided meanwhile stands, as after a resume.
+        freezing=order.freezing if order.freezing.replayed else freeze_history_of(log),
+    )

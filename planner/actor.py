@@ -44,6 +44,10 @@ class PlannerActor:
         if complete(self._observations.values(), question.phases, question.plan.world_size):
             self._complete.set()
 
+    async def enough(self) -> None:
+        """Nothing more will be observed: what is known must do."""
+        self._complete.set()
+
     async def solve(self, *, wait: bool = True) -> tuple[FreezeDecision, float]:
         """Decide. Returns the decision and the seconds that it took.
 

@@ -20,9 +20,10 @@ from ray.exceptions import RayError
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
+from workers.checkpoint_manifest import FileRecord
 from workers.config import WorkerConfig
 from workers.fault import Fault
-from workers.host_memory import settle_objects
+from workers.host_memory import collect_objects, settle_objects
 from workers.measured import Measured
 from workers.notices.reporting import watch_node
 from workers.protocol import (
@@ -124,6 +125,7 @@ class RankActor:
             if self._marker is not None:
                 check_folder(self._config.output, self._marker, self._host)
             self._rank.setup()
+        settle_objects()
         return self._home()
 
     def _home(self) -> Home:
@@ -145,7 +147,7 @@ class RankActor:
         self._outcome = None
         with travelling_errors(cut_off=True):
             self._rank.join(generation)
-        settle_objects()
+        collect_objects()
 
     def profile(self) -> Measured:
         """Measure what the job costs; see `Rank.profile`."""
@@ -189,6 +191,21 @@ class RankActor:
         with travelling_errors():
             self._rank.settle(settlement)
 
+    def save(self, folder: str, step: int, layers: Sequence[int]) -> tuple[FileRecord, ...]:
+        """Write layers into a checkpoint while this rank does not train; see `Rank.save`."""
+        with travelling_errors():
+            records = self._rank.save(folder, step, layers)
+        # Whoever hears of the checkpoint has heard of its steps.
+        self._deliver()
+        return records
+
+    def seal(
+        self, folder: str, step: int, plan: Plan, generation: int, records: Sequence[FileRecord]
+    ) -> None:
+        """Make that checkpoint a whole one; see `Rank.seal`."""
+        with travelling_errors():
+            self._rank.seal(folder, step, plan, generation, records)
+
     @ray.method(concurrency_group=CONTROL)
     def ping(self) -> None:
         """Answer."""
@@ -223,9 +240,9 @@ class RankActor:
             self._rank.faults.arm(fault)
 
     @ray.method(concurrency_group=CONTROL)
-    def leave(self) -> None:
-        """Drop the process group: a blocked `train` or `join` raises."""
-        self._rank.leave()
+    def leave(self, generation: int = 0) -> None:
+        """Drop the process group: a blocked `train` or `join` raises; see `Rank.leave`."""
+        self._rank.leave(generation)
 
     def _send(self, report: Report) -> None:
         handle = self._mail.put(report)

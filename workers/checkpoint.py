@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from workers.checkpoint_manifest import FileRecord, Manifest, layer_files
+from workers.checkpoint_manifest import checkpoint_folder as checkpoint_folder
 from workers.layer_state import LayerState, fresh
 from workers.protocol import CheckpointRef, DamagedCheckpoint, JobError
 from workers.storage import Folder, join, open_folder, split
@@ -39,11 +40,6 @@ class DamagedCheckpointError(JobError):
 
     def __str__(self) -> str:
         return f"checkpoint {self.damage.path} is damaged: {self.damage.file} {self.damage.problem}"
-
-
-def checkpoint_folder(output: str, step: int, generation: int) -> str:
-    """Location of the checkpoint of `step` in the job folder `output`."""
-    return join(join(output, "checkpoints"), f"step-{step:08d}-gen-{generation}")
 
 
 def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:

@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: what it is of and which files belong to it, with strict JSON both ways.
 
-The JSON carries its own sha256, so that a change of any value in it is noticed. Knows no folder, no tensor.
+The JSON carries its own sha256, so that a change of any value in it is noticed. Touches no file, knows no tensor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from workers.storage import join
 
 FORMAT = 1
 """Version of the checkpoint format that this code writes, and the only one that it reads."""
@@ -90,6 +92,11 @@ class Manifest:
         _check_types(fields)
         layers = tuple(fields["layers"])
         return Manifest(**{**fields, "layers": layers, "files": _records(fields["files"], layers)})
+
+
+def checkpoint_folder(output: str, step: int, generation: int) -> str:
+    """Location of the checkpoint of `step` in the job folder `output`."""
+    return join(join(output, "checkpoints"), f"step-{step:08d}-gen-{generation}")
 
 
 def layer_files(layer: int, name: str) -> tuple[str, str]:

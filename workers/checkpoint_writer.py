@@ -53,7 +53,7 @@ class CheckpointWriter:
         """
         if self._write is not None:
             return False
-        self._write = self._executor.submit(_write_layers, folder, step, states, self._faults)
+        self._write = self._executor.submit(write_layers, folder, step, states, self._faults)
         return True
 
     @property
@@ -77,9 +77,8 @@ class CheckpointWriter:
         self._executor.shutdown(wait=wait)
 
 
-def _write_layers(
-    folder: str, step: int, states: list[LayerState], faults: FaultPoints | None
-) -> WriteResult:
+def write_layers(folder: str, step: int, states: list[LayerState], faults: FaultPoints | None) -> WriteResult:
+    """Write `states` into the checkpoint at `folder`; after an error none of them is left there."""
     start_s = time.monotonic()
     records: list[FileRecord] = []
     error: str | None = None

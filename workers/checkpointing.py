@@ -159,20 +159,10 @@ class Checkpointing:
     def _complete(self, folder: str) -> str | None:
         files = self._files.pop(folder)
         step = self._steps[folder]
-        config = self._config
-        manifest = Manifest(
-            step=step,
-            generation=self._generation.number,
-            spec=config.model_dump(mode="json"),
-            plan=json.loads(json.dumps(asdict(self.plan))),
-            layers=self._names,
-            samples=step * config.replicas * config.microbatches * config.microbatch_size,
-            files=files,
-        )
         try:
             if self._faults is not None:
                 self._faults.reach(Phase.SAVING, step)
-            write_manifest(folder, manifest)
+            seal(self._config, self._names, self.plan, folder, step, self._generation.number, files)
         except OSError as error:
             self._drop(folder, str(error))
             self._take(
@@ -180,9 +170,6 @@ class Checkpointing:
             )
             return str(error)
         self._tell(folder, sum(file.bytes for file in files.values()), None)
-        # An old checkpoint that cannot be deleted now is tried again after the next one.
-        with suppress(OSError):
-            prune(config.output, config.checkpoint.keep)
         return None
 
     def _drop(self, folder: str, error: str) -> None:
@@ -204,6 +191,35 @@ class Checkpointing:
                 error=error,
             )
         )
+
+
+def seal(
+    config: WorkerConfig,
+    names: tuple[str, ...],
+    plan: Plan,
+    folder: str,
+    step: int,
+    generation: int,
+    files: Mapping[str, FileRecord],
+) -> None:
+    """Make the checkpoint at `folder` a whole one, and delete those that are too old.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    manifest = Manifest(
+        step=step,
+        generation=generation,
+        spec=config.model_dump(mode="json"),
+        plan=json.loads(json.dumps(asdict(plan))),
+        layers=names,
+        samples=step * config.replicas * config.microbatches * config.microbatch_size,
+        files=files,
+    )
+    write_manifest(folder, manifest)
+    # An old checkpoint that cannot be deleted now is tried again after the next one.
+    with suppress(OSError):
+        prune(config.output, config.checkpoint.keep)
 
 
 def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, tuple[object, object]]:

@@ -42,7 +42,12 @@ def settle_objects() -> None:
     """Take all Python objects that exist now out of the garbage collector's rounds.
 
     Torch alone brings hundreds of thousands; a full round over them takes tens of milliseconds, in the middle of some
-    step. Call it once, when everything is built.
+    step. Call it once, before layers are built that may be given away: what is garbage by then is never found.
     """
     gc.collect()
     gc.freeze()
+
+
+def collect_objects() -> None:
+    """Free what was given away since and keeps itself alive. Call it where nobody waits for this rank."""
+    gc.collect()

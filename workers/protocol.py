@@ -143,6 +143,8 @@ class NoticeReport:
     """Seconds until it is gone, as far as is known."""
     text: str
     """What was said."""
+    node: str = ""
+    """The rank's, by its id in the cluster; empty: where the rank is known to live."""
 
 
 @dataclass(frozen=True, kw_only=True)

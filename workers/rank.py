@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -16,6 +17,9 @@ from planner.ir import Schedule
 from planner.plan import Plan
 from workers import determinism
 from workers.checkpoint import DamagedCheckpointError
+from workers.checkpoint_manifest import FileRecord
+from workers.checkpoint_writer import write_layers
+from workers.checkpointing import seal
 from workers.config import WorkerConfig
 from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
@@ -52,7 +56,7 @@ from workers.setting import Setting
 from workers.standby import Standbys
 from workers.switch import take_up
 from workers.training import Training
-from workers.transport.channel import Channel
+from workers.transport.channel import Channel, ChannelError
 from workers.transport.joining import Joining
 from workers.transport.open_channel import open_channel
 from workers.transport.state_frames import StateStreamError
@@ -89,6 +93,9 @@ class Rank:
         self._store: dist.TCPStore | None = None
         self._channel: Channel | None = None
         self._joining: Joining | None = None
+        self._leaving = threading.Lock()
+        self._over = 0
+        """The newest generation that was said to be over."""
         self._generation: Generation | None = None
         self._server: StateServer | None = None
         self._step = 0
@@ -250,8 +257,12 @@ class Rank:
         self._mailbox.void()
         self._generation = generation
         if channel is None:
-            self._joining = Joining(lambda: open_channel(generation, self._rank, self._device.torch_device))
-            channel = self._joining.wait()
+            joining = Joining(lambda: open_channel(generation, self._rank, self._device.torch_device))
+            with self._leaving:
+                if generation.number <= self._over:
+                    raise ChannelError(f"generation {generation.number} was over before this rank joined it")
+                self._joining = joining
+            channel = joining.wait()
         self._channel = channel
 
     def train(self) -> Outcome | Parted:
@@ -395,6 +406,38 @@ class Rank:
             if self._server is not None:
                 self._server.offer(self._step, self._salvaged, Part.WEIGHTS)
 
+    def save(self, folder: str, step: int, layers: Sequence[int]) -> tuple[FileRecord, ...]:
+        """Write what it holds of `layers` into the checkpoint of `step` at `folder`, while it does not train.
+
+        Raises:
+            JobError: it stands at another step, or the file system refused.
+        """
+        if self._step != step:
+            raise JobError(f"rank {self._rank} stands at step {self._step}: it cannot save step {step}")
+        held = self._held()
+        result = write_layers(folder, step, [host_copy(held[layer][1]) for layer in layers], self.faults)
+        if result.error is not None:
+            raise JobError(f"rank {self._rank} could not write to {folder}: {result.error}")
+        return result.records
+
+    def seal(
+        self, folder: str, step: int, plan: Plan, generation: int, records: Sequence[FileRecord]
+    ) -> None:
+        """Make the checkpoint of `step` at `folder` a whole one: all ranks have written their parts.
+
+        Args:
+            plan: that was in force.
+            generation: under whose number it is kept.
+
+        Raises:
+            JobError: the file system refused.
+        """
+        files = {record.name: record for record in records}
+        try:
+            seal(self._config, self._definition.names, plan, folder, step, generation, files)
+        except OSError as error:
+            raise JobError(f"could not complete {folder}: {error.strerror or error}") from error
+
     def _take_over(self, training: Training) -> None:
         """Keep what outlives a generation."""
         self._step, self._left = training.step, training.left
@@ -473,9 +516,15 @@ class Rank:
             )
         check_plan(plan, len(self._definition.layers), self._config.microbatches)
 
-    def leave(self) -> None:
+    def leave(self, generation: int = 0) -> None:
         """Drop the process group: whoever waits in it, here or at a neighbour, gets an error. So does who waits to join
-        one, or for layers of others."""
+        one, or for layers of others.
+
+        Args:
+            generation: it is over, and so are those before it: a `join` that is yet to come raises.
+        """
+        with self._leaving:
+            self._over = max(self._over, generation)
         if self._source is not None:
             self._source.stop()
         if self._joining is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lifecycle_jobs import checkpoint_report, order_of, plan_of, position, step_report
 
@@ -23,6 +23,7 @@ from orchestrator.commands import (
     Prepare,
     Recruit,
     Release,
+    Save,
     Settle,
     Train,
     Wait,
@@ -63,9 +64,20 @@ from orchestrator.stimuli import (
 )
 from planner.schedules.registry import build
 from workers.config import ElasticConfig
-from workers.protocol import Assignment, Part, Parted, Position, Request, Settlement, StepReport
+from workers.protocol import (
+    Assignment,
+    CheckpointReport,
+    Part,
+    Parted,
+    Position,
+    Report,
+    Request,
+    Settlement,
+    StepReport,
+)
 
 LAYERS = 6
+LAST = 1 << 30
 
 
 @dataclass
@@ -113,6 +125,11 @@ class World:
                 self.answers.append(Placed())
             case Prepare(ranks) | Recruit(ranks):
                 for rank in ranks:
+                    if isinstance(command, Recruit) and self.random.random() < 0.15:
+                        blind, dead = self.random.random() < 0.3, self.random.random() < 0.5
+                        lost = RankLost(rank, "never came up", dead=dead and not blind, user_error=blind)
+                        self.answers.append(lost)
+                        continue
                     self.ranks[rank] = Process()
                     self.answers.append(Ready(rank, f"n{rank}", "h", rank))
             case Assess(ranks, number):
@@ -128,6 +145,21 @@ class World:
                 for rank in self.standing(ranks):
                     self.settle(rank, settlement)
                     self.answers.append(Settled(rank, number))
+            case Save(rescue, _, generation):
+                there = rescue.settling | rescue.layers.keys() <= self.ranks.keys()
+                written = sorted(layer for layers in rescue.layers.values() for layer in layers)
+                assert written == list(range(LAYERS)), "every layer is written once"
+                for rank in self.standing(rescue.settling):
+                    self.settle(rank, rescue.settlement)
+                if self.standing(rescue.settling):
+                    self.tell_up_to(rescue.step, self.generations[-1])
+                if there:
+                    for rank, layers in rescue.layers.items():
+                        assert all(self.ranks[rank].layers[layer] == rescue.step for layer in layers)
+                path, error = f"/{rescue.step}.gen-{generation}", None if there else "a rank is gone"
+                if there:
+                    self.on_disk[path] = rescue.step
+                self.answers.append(Reported(replace(checkpoint_report(rescue.step, path), error=error)))
             case MakePlan(course, _, _, epoch, version, number):
                 ranks = len(course.lineup)
                 plan = plan_of(ranks, LAYERS, epoch=epoch, version=version)
@@ -248,7 +280,7 @@ class World:
     def begin(self, ranks: tuple[int, ...], step: int, number: int) -> None:
         assert isinstance(self.state, Training | Stopping)
         self.training, self.round, self.requests = ranks, number, set()
-        self.tell_up_to(step)
+        self.tell_up_to(step, max(1, self.generations[-1] - 1))
         plan = self.state.roster.plan
         for place, rank in enumerate(ranks):
             if rank in self.ranks:
@@ -257,10 +289,10 @@ class World:
                 near = {*plan.layers_of_rank(place), *plan.layers_of_rank((place + 1) % len(ranks))}
                 one.layers, one.weights, one.vector = dict.fromkeys(near, step), set(), None
 
-    def tell_up_to(self, step: int) -> None:
+    def tell_up_to(self, step: int, generation: int) -> None:
         """Steps that are settled are told of, some of them twice, by who is left; none that was undone."""
         for told in range(min(self.told, step - 1) + 1, step + 1):
-            self.answers.append(Reported(step_report(told, max(1, self.generations[-1] - 1))))
+            self.answers.append(Reported(step_report(told, generation)))
         self.told = step
 
     def check(self, event: events.Event) -> None:
@@ -366,7 +398,7 @@ class World:
         come first."""
         chosen = self.random.randrange(len(self.answers))
         reports = [
-            (answer.report.generation if isinstance(answer.report, StepReport) else 0, index)
+            (_order(answer.report), index)
             for index, answer in enumerate(self.answers)
             if isinstance(answer, Reported)
         ]
@@ -374,6 +406,13 @@ class World:
             oldest, _ = min(reports)
             chosen = self.random.choice([index for generation, index in reports if generation == oldest])
         return self.answers.pop(chosen)
+
+
+def _order(report: Report) -> int:
+    """A step's generation; a checkpoint that ranks wrote while they waited comes after all that they had to tell."""
+    if isinstance(report, StepReport):
+        return report.generation
+    return LAST if isinstance(report, CheckpointReport) and "gen-" in report.path else 0
 
 
 def _from(answer: Stimulus, rank: int) -> bool:

@@ -18,7 +18,7 @@ from orchestrator.resolve import Resolved
 from orchestrator.states import Failed, Finished
 from orchestrator.stimuli import Asked, Going
 from workers.launch import Job, run_threads
-from workers.protocol import CheckpointReport, JobError, Request, StepReport
+from workers.protocol import CheckpointRef, CheckpointReport, JobError, Request, StepReport
 
 STEPS = 8
 EMULATED = {
@@ -195,6 +195,44 @@ def test_too_few_ranks_wait_for_room_and_go_on(tmp_path: Path, quiet: str) -> No
     assert len(ran.of(events.Paused)) == 1
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.cause, regrouped.lost, regrouped.joined) == ("capacity", (2,), (4,))
+
+
+@pytest.mark.parametrize("redundancy", ["checkpoint", "peer"])
+def test_a_drain_that_leaves_too_few_loses_no_step(tmp_path: Path, quiet: str, redundancy: str) -> None:
+    """The layers of a rank that goes are nowhere else: they are written before it is gone, and others come."""
+
+    def take(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.Paused):
+            running.hosts.most = 0
+        if isinstance(event, CheckpointReport) and event.error is None and not gone:
+            gone.append(event.step)
+            for rank in (1, 2):
+                running.signal(rank)
+            running.hosts.most = 8
+
+    gone: list[int] = []
+    go = once(at_step(3), lambda running: running.tell(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
+    spec = job(tmp_path, elastic={"min_ranks": 4, "redundancy": redundancy})
+    ran = ElasticJob(spec, both(go, take)).run()
+    check(ran, quiet)
+    (pause,) = ran.of(events.Paused)
+    assert gone == [pause.step]
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (pause.step, 0, 0)
+    assert regrouped.lost == (1, 2)
+
+
+def test_a_job_that_gives_up_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, quiet: str) -> None:
+    strike = once(at_step(3), lambda running: running.signal(2))
+    ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.0}), strike).run()
+    assert isinstance(ran.state, Failed)
+    (saved,) = ran.of(CheckpointReport)
+    assert saved.error is None
+    assert f"The checkpoint of step {saved.step} stays" in ran.state.reason
+    assert saved.step == ran.steps[-1]
+    done = job(tmp_path)
+    start = CheckpointRef(path=saved.path, step=saved.step)
+    assert run_threads(Job(done.config, done.plan, done.schedule, start=start)).state_sha256 == quiet
 
 
 def test_a_wait_for_room_ends(tmp_path: Path) -> None:

@@ -5,9 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, cast
 
-from orchestrator.hosts import CONNECT_S, stands
+from process_hosts import ElasticJob
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.commands import Train
+from orchestrator.hosts import CONNECT_S, Gone, Hosts, stands
+from orchestrator.runtime import Runtime
+from orchestrator.stimuli import Departed, Stimulus
 from workers.actor import Home
+from workers.protocol import Parted
 
 
 def test_who_listens_stands_also_if_the_controller_stood_still() -> None:
@@ -20,5 +31,40 @@ def test_who_listens_stands_also_if_the_controller_stood_still() -> None:
             time.sleep(CONNECT_S + 0.2)
             assert await looking
         assert not await stands(home)
+
+    asyncio.run(look())
+
+
+class Shaky:
+    """Ranks to which the way is lost for a moment: their process lives, and trains on."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.calls.append(method)
+        if method == "train" or self.calls.count(method) < 3:
+            answer.set_exception(Gone("its process cannot be reached", unheard=True))
+        else:
+            answer.set_result(Parted(rank=rank, step=4) if method == "outcome" else None)
+        return answer
+
+    async def end(self, rank: int) -> None:
+        self.calls.append("end")
+
+
+def test_a_rank_that_cannot_be_reached_for_a_moment_is_not_taken_for_dead(tmp_path: Path) -> None:
+    async def look() -> None:
+        hosts, told = Shaky(), list[Stimulus]()
+        crew = ElasticJob(resolved(tiny(tmp_path, "shaky"))).crew
+        runtime = Runtime(crew, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        assert await runtime._answers(0, 30.0)
+        assert hosts.calls == ["ping"] * 3
+        training = runtime.carry_out(Train((0,), 3, 1))
+        assert training is not None
+        await training
+        assert told == [Departed(Parted(rank=0, step=4), 1)]
+        assert hosts.calls[3:] == ["train"] + ["outcome"] * 3
 
     asyncio.run(look())

@@ -178,7 +178,6 @@ def test_late_reports_are_kept() -> None:
     ("before", "stimulus"),
     [
         ((), Placed()),
-        ((), Noted(events.Warned(text="too early"))),
         (TO_TRAINING[:3], Solved(SOLUTION)),
         ((Start(),), Start()),
         ((Start(),), ready(0)),

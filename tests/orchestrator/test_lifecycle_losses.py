@@ -59,7 +59,7 @@ from workers.protocol import CheckpointRef, DamagedCheckpoint, Parted, Request, 
 def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), CUT_OFF, DEAD)
     assert [effect for effect in job.effects if isinstance(effect, Assess)] == [
-        Assess(frozenset({0, 1, 2}), 1)
+        Assess(frozenset({0, 1, 2}), 1, 3)
     ]
     assert job.logged[-1] == events.RankFailed(rank=1, error="its process died")
     job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,), undecided=2), 1))

@@ -99,7 +99,7 @@ def test_ranks_that_are_to_go_hand_over_and_are_dismissed() -> None:
     notice = events.Noticed(node="node1", host="10.0.0.1", source="file", ranks=(1,), left_s=30.0)
     assert job.logged[-1] == notice
     job.take(*(Departed(Parted(rank=rank, step=4)) for rank in range(3)))
-    assert job.effects[-1] == Assess(frozenset({0, 1, 2}), 1)
+    assert job.effects[-1] == Assess(frozenset({0, 1, 2}), 1, 3)
     job.take(*(Positioned(position(rank, 4, (rank,)), 1) for rank in range(3)))
     recovered(job, plan_of(2, version=2), (0, 2))
     assert Dismiss(frozenset({1})) in job.effects

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from lifecycle_jobs import plan_of, position
 
-from orchestrator.recovery import Course, GiveUp, Hold, Situation, decide
+from orchestrator.recovery import Course, GiveUp, Hold, Rescue, Situation, decide
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
 
@@ -129,9 +129,22 @@ def test_who_goes_still_gives_what_it_holds() -> None:
 
 def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
     few = situation(at(0, 4, *range(LAYERS)), elastic=ElasticConfig(min_ranks=2))
-    assert decide(few) == Hold(reason="rank 1: died: 1 rank left, and elastic.min_ranks = 2", step=4)
+    whole = Rescue(
+        step=4,
+        settling=frozenset({0}),
+        settlement=Settlement(step=4, heard=4),
+        layers={0: tuple(range(LAYERS))},
+    )
+    assert decide(few) == Hold(
+        reason="rank 1: died: 1 rank left, and elastic.min_ranks = 2", step=4, rescue=whole, interrupted=True
+    )
+    in_checkpoint = replace(few, checkpoints=(CheckpointRef(path="4", step=4),))
+    held = decide(in_checkpoint)
+    assert isinstance(held, Hold)
+    assert held.rescue is None
     told = decide(replace(few, elastic=ElasticConfig(min_ranks=2, wait_s=0)))
     assert isinstance(told, GiveUp)
+    assert told.rescue == whole
     assert "elastic.wait_s = 0" in told.reason
 
 

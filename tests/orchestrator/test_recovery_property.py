@@ -35,4 +35,9 @@ def test_whatever_happens_the_job_goes_on_or_says_why_not(
     if isinstance(world.state, Training | Stopping):
         roster = world.state.roster
         assert set(roster.members) <= roster.alive
+        assert not roster.starting, "who never came up is called no more"
         assert set(world.standing(roster.members)) == set(roster.members), "a loss went unheard"
+    if isinstance(world.state, Waiting):
+        roster = world.state.roster
+        assert not roster.starting
+        assert len(roster.alive - roster.going) < min_ranks, "there are enough, and it waits"

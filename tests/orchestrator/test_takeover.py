@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lifecycle_jobs import checkpoint_report, order_of, plan_of, step_report
+from lifecycle_jobs import SOLUTION, checkpoint_report, order_of, plan_of, step_report
 
 from orchestrator import events
 from orchestrator.commands import Assess, Log, Reclaim, Train
+from orchestrator.freeze_history import FreezeHistory
 from orchestrator.heard import heard
 from orchestrator.lifecycle import handle
 from orchestrator.resolve import expand
 from orchestrator.states import Assessing, Pending, Reclaiming, Stopping, Training
-from orchestrator.stimuli import RankLost, Reclaimed, Start
+from orchestrator.stimuli import RankLost, Reclaimed, Reported, Start
 from orchestrator.takeover import over, since_start, taken_over
-from workers.protocol import CheckpointRef, Generation
+from workers.protocol import (
+    CheckpointRef,
+    DamagedCheckpoint,
+    FreezeStarted,
+    Generation,
+    SwitchReport,
+    TimelineReport,
+)
 
 PLAN = plan_of(3, epoch=3)
 SHRUNK = replace(PLAN, version=2, layers=((0, 2), (2, 3)), stage_ranks=(0, 1))
@@ -140,7 +148,68 @@ def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
     for rank in (0, 3):
         state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
     assert isinstance(state, Assessing)
-    assert commands == (Log(events.RankFailed(rank=2, error="gone")), Assess(frozenset({0, 3}), 2))
+    assert commands == (Log(events.RankFailed(rank=2, error="gone")), Assess(frozenset({0, 3}), 2, 6))
+
+
+SOLVED = replace(SOLUTION, plan=replace(SOLUTION.plan, epoch=3))
+STARTED = FreezeStarted(plan=replace(SOLVED.plan, start=7))
+TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=()) for rank in (0, 1))
+
+
+def test_what_was_measured_and_decided_of_freezing_stands() -> None:
+    """Else a controller that takes over would have it measured again, or decide anew from less."""
+    order = taken_over(ORDER, records(*RUN, *TIMELINES, SOLVED), expand)
+    assert order.freezing.monitored_with(SHRUNK) == TIMELINES
+    assert (order.freezing.solved, order.freezing.plans) == (SOLVED, ())
+    order = taken_over(ORDER, records(*RUN, *TIMELINES, SOLVED, STARTED), expand)
+    assert order.freezing.plans == (STARTED.plan,)
+    assert order.roster is not None
+    assert (order.roster.freeze, order.roster.proposed) == ((STARTED.plan,), None)
+
+
+def test_a_run_that_is_replayed_is_told_nothing_else() -> None:
+    replayed = replace(ORDER, freezing=FreezeHistory(plans=(STARTED.plan,), replayed=True))
+    assert taken_over(replayed, records(*RUN, SOLVED), expand).freezing == replayed.freezing
+
+
+def test_a_checkpoint_that_was_found_damaged_stays_out() -> None:
+    """Else the older state of survivors would be given up for it."""
+    damaged = events.Skipped(rank=0, damage=DamagedCheckpoint(path="/5", file="f", problem="is cut short"))
+    order = taken_over(ORDER, records(*RUN, damaged), expand)
+    assert order.roster is not None
+    assert [ref.path for ref in order.roster.checkpoints] == ["/4"]
+
+
+def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
+    moved = replace(SHRUNK, version=3, layers=((0, 1), (1, 3)))
+    order = taken_over(ORDER, records(*RUN, events.Issued(plan=moved)), expand)
+    assert order.roster is not None
+    assert (order.roster.plan, order.roster.prepared) == (SHRUNK, (moved, expand(moved)))
+    state, _ = handle(order, Pending(), Start())
+    for rank in (0, 2, 3):
+        state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+    warned = [command.event for command in commands if isinstance(command, Log)]
+    assert [type(event) for event in warned] == [events.Warned]
+    assert isinstance(state, Training)
+    switched = SwitchReport(
+        step=8,
+        rank=0,
+        epoch=3,
+        version=3,
+        taken=(),
+        given=(1,),
+        brought_bytes=0,
+        brought_s=0.0,
+        stall_s=0.0,
+        switched_s=0.0,
+    )
+    state, _ = handle(order, state, Reported(switched))
+    assert isinstance(state, Training)
+    assert (state.roster.plan, state.roster.schedule) == (moved, expand(moved))
+    # Told before the controller was lost, it needs no second word.
+    order = taken_over(ORDER, records(*RUN, events.Issued(plan=moved), switched), expand)
+    assert order.roster is not None
+    assert (order.roster.plan, order.roster.prepared) == (moved, None)
 
 
 def test_a_stop_that_was_asked_for_is_asked_again() -> None:

@@ -1,6 +1,8 @@
 """A Linear with a deferred gradient has the bits of stock autograd, however its input lies in memory."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +24,28 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     "a matrix, transposed": ((16, 9), lambda x: x.t()),
     "a vector": ((16,), lambda x: x),
 }
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(4, 4),
+        lambda: nn.Conv1d(4, 4, 1),
+        lambda: nn.Embedding(4, 4),
+        lambda: nn.MultiheadAttention(4, 1),
+        lambda: nn.TransformerEncoderLayer(4, 1, 8),
+    ],
+)
+def test_a_layer_that_is_given_away_is_freed_at_once(make: Callable[[], nn.Module]) -> None:
+    """The garbage collector does not look at what a rank is built of: whatever kept itself alive would stay."""
+    gc.disable()
+    try:
+        layer = Layer(0, "l", make(), precision="float32", device=CPU, workspace=Workspace())
+        parameters = [weakref.ref(parameter) for parameter in layer.module.parameters()]
+        del layer
+        assert [parameter() for parameter in parameters] == [None] * len(parameters)
+    finally:
+        gc.enable()
 
 
 class Viewed(nn.Module):

@@ -16,8 +16,9 @@ from workers.config import ElasticConfig
 from workers.launch import assignment
 from workers.layer_source import Built
 from workers.layer_state import LayerState, host_copy, part_of
-from workers.protocol import Assignment, CheckpointRef, JobError, Part, Settlement, Source
+from workers.protocol import Assignment, CheckpointRef, Generation, JobError, Part, Settlement, Source
 from workers.rank import Rank
+from workers.transport.channel import ChannelError
 from workers.transport.state_frames import StateStreamError
 from workers.transport.state_stream import StateServer
 
@@ -153,6 +154,16 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
         assert (position.step, position.holds, position.weights, position.vector) == (step, (), kept, None)
     assert same(here.rank._salvaged[3], late[3], Part.WEIGHTS)
     assert not same(early[3], late[3], Part.WEIGHTS)
+
+
+def test_who_was_told_that_a_generation_is_over_joins_it_no_more(here: Here) -> None:
+    """Word of its end may overtake the call to join it: nobody else would wake who waits for the others."""
+    here.rank.leave(4)
+    generation = Generation(
+        number=4, epoch=1, members=(0, 1), store_host="127.0.0.1", store_port=1, timeout_s=60.0
+    )
+    with pytest.raises(ChannelError, match="generation 4 was over"):
+        here.rank.join(generation)
 
 
 def test_layers_that_share_parameters_are_not_given_moments_of_different_steps(tmp_path: Path) -> None:

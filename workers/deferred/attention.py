@@ -7,6 +7,7 @@ forward pass is written out here, operation by operation that of torch's trainin
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -34,7 +35,8 @@ def attention_forward(
     module: nn.MultiheadAttention, deferral: Deferral
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Takes the place of `module.forward`, for a module that `attention_is_covered`."""
-    stock = module.forward
+    # Held by its class and weakly: a module whose forward kept it alive would outlive its layer.
+    stock, held = type(module).forward, weakref.ref(module)
     project_in = linear_forward(module.in_proj_weight, module.in_proj_bias, deferral)
     project_out = linear_forward(module.out_proj.weight, module.out_proj.bias, deferral)
 
@@ -48,8 +50,11 @@ def attention_forward(
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        module = held()
+        assert module is not None
         if not module.training and not torch.is_grad_enabled():
             return stock(
+                module,
                 query,
                 key,
                 value,

@@ -15,9 +15,7 @@ from workers.deferred.queue import Deferral, Use
 def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
     accumulator = deferral.accumulator(weight)
 
-    def forward(x: Tensor) -> Tensor:
-        if x.dim() < 2:
-            return forward(x.unsqueeze(0)).squeeze(0)
+    def of_rows(x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
         if x.dtype != dtype:
             x = x.to(dtype)
@@ -35,11 +33,17 @@ def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> C
         output = product(x, accumulator.cast(dtype), bias)
         return defer(output, accumulator, deferral.queue, use_of)
 
+    # A function that called itself would keep itself alive, and its weights: only the garbage collector, which does not
+    # look at what a rank is built of, would find them.
+    def forward(x: Tensor) -> Tensor:
+        return of_rows(x.unsqueeze(0)).squeeze(0) if x.dim() < 2 else of_rows(x)
+
     return forward
 
 
 def embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    padding_idx = -1 if module.padding_idx is None else module.padding_idx
+    given = module.padding_idx
+    padding_idx = -1 if given is None else given
     accumulator, parameter = deferral.accumulator(module.weight), module.weight
 
     def forward(tokens: Tensor) -> Tensor:
@@ -52,7 +56,7 @@ def embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Ten
 
             return Use(accumulator, form, grad.dtype)
 
-        output = functional.embedding(tokens, parameter.detach(), module.padding_idx)
+        output = functional.embedding(tokens, parameter.detach(), given)
         return defer(output, accumulator, deferral.queue, use_of)
 
     return forward
@@ -66,9 +70,7 @@ def convolution_forward(
     geometry = (module.stride, module.padding, module.dilation, False, (0,) * spatial, module.groups)
     accumulator, bias, sizes = deferral.accumulator(module.weight), module.bias, [module.out_channels]
 
-    def forward(x: Tensor) -> Tensor:
-        if x.dim() == spatial + 1:
-            return forward(x.unsqueeze(0)).squeeze(0)
+    def of_batch(x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
         if x.dtype != dtype:
             x = x.to(dtype)
@@ -88,5 +90,8 @@ def convolution_forward(
 
         output = torch.convolution(x, weight, None if bias is None else bias.to(dtype), *geometry)
         return defer(output, accumulator, deferral.queue, use_of)
+
+    def forward(x: Tensor) -> Tensor:
+        return of_batch(x.unsqueeze(0)).squeeze(0) if x.dim() == spatial + 1 else of_batch(x)
 
     return forward

@@ -21,7 +21,9 @@ def watch_node(config: ElasticConfig, node: str, rank: int, report: Callable[[Re
     """
 
     def told(notice: Notice) -> None:
-        report(NoticeReport(rank=rank, source=notice.source, left_s=notice.left_s, text=notice.text))
+        report(
+            NoticeReport(rank=rank, source=notice.source, left_s=notice.left_s, text=notice.text, node=node)
+        )
 
     def troubled(text: str) -> None:
         report(WarningReport(rank=rank, text=text))

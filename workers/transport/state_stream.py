@@ -31,9 +31,9 @@ from workers.transport.state_frames import (
     read_frame,
 )
 
-MOST_PEERS = 64
-"""Of those who know the secret, so many at a time; a rank has no more neighbours than that at once."""
-MOST_STRANGERS = 64
+MOST_PEERS = 512
+"""Of those who know the secret, so many at a time: 64 ranks may come to one for eight layers each at once."""
+MOST_STRANGERS = 512
 """Of those who have not shown yet that they know it; for one more, the one that has taken longest is cut off."""
 
 
