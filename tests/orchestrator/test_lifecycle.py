@@ -32,7 +32,6 @@ from orchestrator.stimuli import (
     Ended,
     Joined,
     Loaded,
-    Noted,
     Placed,
     RankLost,
     Released,
