@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from ray.job_config import JobConfig
 from ray.util.placement_group import placement_group_table
 
 from orchestrator import cluster, events
+from orchestrator.controller import find
 from orchestrator.resolve import Resolved, resolve
 from orchestrator.spec import Spec
 from orchestrator.survey import absolute, survey
@@ -33,6 +35,12 @@ def started(start: Callable[[], Made]) -> Made:
         with suppress(Exception):
             return start()
     return start()
+
+
+def kill_controller(job: str) -> None:
+    """Strike the process of the job's controller down; Ray starts another one."""
+    status: Any = ray.get(find(job).status.remote())
+    os.kill(status.pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_jobs import Log, assert_nothing_left, job_of, two_node_cluster
+from ray_jobs import Log, assert_nothing_left, job_of, kill_controller, two_node_cluster
 from tiny_jobs import tiny
 
 from orchestrator import events
@@ -154,6 +154,34 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     assert plans == (started.plan,)
     assert replayed(tmp_path, PHASES, plans, stop_at=done.end.step) == done.end.state_sha256
     assert replayed(tmp_path, PHASES, (), stop_at=done.end.step) != done.end.state_sha256
+
+
+def test_a_controller_that_takes_over_has_nothing_measured_or_decided_anew(tmp_path: Path) -> None:
+    """Killed between the halves of the monitoring, and again once the job trains by what was decided."""
+    struck: list[int] = []
+
+    def act(record: events.Record) -> None:
+        if not isinstance(record.event, StepReport):
+            return
+        step = record.event.step
+        due = SHORT.middle + 4 if not struck else SHORT.ramp + 8
+        if len(struck) < 2 and step >= due and (not struck or log.of(FreezeStarted)):
+            struck.append(step)
+            kill_controller("decided")
+
+    log = Log(act)
+    end = run(freezing(tmp_path, "decided", SHORT, steps=STEPS), resume=False, observe=log, say=print).end
+    assert isinstance(end, events.Finished)
+    assert end.step == STEPS
+    assert SHORT.middle < struck[0] < SHORT.monitoring
+    assert [each.epoch for each in log.of(events.Submitted)] == [1, 2, 3]
+    (solved,), (started,) = log.of(events.FreezeSolved), log.of(FreezeStarted)
+    # It rests on both halves, of which the first was told to the first controller.
+    assert solved.measured_unfrozen_s is not None
+    assert solved.measured_all_frozen_s is not None
+    assert started.plan == replace(solved.plan, start=started.plan.start)
+    assert replayed(tmp_path, SHORT, (started.plan,), steps=STEPS) == end.state_sha256
+    log.assert_processes_gone()
 
 
 def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) -> None:

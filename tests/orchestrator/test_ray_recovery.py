@@ -17,7 +17,7 @@ from typing import IO, Any
 import psutil
 import pytest
 import ray
-from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
+from ray_jobs import Log, assert_nothing_left, kill_controller, state_sha256, two_node_cluster
 from tiny_jobs import tiny
 
 from orchestrator import cluster, events
@@ -112,11 +112,6 @@ def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path, quiet:
     check(log, quiet, result)
     assert "answered nothing for 8 s" in log.of(events.RankFailed)[0].error
     log.assert_processes_gone()
-
-
-def kill_controller(name: str) -> None:
-    status: Any = ray.get(find(name).status.remote())
-    os.kill(status.pid, signal.SIGKILL)
 
 
 def test_a_killed_controller_is_started_again_and_takes_over_ranks_that_train_on(
