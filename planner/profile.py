@@ -305,8 +305,9 @@ def _checked(name: str, value: Any, kind: type, where: str) -> Any:
         if not isinstance(value, str):
             raise ProfileError(f"{where}: {name} is {value}; it must be text")
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ProfileError(f"{where}: {name} is {value}; a measured number is finite")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        text = str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}…"
+        raise ProfileError(f"{where}: {name} is {text}; a measured number is finite")
     if kind is int and not isinstance(value, int):
         raise ProfileError(f"{where}: {name} is {value}; it must be a whole number")
     if value < 0:
@@ -315,3 +316,11 @@ def _checked(name: str, value: Any, kind: type, where: str) -> Any:
     if value == 0 and (positive or name == "forward_s"):
         raise ProfileError(f"{where}: {name} is 0; it must be more, measure again")
     return value
+
+
+def _is_finite(value: int | float) -> bool:
+    """Whether it is, also as a float: JSON knows integers that no float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
