@@ -6,7 +6,9 @@ nothing, writes nothing.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.quantities import percent, seconds
 from orchestrator.resolve import recomputed_layers
@@ -157,19 +159,47 @@ def freezing(spec: Spec, choice: Choice) -> Freezing:
 
 def _check_profile(spec: Spec, profile: Profile) -> None:
     """Raises:
-    JobError: `profile` says nothing of this job's microbatches, or there is nothing to freeze in its model.
+    JobError: `profile` was made with other settings than this job's, or there is nothing to freeze in its model.
     """
-    measured, asked = profile.model.microbatch_size, spec.pipeline.microbatch_size
-    if measured != asked:
-        raise JobError(
-            f"the profile is of microbatches of {measured} samples ({profile.source}), and pipeline.microbatch_size ="
-            f" {asked}: profile this job with freshet profile, or set pipeline.microbatch_size = {measured}"
-        )
+    for name, measured in _made_with(profile).items():
+        asked = _setting(spec, name, profile)
+        if asked != measured:
+            raise JobError(
+                f"the profile was made with {name} = {json.dumps(measured)} ({profile.source}), and the job has"
+                f" {name} = {json.dumps(asked)}: profile this job with freshet profile, or set"
+                f" {name} = {json.dumps(measured)}"
+            )
     if spec.freeze.timely and not any(layer.weight_grad_s for layer in profile.model.layers):
         raise JobError(
             f"freeze.method = {spec.freeze.method!r}, but the model has no weight gradients to skip"
             f' ({profile.source}): set freeze.method = "none"'
         )
+
+
+def _made_with(profile: Profile) -> dict[str, Any]:
+    """What a job must have in common with `profile`, `section.key` of its spec -> value."""
+    model = profile.model
+    settings = {"pipeline.microbatch_size": model.microbatch_size, "job.precision": model.precision}
+    if any(device.kind == "cpu" for device in profile.cluster.devices):
+        settings["job.threads"] = model.threads
+    return settings | model.settings
+
+
+def _setting(spec: Spec, name: str, profile: Profile) -> Any:
+    """The value of `section.key` in `spec`, as JSON has it.
+
+    Raises:
+        JobError: there is no such key; `profile` named it.
+    """
+    value: Any = spec.model_dump(mode="json")
+    for key in name.split("."):
+        if not isinstance(value, dict) or key not in value:
+            raise JobError(
+                f"the profile was made with {name} ({profile.source}), and a spec has no such key: take it out of the"
+                " profile's model.settings, or profile this job with freshet profile"
+            )
+        value = value[key]
+    return value
 
 
 def _schedule(spec: Spec) -> str | Schedule | None:

@@ -25,14 +25,14 @@ _INTRODUCTION = f"""# The profile
 
 What a job costs, as the planner sees it. `freshet profile SPEC --out FILE` measures it with the job's own ranks, all at
 the same time, and writes JSON of schema {SCHEMA}; `--profile FILE` of `freshet plan` and `freshet train` takes one from
-elsewhere, if it is of the same model. Seconds end in `_s`, bytes in `_bytes`. Times are for one microbatch: means over
-the microbatches of a repeat, medians of these over repeats, and then over ranks. Bytes are counted storages, not
-resident size.
+elsewhere, if it was made with the same model, microbatch size, precision and `settings`, and, on CPUs, with as many
+threads. Seconds end in `_s`, bytes in `_bytes`. Times are for one microbatch: means over the microbatches of a repeat,
+medians of these over repeats, and then over ranks. Bytes are counted storages, not resident size.
 
 Measurements are kept in `~/.cache/freshet/profiles` (`freshet/profiles` in `XDG_CACHE_HOME` if that is set, or the
 folder that `FRESHET_PROFILES` names), under a hash of what they depend on: model and data, microbatch size, precision,
-threads, device, ranks, optimizer, torch, the user's own code, and the machine or cluster. `freshet profile` always
-measures; everything else takes what is there.
+threads, device, ranks, optimizer, torch, the user's own code, and the machine with its GPUs, or the cluster. `freshet
+profile` always measures; everything else takes what is there.
 
 This file is the output of `python -m orchestrator.profile_reference`.
 """
@@ -76,6 +76,7 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
 def _type(annotation: str) -> str:
     """`annotation` in the words of JSON."""
     listed = re.sub(r"tuple\[(.*), \.\.\.\]", r"list of \1", annotation)
+    listed = listed.replace("dict[str, Any]", "table of values")
     return (listed if listed == annotation else _type(listed)).replace(" | None", " or null")
 
 

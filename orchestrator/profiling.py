@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from orchestrator import cluster
 from orchestrator.placement import Node, capacity
@@ -53,7 +54,8 @@ def obtain(
     Args:
         spec: settled, see `resolve.settle`. Unless its address is `local`, this process is connected to its cluster.
         ranks: of all replicas.
-        profile_file: one from elsewhere; taken if it is of this model, whatever it was measured on.
+        profile_file: one from elsewhere; taken if it is of this model, whatever it was measured on. Whether it was made
+            with the job's settings is checked by who plans with it (`planning.first_plan`).
         afresh: measure even if the cache has one.
         cache: its folder; unset: see `cache_folder`.
         say: is given phases in words.
@@ -134,8 +136,6 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 def key_of(spec: Spec, ranks: int) -> str:
     """Hash (hex) of everything that a measurement of the settled `spec` depends on."""
-    from workers.machine import cpu_name
-
     local = spec.cluster.address == "local"
     depends = {
         "schema": [SCHEMA, MEASUREMENT],
@@ -152,10 +152,26 @@ def key_of(spec: Spec, ranks: int) -> str:
         else None,
         "ranks": ranks,
         "torch": version("torch"),
-        "where": [cpu_name(), os.cpu_count()] if local else _nodes(),
+        "where": _here(spec.cluster.device) if local else _nodes(),
         "per_rank": None if local else spec.cluster.resources_per_rank,
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def machine_key(cpu: str, cpus: int, gpus: Sequence[tuple[str, int]]) -> list[Any]:
+    """What a machine is known by in a key.
+
+    Args:
+        gpus: name and memory in bytes of each that the ranks may use.
+    """
+    return [cpu, cpus, *(list(gpu) for gpu in gpus)]
+
+
+def _here(device: str) -> list[Any]:
+    """What of this machine the costs on its `device` depend on."""
+    from workers.machine import cpu_name, visible_gpus
+
+    return machine_key(cpu_name(), os.cpu_count() or 1, visible_gpus() if device == "cuda" else ())
 
 
 def _code_of(import_path: str | None) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 SCHEMA = 1
@@ -108,6 +108,9 @@ class ModelProfile:
     """`float32` or `bfloat16`."""
     threads: int
     """Torch threads per rank."""
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
+    """What else of the job its costs depend on, `section.key` of the spec -> value. A job whose spec says otherwise is
+    refused; what is not named here is not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +215,8 @@ class Profile:
         layers = _list(model, "layers", f"{where}: model")
         if not layers:
             raise ProfileError(f"{where}: model.layers is empty; a model has at least one layer")
+        if "settings" in model:
+            model["settings"] = _section(model, "settings", f"{where}: model")
         cluster = _section(data, "cluster", where)
         devices = [
             _build(DeviceProfile, device, f"{where}: device of rank {rank}")
@@ -283,13 +288,13 @@ def _list(data: Mapping[str, Any], name: str, where: str) -> list[Any]:
 def _build(kind: type[Built], data: Any, where: str) -> Built:
     if not isinstance(data, dict):
         raise ProfileError(f"{where} is no table of fields")
-    known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    known = {one.name for one in fields(kind)}  # pyright: ignore[reportArgumentType]
     for name in data:
         if name not in known:
             raise ProfileError(f"{where}: unknown field {name}; known: {', '.join(sorted(known))}")
-    for field in fields(kind):  # pyright: ignore[reportArgumentType]
-        if field.type in _PLAIN and field.name in data:
-            _checked(field.name, data[field.name], _PLAIN[field.type], where)
+    for one in fields(kind):  # pyright: ignore[reportArgumentType]
+        if one.type in _PLAIN and one.name in data:
+            _checked(one.name, data[one.name], _PLAIN[one.type], where)
     try:
         return kind(**data)
     except TypeError as error:

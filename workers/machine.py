@@ -33,6 +33,12 @@ def host_memory_bytes() -> int:
     return total
 
 
+def visible_gpus() -> list[tuple[str, int]]:
+    """Name and memory in bytes of every GPU that this process sees."""
+    every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [(properties.name, properties.total_memory) for properties in every]
+
+
 def describe_device(kind: str, device: torch.device, channel: Channel) -> DeviceProfile:
     """This rank's device. Ranks on one GPU, or in one host's memory, share it equally; all of them call this."""
     machine = socket.gethostname()

@@ -8,6 +8,7 @@ from statistics import median, quantiles
 
 from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, ModelProfile, Profile
 from workers.config import WorkerConfig
+from workers.cost_settings import cost_settings
 
 NOISE = 0.05
 """Ranks that differ by less are taken for equal."""
@@ -43,6 +44,7 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
             microbatch_size=config.microbatch_size,
             precision=config.precision,
             threads=config.threads,
+            settings=cost_settings(config),
         ),
         cluster=Cluster(
             devices=tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +54,9 @@ def show(console: Console, profile: Profile) -> None:
         f" {counted(model.threads, 'thread')} per rank; times in ms, memory in KiB",
         markup=False,
     )
+    if model.settings:
+        told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in model.settings.items())
+        console.print(f"made with {told}", markup=False, soft_wrap=True)
     console.print(_layers(profile))
     console.print(_devices(cluster))
     if len(cluster.devices) > 1:

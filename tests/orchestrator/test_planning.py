@@ -137,7 +137,10 @@ def test_a_memory_limit_binds_and_is_told() -> None:
             {"ranks": 8, "replicas": 2},
             "the profile has 2 devices .*, and pipeline.ranks = 8 with pipeline.replicas = 2 needs 4",
         ),
-        ({"microbatch_size": 8}, "of microbatches of 2 samples .* set pipeline.microbatch_size = 2"),
+        (
+            {"microbatch_size": 8},
+            "pipeline.microbatch_size = 2 .made by hand., and the job has pipeline.microbatch_size = 8: .* or set",
+        ),
         ({"partition": (2, 2)}, "pipeline.partition .* covers 4 layers, but the model has 5"),
         ({"ranks": 2, "schedule": "zbv", "partition": (3, 2)}, "stages"),
     ],
@@ -145,6 +148,71 @@ def test_a_memory_limit_binds_and_is_told() -> None:
 def test_what_cannot_be_planned(pipeline: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=told):
         first_plan(spec(**{"partition": "time", **pipeline}), profile(2))
+
+
+def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, Any]) -> Choice:
+    """The first plan of a job on a profile of these fields and settings."""
+    given = spec(partition="time")
+    given = given.model_copy(
+        update={
+            "job": given.job.model_copy(update=job),
+            "model": given.model.model_copy(update=model),
+        }
+    )
+    made = profile(2)
+    made = replace(made, model=replace(made.model, settings=settings))
+    return first_plan(given, made)
+
+
+@pytest.mark.parametrize(
+    ("job", "model", "told"),
+    [
+        (
+            {"precision": "bfloat16"},
+            {},
+            'job.precision = "float32" .made by hand., and the job has .* "bfloat16": ',
+        ),
+        (
+            {"threads": 2},
+            {},
+            "job.threads = 1 .*, and the job has job.threads = 2: .* or set job.threads = 1",
+        ),
+        (
+            {},
+            {"context": 256},
+            "model.context = 128 .*, and the job has model.context = 256: profile this job",
+        ),
+        ({}, {"heads": 8}, "model.heads = 4 .*, and the job has model.heads = 8"),
+        (
+            {},
+            {"factory": "a:b", "family": None},
+            'model.family = "gpt" .*, and the job has model.family = null',
+        ),
+    ],
+)
+def test_a_profile_of_another_configuration_is_refused(
+    job: dict[str, Any], model: dict[str, Any], told: str
+) -> None:
+    settings = {"model.family": "gpt", "model.heads": 4, "model.context": 128}
+    assert made_with({}, {}, settings).prediction.step_s > 0
+    with pytest.raises(JobError, match=told):
+        made_with(job, model, settings)
+
+
+def test_what_a_profile_does_not_tell_is_not_compared() -> None:
+    """Older profiles, and those written by hand."""
+    assert made_with({}, {"context": 256, "heads": 8}, {}).prediction.step_s > 0
+    with pytest.raises(JobError, match=r"made with model.depth .*, and a spec has no such key"):
+        made_with({}, {}, {"model.depth": 3})
+
+
+def test_threads_count_on_cpus_only() -> None:
+    given = spec(partition="time")
+    given = given.model_copy(update={"job": given.job.model_copy(update={"threads": 4})})
+    made = profile(2)
+    gpus = tuple(replace(device, kind="cuda") for device in made.cluster.devices)
+    on_gpus = replace(made, cluster=replace(made.cluster, devices=gpus))
+    assert first_plan(given, on_gpus).prediction.step_s > 0
 
 
 def frozen(freeze: FreezeConfig) -> Freezing:

@@ -12,7 +12,7 @@ from tiny_jobs import tiny, write_spec
 
 from orchestrator import profile_reference, profiling
 from orchestrator.cli.main import main
-from orchestrator.profiling import CACHE_VARIABLE, cache_folder, key_of, obtain, read, write
+from orchestrator.profiling import CACHE_VARIABLE, cache_folder, key_of, machine_key, obtain, read, write
 from orchestrator.resolve import settle
 from orchestrator.spec import Spec
 from orchestrator.survey import Survey, absolute, survey
@@ -52,6 +52,13 @@ def test_a_measurement_is_of_the_spec_and_says_what_it_is(
         "float32",
         1,
     )
+    assert profile.model.settings == {
+        "model.family": "gpt",
+        "model.heads": 2,
+        "model.context": 16,
+        "model.dropout": 0.0,
+        "optimizer.name": "adamw",
+    }
     assert len(profile.cluster.devices) == 2
     assert profile.key == key_of(spec, 2)
     assert profile.source.startswith("measured on ")
@@ -98,6 +105,32 @@ def test_keys_tell_apart_what_costs_depend_on(tmp_path: Path) -> None:
         changed = getattr(spec, section).model_copy(update=fields)
         keys.add(key_of(spec.model_copy(update={section: changed}), 2))
     assert len(keys) == 2 + len(changes)
+
+
+def test_a_machine_is_told_apart_by_the_gpus_that_its_ranks_may_use() -> None:
+    one, other, smaller = ("H200", 150), ("A100", 80), ("A100", 40)
+    keys = [
+        machine_key("cpu", 8, gpus)
+        for gpus in ([], [one], [other], [smaller], [one, one], [one, other], [other, one])
+    ]
+    assert len({json.dumps(key) for key in keys}) == len(keys)
+    assert machine_key("cpu", 8, [one]) == machine_key("cpu", 8, [one])
+    assert machine_key("cpu", 8, [one]) != machine_key("cpu", 4, [one])
+
+
+def test_a_job_s_key_has_the_gpus_only_if_it_uses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, _ = settled(tmp_path)
+    on_gpus = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"device": "cuda"})})
+
+    def keys(*gpus: tuple[str, int]) -> tuple[str, str]:
+        monkeypatch.setattr("workers.machine.visible_gpus", lambda: list(gpus))
+        return key_of(spec, 2), key_of(on_gpus, 2)
+
+    (cpu, gpu), (cpu_again, other_gpu) = keys(("H200", 150)), keys(("A100", 80))
+    assert cpu == cpu_again
+    assert len({cpu, gpu, other_gpu}) == 3
 
 
 def test_keys_know_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,28 @@ def test_what_is_wrong_is_named(change: Callable[[dict[str, Any]], None], proble
 
 
 @pytest.mark.parametrize(
+    ("section", "name"), [("layer", "forward_s"), ("layer", "parameters"), ("link", "latency_s")]
+)
+def test_a_whole_number_that_no_float_holds_is_named(section: str, name: str):
+    def change(data: dict[str, Any]) -> None:
+        layers, links = data["model"]["layers"], data["cluster"]["links"]
+        (layers[1] if section == "layer" else links[0][1])[name] = 10**400
+
+    with pytest.raises(ProfileError, match=rf"{name} is 10+…; a measured number is finite"):
+        Profile.from_json(changed(change))
+
+
+def test_settings_are_kept_and_may_be_left_out():
+    with_settings = replace(
+        GOOD, model=replace(GOOD.model, settings={"model.context": 64, "model.arguments": {"sizes": [1, 2]}})
+    )
+    assert Profile.from_json(with_settings.to_json()) == with_settings
+    older = json.loads(GOOD.to_json())
+    del older["model"]["settings"]
+    assert Profile.from_json(json.dumps(older)) == GOOD
+
+
+@pytest.mark.parametrize(
     ("change", "problem"),
     [
         (put(("cluster", "devices"), []), "cluster.devices is empty"),
@@ -146,6 +168,7 @@ def test_what_is_wrong_is_named(change: Callable[[dict[str, Any]], None], proble
         (put(("source",), 7), "the profile: source is 7; it must be text"),
         (put(("model", "layers", 0, "activation_bytes"), 0.5), "activation_bytes is 0.5; it must be a whole"),
         (put(("model", "layers", 0, "parameters"), 1e300), "parameters is 1e+300; it must be a whole"),
+        (put(("model", "settings"), ["model.heads"]), "model has no section settings"),
     ],
 )
 def test_what_is_of_another_kind_is_named(change: Callable[[dict[str, Any]], None], problem: str):
