@@ -354,7 +354,7 @@ class Record:
     def to_json(self) -> str:
         """One line; numbers that are not finite are written as the strings `NaN`, `Infinity`, `-Infinity`."""
         kind = next(kind for kind, payload in KINDS.items() if payload is type(self.event))
-        line = {"time_s": self.time_s, "kind": kind, **_finite(asdict(self.event))}
+        line = {"time_s": self.time_s, "kind": kind, **named_floats(asdict(self.event))}
         return json.dumps(line, allow_nan=False)
 
     @staticmethod
@@ -376,14 +376,14 @@ def _adapter(kind: str) -> TypeAdapter[Event]:
     return TypeAdapter(KINDS[kind])
 
 
-def _finite(value: Any) -> Any:
+def named_floats(value: Any) -> Any:
     """`value` with every float that JSON cannot write replaced by its name."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: named_floats(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [named_floats(item) for item in value]
     return value
 
 

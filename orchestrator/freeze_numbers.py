@@ -27,7 +27,8 @@ class FreezeNumbers:
     p_eff: float | None
     """Share of gradient energy that was let through over the steps with full freezing (definition D.8)."""
     time_to_accuracy: float | None
-    """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13)."""
+    """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13); infinite if no
+    update is let through."""
 
     @property
     def warning(self) -> str | None:
@@ -61,7 +62,9 @@ def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
         kappa=kappa,
         predicted_kappa=predicted,
         p_eff=p_eff,
-        time_to_accuracy=time_to_accuracy_ratio(best, p_eff) if best is not None and p_eff else None,
+        time_to_accuracy=time_to_accuracy_ratio(best, p_eff)
+        if best is not None and p_eff is not None
+        else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from html import escape
 
@@ -52,7 +53,12 @@ def _tiles(run: RunRecord, numbers: FreezeNumbers) -> str:
     if numbers.p_eff is not None:
         entries.append(("p_eff", f"{numbers.p_eff:.3f}", "share of gradient energy let through"))
     if numbers.time_to_accuracy is not None:
-        entries.append(("Time to accuracy", f"{numbers.time_to_accuracy:.3f}", "predicted, over no freezing"))
+        if math.isinf(numbers.time_to_accuracy):
+            entries.append(("Time to accuracy", "∞", "no update is let through"))
+        else:
+            entries.append(
+                ("Time to accuracy", f"{numbers.time_to_accuracy:.3f}", "predicted, over no freezing")
+            )
     if solved is not None:
         entries.append(
             (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +44,10 @@ class Summary:
         if self.freeze is None:
             del numbers["freeze"]
         return numbers
+
+    def to_json(self) -> str:
+        """As JSON, which has no numbers that are not finite: those are written by name, `"Infinity"`."""
+        return json.dumps(events.named_floats(self.to_dict()), indent=1, allow_nan=False)
 
 
 def summarize(path: Path, *, started_s: float) -> Summary:

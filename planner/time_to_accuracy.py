@@ -90,8 +90,12 @@ def warning(kappa: float, p_eff: float) -> str | None:
     while both are alike, as where nothing is frozen."""
     if kappa <= p_eff:
         return None
+    longer = (
+        f"so the same loss is expected to take {time_to_accuracy_ratio(kappa, p_eff):.2f} times as long"
+        if p_eff > 0
+        else "so the loss is expected to stay where it is"
+    )
     return (
         f"freezing costs more than it brings: a step takes {kappa:.2f} of its time (kappa), but {p_eff:.2f} of the"
-        f" gradient's energy reaches the weights, so the same loss is expected to take"
-        f" {time_to_accuracy_ratio(kappa, p_eff):.2f} times as long. Lower freeze.r_max, or set freeze.method to none"
+        f" gradient's energy reaches the weights, {longer}. Lower freeze.r_max, or set freeze.method to none"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -52,9 +51,9 @@ def train_command(
             say=progress.note,
         )
     if summary is not None:
-        numbers = summarize(done.events_path, started_s=started_s).to_dict()
+        numbers = summarize(done.events_path, started_s=started_s)
         try:
-            summary.write_text(json.dumps(numbers, indent=1) + "\n")
+            summary.write_text(numbers.to_json() + "\n")
         except OSError as error:
             raise JobError(f"trained, but cannot write --summary {summary}: {error.strerror}") from error
     return _conclude(console, done, _write_report(done))

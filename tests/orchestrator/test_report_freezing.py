@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -219,6 +220,28 @@ def test_the_paper_s_numbers_and_the_warning_stand_on_the_page(run: RunRecord, p
     ):
         assert words in text, words
     assert freeze_numbers(fold(records())) is None
+
+
+def test_a_run_that_lets_nothing_through_never_gets_there() -> None:
+    log = [
+        replace(record, event=replace(record.event, effective_update=0.0))
+        if isinstance(record.event, StepReport)
+        else record
+        for record in freezing_records()
+    ]
+    numbers = freeze_numbers(fold(log))
+    assert numbers is not None
+    assert numbers.p_eff == 0
+    assert numbers.time_to_accuracy == math.inf
+    text = Page(render(fold(log))).text
+    for words in (
+        "Time to accuracy",
+        "∞",
+        "no update is let through",
+        "the loss is expected to stay where it is",
+    ):
+        assert words in text, words
+    assert "inf times" not in text
 
 
 def test_a_skipped_step_does_not_spoil_the_average_update() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,19 @@ def test_a_job_that_freezes_says_what_it_brought(tmp_path: Path) -> None:
     assert freeze["p_eff"] == pytest.approx(0.37)
     assert freeze["time_to_accuracy"] == pytest.approx(freeze["kappa"] / freeze["p_eff"])
     assert 0.5 < freeze["average_freeze_ratio"] < 0.6
+
+
+def test_a_number_that_is_not_finite_is_valid_json(tmp_path: Path) -> None:
+    nothing_through = [
+        replace(record.event, effective_update=0.0)
+        if isinstance(record.event, events.StepReport)
+        else record.event
+        for record in freezing_records()
+    ]
+    path = logged(tmp_path, *((float(number), event) for number, event in enumerate(nothing_through)))
+    told = json.loads(summarize(path, started_s=0.0).to_json(), parse_constant=lambda name: pytest.fail(name))
+    assert told["freeze"]["time_to_accuracy"] == "Infinity"
+    assert told["steps"] == summarize(path, started_s=0.0).steps
 
 
 def test_a_job_that_does_not_freeze_has_no_such_field(tmp_path: Path) -> None:

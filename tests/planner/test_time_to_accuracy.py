@@ -44,5 +44,11 @@ def test_the_ratio_and_its_warning():
     assert text is not None
     assert "a step takes 0.80 of its time (kappa), but 0.50 of the gradient's energy" in text
     assert "1.60 times as long. Lower freeze.r_max" in text
+    nothing = warning(0.8, 0.0)
+    assert nothing is not None
+    assert (
+        "0.00 of the gradient's energy reaches the weights, so the loss is expected to stay where it is"
+        in nothing
+    )
     assert warning(0.8, 0.8) is None
     assert warning(1.0, 1.0) is None, "nothing is frozen"
