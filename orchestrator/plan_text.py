@@ -128,12 +128,12 @@ def _stages(choice: Choice) -> Table:
 
 
 def _considered(choice: Choice) -> Table:
-    """The alternatives, the one that was taken first, then by what they cost; programs that agree share a row."""
+    """The alternatives, the one that was taken first, then each program's own pick; programs that agree share a row."""
     names: dict[Considered, list[str]] = {}
     for each in choice.considered:
         names.setdefault(replace(each, name=""), []).append(each.name)
     table = Table("considered", "schedule", "ranks", "microbatches", "layers per stage", "step", "", box=None)
-    ordered = sorted(names, key=_order)
+    ordered = sorted(names, key=lambda each: each.order(choice.plan))
     for each in ordered[:SHOWN]:
         table.add_row(
             ", ".join(names[each]),
@@ -181,11 +181,6 @@ def _outlook(outlook: Outlook) -> str:
         f"{told}; asynchronous with {counted(len(found.stages), 'stage')}, T(S) x W(S) = {found.updates:,} x"
         f" {seconds(found.iteration_s)} = {seconds(found.wall_clock_s)}, which no engine here runs"
     )
-
-
-def _order(each: Considered) -> tuple[bool, bool, float]:
-    per_microbatch_s = None if each.predicted_step_s is None else each.predicted_step_s / each.microbatches
-    return bool(each.why_not), per_microbatch_s is None, per_microbatch_s or 0.0
 
 
 def _counts(layers: Sequence[tuple[int, int]] | None) -> str:

@@ -58,10 +58,10 @@ def _unfrozen(run: RunRecord) -> list[StepReport]:
 
 def _table(plan: Plan, considered: tuple[Considered, ...]) -> str:
     """What was looked at: the one that was taken is marked and comes first, then each program's own pick for its shape,
-    then what was of other shapes; the fastest first."""
+    then what was of other shapes."""
     if not considered:
         return ""
-    ordered = sorted(considered, key=lambda each: _order(plan, each))
+    ordered = sorted(considered, key=lambda each: each.order(plan))
     rows = "".join(_row(plan, each) for each in ordered[:MOST_ROWS])
     left = len(ordered) - MOST_ROWS
     more = (
@@ -78,28 +78,10 @@ def _table(plan: Plan, considered: tuple[Considered, ...]) -> str:
     )
 
 
-def _taken(plan: Plan, each: Considered) -> bool:
-    return each.layers == plan.layers and _of_its_shape(plan, each)
-
-
-def _of_its_shape(plan: Plan, each: Considered) -> bool:
-    return (each.schedule, each.ranks, each.microbatches) == (
-        plan.schedule,
-        plan.pipeline_ranks,
-        plan.microbatches,
-    )
-
-
-def _order(plan: Plan, each: Considered) -> tuple[bool, bool, bool, float]:
-    """The one that was taken, those of its shape, those that were simulated; each fastest first."""
-    step_s = each.predicted_step_s
-    return not _taken(plan, each), not _of_its_shape(plan, each), step_s is None, step_s or 0.0
-
-
 def _row(plan: Plan, each: Considered) -> str:
     cut = "–" if each.layers is None else " + ".join(str(stop - first) for first, stop in each.layers)
     step = "–" if each.predicted_step_s is None else seconds(each.predicted_step_s)
-    verdict = '<span class="pill good">taken</span>' if _taken(plan, each) else escape(each.why_not)
+    verdict = '<span class="pill good">taken</span>' if each.is_of(plan) else escape(each.why_not)
     return (
         f"<tr><td>{escape(each.name or '–')}</td><td>{escape(each.schedule)}</td>"
         f'<td class="number">{each.ranks}</td><td class="number">{each.microbatches}</td>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.plan import Plan
 from planner.shapes import Shape
 
 
@@ -22,6 +23,24 @@ class Considered:
     """None: not simulated."""
     why_not: str = ""
     """Why it was not taken; empty for the one that was, and for others that cut alike."""
+
+    def order(self, plan: Plan) -> tuple[bool, bool, bool, float]:
+        """Sorts `plan` first, then what was cut for its shape, so each program's own pick, then other shapes; of each
+        what was simulated first, the most samples per second before the others."""
+        step_s = self.predicted_step_s
+        per_microbatch_s = 0.0 if step_s is None else step_s / self.microbatches
+        return not self.is_of(plan), not self.has_shape_of(plan), step_s is None, per_microbatch_s
+
+    def is_of(self, plan: Plan) -> bool:
+        """Whether it is `plan`, or cuts alike."""
+        return self.layers == plan.layers and self.has_shape_of(plan)
+
+    def has_shape_of(self, plan: Plan) -> bool:
+        return (self.schedule, self.ranks, self.microbatches) == (
+            plan.schedule,
+            plan.pipeline_ranks,
+            plan.microbatches,
+        )
 
     @staticmethod
     def uncut(shape: Shape, name: str, why_not: str) -> Considered:

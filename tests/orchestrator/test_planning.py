@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
 from made_profile import made_profile
+from rich.console import Console
 
+from orchestrator.plan_text import show
 from orchestrator.planning import Freezing, first_plan, freezing, ranks_to_profile
 from orchestrator.resolve import resolve, settle
 from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from orchestrator.survey import Survey
+from planner.considered import Considered
+from planner.judge import PROGRAMS
 from planner.profile import Profile
 from planner.search import Choice
 from workers.config import EmulatedConfig, FreezeConfig
@@ -213,6 +218,31 @@ def test_threads_count_on_cpus_only() -> None:
     gpus = tuple(replace(device, kind="cuda") for device in made.cluster.devices)
     on_gpus = replace(made, cluster=replace(made.cluster, devices=gpus))
     assert first_plan(given, on_gpus).prediction.step_s > 0
+
+
+def test_the_table_begins_with_each_program_s_own_pick() -> None:
+    choice = first_plan(spec(partition="dynpipe"), profile(2))
+    others = tuple(
+        Considered(
+            name="bottleneck",
+            schedule="gpipe",
+            ranks=2,
+            microbatches=32 + number,
+            layers=((0, 1), (1, 5)),
+            predicted_step_s=0.001,
+            why_not="0.1 % slower per sample",
+        )
+        for number in range(40)
+    )
+    choice = replace(choice, considered=(*others, *choice.considered))
+    text = StringIO()
+    show(Console(file=text, width=200), choice, freezing(spec(), choice), "peer")
+    table = text.getvalue()[text.getvalue().index("considered") :]
+    for name in PROGRAMS:
+        assert name in table.partition("gpipe")[0], name
+    rows = sorted(choice.considered, key=lambda each: each.order(choice.plan))
+    assert rows[0].layers == choice.plan.layers
+    assert rows[len(choice.considered) - 40].schedule == "gpipe"
 
 
 def frozen(freeze: FreezeConfig) -> Freezing:
