@@ -8,10 +8,11 @@ from pathlib import Path
 from orchestrator.picture_page import picture_page, write_form
 from orchestrator.planning import Freezing
 from orchestrator.quantities import percent, seconds
-from planner.heat_map import heat_map_svg
+from planner.heat_map import Shares, heat_map_svg
 from planner.picture import svg
+from planner.predict import Prediction
 from planner.search import Choice
-from planner.trace import action_lanes, chrome_trace, link_lanes
+from planner.trace import action_lanes, chrome_trace, link_lanes, memory_counters
 
 
 def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:
@@ -26,26 +27,32 @@ def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:
 
 def _svg(choice: Choice, freezing: Freezing) -> str:
     frozen = freezing.ratios if freezing.freezes else ()
-    return svg(freezing.prediction.simulation.timeline, _title(choice, freezing), frozen=frozen)
+    return _picture(freezing.prediction, _title(choice, freezing), frozen)
 
 
 def _trace(choice: Choice, freezing: Freezing) -> str:
     simulation = choice.prediction.simulation
     lanes = [*action_lanes("predicted", simulation.timeline), *link_lanes("links", simulation)]
+    counters = memory_counters("predicted", choice.prediction.memory_over_time())
     if freezing.freezes:
         simulation = freezing.prediction.simulation
         lanes += action_lanes("predicted, frozen", simulation.timeline, freezing.ratios)
         lanes += link_lanes("links, frozen", simulation)
-    return chrome_trace(lanes)
+        counters += memory_counters("predicted, frozen", freezing.prediction.memory_over_time())
+    return chrome_trace(lanes, counters)
 
 
 def _html(choice: Choice, freezing: Freezing) -> str:
     plan = choice.plan
-    pictures = [svg(choice.prediction.simulation.timeline, "A step with nothing frozen")]
+    pictures = [_picture(choice.prediction, "A step with nothing frozen")]
     if freezing.freezes:
         pictures += [_svg(choice, freezing), heat_map_svg(freezing.ratios, "Frozen shares")]
     title = f"{plan.schedule} · Freshet plan"
     return picture_page(title, _title(choice, freezing), plan.reason, pictures)
+
+
+def _picture(prediction: Prediction, title: str, frozen: Shares = ()) -> str:
+    return svg(prediction.simulation.timeline, title, frozen=frozen, memory=prediction.memory_over_time())
 
 
 def _title(choice: Choice, freezing: Freezing) -> str:

@@ -14,7 +14,7 @@ from orchestrator.quantities import counted, percent, seconds, significant, size
 from planner.heat_map import heat_map
 from planner.plan import PlanError
 from planner.search import Choice, Considered
-from planner.terminal_picture import legend, terminal
+from planner.terminal_picture import legend, memory_peaks, terminal
 
 SHOWN = 12
 """Rows of alternatives; JSON has them all."""
@@ -49,6 +49,7 @@ def show(
     tell(f"redundancy {mode}: {_redundancy(choice, mode)}")
     console.print(terminal(prediction.simulation.timeline, console.width), no_wrap=True)
     console.print(legend(prediction.simulation.timeline))
+    tell(memory_peaks([rank.peak for rank in prediction.memory.ranks]))
     if choice.considered:
         console.print(_considered(choice))
     if plan.pipeline_ranks > 1 and (told := _end_to_end(choice)):

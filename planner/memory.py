@@ -6,10 +6,11 @@ keeps comes from `stage_memory.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from planner.costs import boundary_bytes, check_fit
 from planner.freezing import Ratios
@@ -49,6 +50,14 @@ class MemoryParts:
     and what receives that are posted ahead have set aside."""
     working: int
     """Of the action that runs."""
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+
+OverTime = tuple[tuple[float, MemoryParts], ...]
+"""(time_s, what a rank's memory is used for from then on), from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +106,21 @@ def memory(profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios 
     Raises:
         ValueError: the arguments do not fit together.
     """
+    return Memory(tuple(_add_up(*rank) for rank in _ranks(profile, plan, simulation, ratios)))
+
+
+def memory_over_time(
+    profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None = None
+) -> tuple[OverTime, ...]:
+    """What the memory of `memory` is used for, per rank: an entry per moment at which that changes, and one more for
+    what is needed at that moment alone."""
+    return tuple(_over_time(*rank) for rank in _ranks(profile, plan, simulation, ratios))
+
+
+def _ranks(
+    profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None
+) -> Iterator[tuple[MemoryParts, list[_Change]]]:
+    """Of every rank, what is used before the step begins, and what the step adds to that and gives back."""
     schedule = simulation.schedule
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
     graph = build_graph(schedule)
@@ -116,12 +140,9 @@ def memory(profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios 
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
         layers[rank] += profile.model.layers[first:stop]
     copies = standby_bytes(profile, plan)
-    return Memory(
-        tuple(
-            _add_up(own, changes.of_rank(rank), max(copies[rank :: plan.pipeline_ranks]), plan.windows - 1)
-            for rank, own in enumerate(layers)
-        )
-    )
+    for rank, own in enumerate(layers):
+        kept = max(copies[rank :: plan.pipeline_ranks])
+        yield _steady(own, kept, plan.windows - 1), changes.of_rank(rank)
 
 
 class _Changes:
@@ -229,20 +250,44 @@ def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
             )
 
 
-def _add_up(
-    layers: Sequence[LayerProfile], changes: Iterable[_Change], standbys: int, windows_before: int
-) -> RankMemory:
-    weights = sum(layer.parameter_bytes for layer in layers)
-    optimizer = sum(layer.optimizer_bytes for layer in layers)
-    statistics = sum(layer.statistics_bytes + layer.sample_bytes for layer in layers)
+def _steady(layers: Sequence[LayerProfile], standbys: int, windows_before: int) -> MemoryParts:
     scratch: dict[tuple[int, ...], int] = {}
     for layer in layers:
         for matrix in layer.matrices:
             scratch[matrix.shape] = max(scratch.get(matrix.shape, 0), matrix.scratch_bytes)
-    used = [0] * len(_Part)
-    used[_Part.GRADIENTS] = windows_before * sum(layer.gradient_bytes for layer in layers)
-    at_peak = list(used)
-    total = most = weights + optimizer + statistics + standbys + sum(scratch.values()) + used[_Part.GRADIENTS]
+    return MemoryParts(
+        weights=sum(layer.parameter_bytes for layer in layers),
+        optimizer=sum(layer.optimizer_bytes for layer in layers),
+        statistics=sum(layer.statistics_bytes + layer.sample_bytes for layer in layers),
+        standbys=standbys,
+        scratch=sum(scratch.values()),
+        gradients=windows_before * sum(layer.gradient_bytes for layer in layers),
+        activations=0,
+        weight_grad_holds=0,
+        messages=0,
+        working=0,
+    )
+
+
+def _changing(steady: MemoryParts) -> list[int]:
+    """By `_Part`."""
+    return [steady.gradients, 0, 0, 0, 0]
+
+
+def _with(steady: MemoryParts, used: Sequence[int]) -> MemoryParts:
+    return replace(
+        steady,
+        gradients=used[_Part.GRADIENTS],
+        activations=used[_Part.ACTIVATIONS],
+        weight_grad_holds=used[_Part.HOLDS],
+        messages=used[_Part.MESSAGES],
+        working=used[_Part.WORKING],
+    )
+
+
+def _add_up(steady: MemoryParts, changes: Iterable[_Change]) -> RankMemory:
+    used, at_peak = _changing(steady), _changing(steady)
+    total = most = steady.total
     levels = [(0.0, total)]
     for time_s, part, size in changes:
         used[part] += size
@@ -255,17 +300,23 @@ def _add_up(
             levels.append((time_s, total))
     return RankMemory(
         timeline=(levels[0], *(now for before, now in pairwise(levels) if now[1] != before[1])),
-        peak=MemoryParts(
-            weights=weights,
-            optimizer=optimizer,
-            statistics=statistics,
-            standbys=standbys,
-            scratch=sum(scratch.values()),
-            gradients=at_peak[_Part.GRADIENTS],
-            activations=at_peak[_Part.ACTIVATIONS],
-            weight_grad_holds=at_peak[_Part.HOLDS],
-            messages=at_peak[_Part.MESSAGES],
-            working=at_peak[_Part.WORKING],
-        ),
+        peak=_with(steady, at_peak),
         peak_bytes=most,
     )
+
+
+def _over_time(steady: MemoryParts, changes: Iterable[_Change]) -> OverTime:
+    used = _changing(steady)
+    levels = [(0.0, list(used))]
+    for time_s, at_once in groupby(changes, key=itemgetter(0)):
+        before = most = list(used)
+        for _, part, size in at_once:
+            used[part] += size
+            if sum(used) > sum(most):
+                most = list(used)
+        if time_s == 0.0:
+            levels.clear()
+        if sum(most) > max(sum(before), sum(used)):
+            levels.append((time_s, most))
+        levels.append((time_s, list(used)))
+    return tuple((time_s, _with(steady, used)) for time_s, used in levels)

@@ -1,6 +1,7 @@
 """A timeline as SVG, or two of them on one axis.
 
-Knows only spans per rank, simulated or measured, and what share of a backward is frozen: no schedule, no cost, no file.
+Knows only spans per rank, simulated or measured, what share of a backward is frozen and what memory is used for: no
+schedule, no cost, no file.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, log10
 
+from planner import memory_picture
 from planner.heat_map import Shares
 from planner.ir import FREEZABLE, Action, Kind
+from planner.memory import OverTime
+from planner.memory_use import Used, present, used
 from planner.spans import (
     COLOURS,
     NAMES,
@@ -41,8 +45,11 @@ _STYLE = """
 """
 
 _LEFT, _TOP, _LANE, _GAP, _RIGHT, _HEADING = 60, 54, 24, 6, 24, 22
+_LEGEND, _STRIP_GAP = 20, 3
 _TOKEN_PIXELS = 6.2
 """Width of a character of a token."""
+_TITLE_PIXELS = 7.8
+"""And of one of the title, at most."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,30 @@ class _Group:
     end_s: float
     shares: Mapping[tuple[int, int], float]
     """(stage, microbatch) -> frozen share."""
+    memory: Sequence[Sequence[Used]] = ()
+    """Per rank; none: it is not shown."""
 
     @staticmethod
-    def of(name: str, timeline: Timeline, end_s: float | None, frozen: Shares) -> _Group:
-        return _Group(name, timeline, parsed(timeline), end_of(timeline, end_s), by_action(frozen))
+    def of(
+        name: str, timeline: Timeline, end_s: float | None, frozen: Shares, memory: Sequence[OverTime] = ()
+    ) -> _Group:
+        return _Group(
+            name,
+            timeline,
+            parsed(timeline),
+            end_of(timeline, end_s),
+            by_action(frozen),
+            [used(rank) for rank in memory],
+        )
+
+    @property
+    def row(self) -> int:
+        """Height of a rank's row."""
+        return _LANE + _GAP + (_STRIP_GAP + memory_picture.HEIGHT + _GAP if self.memory else 0)
 
     @property
     def height(self) -> int:
-        return (_HEADING if self.name else 0) + len(self.timeline) * (_LANE + _GAP)
+        return (_HEADING if self.name else 0) + len(self.timeline) * self.row
 
 
 def svg(
@@ -71,6 +94,7 @@ def svg(
     end_s: float | None = None,
     width: int | None = None,
     frozen: Shares = (),
+    memory: Sequence[OverTime] = (),
 ) -> str:
     """A self-contained SVG: a lane per rank, a box with its token per action, bubbles grey, a time axis.
 
@@ -80,8 +104,9 @@ def svg(
         end_s: where the axis ends; unset, with the last span.
         width: of the time axis, in pixels; unset, what lets most boxes show their tokens.
         frozen: share of weight-gradient time that a backward leaves out: so much of its box's height is pale.
+        memory: what each rank's memory is used for: a strip below its lane, all to one scale. Empty: no strips.
     """
-    return _draw([_Group.of("", timeline, end_s, frozen)], title, width)
+    return _draw([_Group.of("", timeline, end_s, frozen, memory)], title, width)
 
 
 def compare_svg(
@@ -112,29 +137,32 @@ def _draw(groups: Sequence[_Group], title: str, width: int | None) -> str:
         most = max((len(spans) for group in groups for spans in group.timeline), default=0)
         width = min(max(30 * most, 640), 6000)
     scale = width / end_s if end_s else 0.0
-    bottom = _TOP + sum(group.height for group in groups)
-    total, height = _LEFT + width + _RIGHT, bottom + 34
+    ranks = [rank for group in groups for rank in group.memory]
+    most = max(map(memory_picture.peak_of, ranks), default=0)
+    top = _TOP + (_LEGEND if most else 0)
+    bottom = top + sum(group.height for group in groups)
+    total, height = _LEFT + max(width, ceil(_TITLE_PIXELS * len(title))) + _RIGHT, bottom + 34
 
     parts = [
         '<svg class="timeline" xmlns="http://www.w3.org/2000/svg" role="img"'
         f' width="{total}" height="{height}" viewBox="0 0 {total} {height}">',
-        f"<title>{escape(title or 'timeline')}</title><style>{_STYLE}</style>",
+        f"<title>{escape(title or 'timeline')}</title><style>{_STYLE + memory_picture.STYLE * bool(most)}</style>",
         f'<text class="title" x="{_LEFT}" y="18">{escape(title)}</text>',
         *_legend(
             kinds_of([rank for group in groups for rank in group.actions]),
             any(group.shares for group in groups),
         ),
-        *_axis(end_s, scale, bottom),
+        *(memory_picture.legend(present(ranks), left=_LEFT, top=_TOP - 4) if most else ()),
+        *_axis(end_s, scale, top, bottom),
     ]
-    top = _TOP
     for group in groups:
-        parts += _group(group, top, scale)
+        parts += _group(group, top, scale, most)
         top += group.height
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
 
-def _group(group: _Group, top: int, scale: float) -> list[str]:
+def _group(group: _Group, top: int, scale: float, most: int) -> list[str]:
     parts: list[str] = []
     end = _LEFT + group.end_s * scale
     first = top
@@ -145,12 +173,17 @@ def _group(group: _Group, top: int, scale: float) -> list[str]:
             f'<line class="end" x1="{end:.2f}" y1="{top + 6}" x2="{end:.2f}" y2="{top + group.height - _GAP}"/>'
         )
     for rank, spans in enumerate(group.timeline):
-        y = first + rank * (_LANE + _GAP)
+        y = first + rank * group.row
         parts.append(f'<text x="4" y="{y + 16}">rank {rank}</text>')
         parts.append(f'<rect class="bubble" x="{_LEFT}" y="{y}" width="{end - _LEFT:g}" height="{_LANE}"/>')
         for action, span in zip(group.actions[rank], spans, strict=True):
             share = share_of(group.shares, action)
             parts.append(_action(action, span, y, scale, group.end_s, share))
+        if group.memory and most:
+            below = y + _LANE + _STRIP_GAP
+            parts += memory_picture.strip(
+                rank, group.memory[rank], most, group.end_s, left=_LEFT, top=below, scale=scale
+            )
     return parts
 
 
@@ -192,14 +225,14 @@ def _legend(kinds: list[Kind], frozen: bool) -> list[str]:
     return parts
 
 
-def _axis(end_s: float, scale: float, y: int) -> list[str]:
+def _axis(end_s: float, scale: float, top: int, y: int) -> list[str]:
     """Ticks at round times, and the unit."""
     unit, factor = unit_of(end_s)
     step = _round_step(end_s * factor / max(end_s * scale / 90, 1)) if end_s else 1.0
     parts: list[str] = []
     for number in range(int(end_s * factor / step + 1e-9) + 1):
         x = _LEFT + number * step / factor * scale
-        parts.append(f'<line class="tick" x1="{x:.2f}" y1="{_TOP - 2}" x2="{x:.2f}" y2="{y + 4}"/>')
+        parts.append(f'<line class="tick" x1="{x:.2f}" y1="{top - 2}" x2="{x:.2f}" y2="{y + 4}"/>')
         parts.append(f'<text class="middle" x="{x:.2f}" y="{y + 16}">{number * step:.6g}</text>')
     parts.append(f'<text x="4" y="{y + 16}">time, {unit}</text>')
     return parts

@@ -10,7 +10,7 @@ from statistics import fmean
 from planner.costs import action_costs, outside_s
 from planner.freezing import Ratios
 from planner.ir import Schedule
-from planner.memory import Memory, memory
+from planner.memory import Memory, OverTime, memory, memory_over_time
 from planner.passes import repeat
 from planner.plan import Plan
 from planner.profile import Profile
@@ -54,6 +54,10 @@ class Prediction:
     @cached_property
     def memory(self) -> Memory:
         return memory(self.profile, self.plan, self.simulation, self.ratios)
+
+    def memory_over_time(self) -> tuple[OverTime, ...]:
+        """What each rank's memory is used for while the window runs; worked out anew at each call."""
+        return memory_over_time(self.profile, self.plan, self.simulation, self.ratios)
 
     @property
     def peak_memory_bytes(self) -> int:

@@ -1,4 +1,5 @@
-"""A timeline as text for terminals. Knows only spans per rank, and what share of a backward is frozen."""
+"""A timeline as text for terminals, and the peaks of memory. Knows only spans per rank, what share of a backward is
+frozen, and what memory is used for."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from planner.heat_map import Shares
 from planner.ir import Action, Kind
+from planner.memory import MemoryParts
+from planner.memory_use import USES, by_use, bytes_text
 from planner.spans import (
     COLOURS,
     NAMES,
@@ -63,6 +66,17 @@ def legend(timeline: Timeline, markup: bool = True, frozen: bool = False) -> str
         + ["· bubble"]
         + [f"{_SHADES} frozen to one, two, three thirds"] * frozen
     )
+
+
+def memory_peaks(peaks: Sequence[MemoryParts]) -> str:
+    """A line per rank: the most memory that it needs, and what for, the largest first."""
+    label = len(f"rank {len(peaks) - 1} ")
+    lines: list[str] = []
+    for rank, peak in enumerate(peaks):
+        sizes = sorted(zip(by_use(peak), USES, strict=True), key=lambda size: -size[0])
+        parts = ", ".join(f"{use.name} {bytes_text(size)}" for size, use in sizes if size)
+        lines.append(f"{f'rank {rank}':<{label}}memory peak {bytes_text(peak.total)}: {parts}")
+    return "\n".join(lines)
 
 
 def _owners(spans: Sequence[Span], columns: int, end_s: float) -> list[int | None]:

@@ -1,16 +1,18 @@
 """Timelines as a trace in Chrome's JSON format, which Perfetto and chrome://tracing open.
 
-Knows only lanes of named spans, simulated or measured: no cost, no file.
+Knows only lanes of named spans, simulated or measured, and counters: no cost, no file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.heat_map import Shares
 from planner.ir import FREEZABLE, Action
+from planner.memory import OverTime
+from planner.memory_use import USES, present, used
 from planner.simulate import Simulation
 from planner.spans import Timeline
 
@@ -39,8 +41,20 @@ class Lane:
     spans: tuple[TraceSpan, ...]
 
 
-def chrome_trace(lanes: Iterable[Lane]) -> str:
-    """The JSON text of a trace: a process per group, a thread per lane, complete events (`ph` X) in microseconds."""
+@dataclass(frozen=True, kw_only=True)
+class Counter:
+    """A row of values over time."""
+
+    group: str
+    name: str
+    """Unique in the group."""
+    values: tuple[tuple[float, Mapping[str, float]], ...]
+    """(time_s, what each part is from then on)."""
+
+
+def chrome_trace(lanes: Iterable[Lane], counters: Iterable[Counter] = ()) -> str:
+    """The JSON text of a trace: a process per group, a thread per lane, complete events (`ph` X) in microseconds, and
+    counters (`ph` C), each in a group that has lanes."""
     groups: dict[str, int] = {}
     events: list[dict[str, object]] = []
     for thread, lane in enumerate(lanes):
@@ -70,6 +84,17 @@ def chrome_trace(lanes: Iterable[Lane]) -> str:
                 "args": dict(span.arguments),
             }
             for span in lane.spans
+        )
+    for counter in counters:
+        events += (
+            {
+                "name": counter.name,
+                "ph": "C",
+                "ts": time_s * 1e6,
+                "pid": groups[counter.group],
+                "args": dict(parts),
+            }
+            for time_s, parts in counter.values
         )
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, allow_nan=False)
 
@@ -121,6 +146,19 @@ def link_lanes(group: str, simulation: Simulation) -> tuple[Lane, ...]:
         Lane(group=group, name=f"link {source} to {target}", spans=tuple(spans))
         for (source, target), spans in sorted(links.items())
     )
+
+
+def memory_counters(group: str, ranks: Sequence[OverTime]) -> tuple[Counter, ...]:
+    """Two counters per rank, in bytes: what its memory is used for, and all of it."""
+    levels = [used(rank) for rank in ranks]
+    shown = present(levels)
+    counters: list[Counter] = []
+    for rank, own in enumerate(levels):
+        parts = tuple((time_s, {USES[n].name: sizes[n] for n in shown}) for time_s, sizes in own)
+        whole = tuple((time_s, {"bytes": sum(sizes)}) for time_s, sizes in own)
+        counters.append(Counter(group=group, name=f"rank {rank} memory", values=parts))
+        counters.append(Counter(group=group, name=f"rank {rank} memory, all", values=whole))
+    return tuple(counters)
 
 
 def _name(what: str, process: int, thread: int, name: str) -> dict[str, object]:

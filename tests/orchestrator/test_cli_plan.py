@@ -127,6 +127,7 @@ def test_people_get_tables_and_reasons(job: Path, capsys: pytest.CaptureFixture[
     assert "DynPipe's Algorithm 1: 1 stage on 4 devices, W(S) = 33.9 ms per microbatch" in told
     assert "stage 3" in told
     assert "limit: rank" in told
+    assert re.search(r"rank 3 memory peak \S+ kB: optimizer \S+ kB, ", told)
     # Stage 3 has the last block and the head, 14 ms of weight gradients for each of 4 microbatches.
     assert "limit: r_max on stage 3: 0.01 more would shorten the window by 560 µs" in told
 
@@ -137,9 +138,11 @@ def test_the_timeline_takes_the_form_of_its_suffix(job: Path, suffix: str) -> No
     text = Path(f"step.{suffix}").read_text()
     if suffix == "json":
         names = {event["name"] for event in json.loads(text)["traceEvents"]}
-        assert {"0F0", "3B3", "process_name"} <= names
+        assert {"0F0", "3B3", "process_name", "rank 3 memory"} <= names
     else:
         assert text.count("<svg") == {"svg": 1, "html": 3}[suffix]
+        # Every rank, in every timeline.
+        assert text.count('class="room"') == {"svg": 4, "html": 8}[suffix]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,7 @@ def test_the_timeline_takes_the_form_of_its_suffix(job: Path, suffix: str) -> No
     [
         (("--timeline", "step.png"), "--timeline step.png: the suffix says the form, use one of .svg"),
         (("--set", "model.layers=5"), "another model's profile"),
+        (("--set", "job.precision=bfloat16"), 'the profile was made with job.precision = "float32"'),
         (("--set", "pipeline.ranks=6"), "the profile has 4 devices"),
         (("--set", "cluster.memory_per_rank_bytes=100"), "no plan: "),
         (("--profile", "nowhere.json"), "cannot read the profile nowhere.json"),

@@ -15,7 +15,7 @@ from small_profile import layer, plan, profile
 from planner.costs import action_costs
 from planner.freezing import Ratios
 from planner.ir import Kind, Schedule
-from planner.memory import MemoryParts, RankMemory, memory
+from planner.memory import MemoryParts, RankMemory, memory, memory_over_time
 from planner.passes import add_recompute
 from planner.plan import Plan
 from planner.profile import Link, Matrix, Profile
@@ -199,6 +199,38 @@ def test_matrices_of_one_shape_share_scratch_and_receives_are_posted_ahead():
     assert last.timeline[0] == (0, BASE + 64 + 3 * 4)
 
 
+def test_what_memory_is_used_for_over_time():
+    halves = plan(1, 1, schedule="zb-h1")
+    first, last = memory_over_time(TWO, halves, simulate(build("zb-h1", 2, 2), UNIT))
+    # 0F0 0-1, 0F1 1-2, 0I0 3-4, 0W0 4-5, 0I1 5-6, 0W1 6-7.
+    assert first == (
+        (0, parts(activations=100)),
+        (1, parts(activations=200)),
+        (3, parts(activations=200, working=2)),
+        (4, parts(activations=100, weight_grad_holds=20, gradients=3_000)),
+        (5, parts(activations=100, gradients=3_000, working=2)),
+        (6, parts(weight_grad_holds=20, gradients=3_000)),
+        (7, parts(gradients=3_000)),
+    )
+    assert last[0] == (0, parts())
+    assert last[-1] == (7, parts(gradients=3_000))
+
+
+def test_what_an_action_needs_that_takes_no_time_is_there_for_a_moment():
+    quick = simulate(build("1f1b", 2, 2), Costs.uniform(forward_s=1, input_grad_s=0, weight_grad_s=0))
+    first, _ = memory_over_time(TWO, plan(1, 1), quick)
+    # 0F0 0-1, 0F1 1-2, 0B0 at 2, 0B1 at 3.
+    assert [(time_s, used.total - BASE) for time_s, used in first] == [
+        (0, 100),
+        (1, 200),
+        (2, 3202),
+        (2, 3100),
+        (3, 3102),
+        (3, 3000),
+    ]
+    assert memory(TWO, plan(1, 1), quick).ranks[0].peak_bytes == 3202 + BASE
+
+
 def test_ratios_of_another_size_are_refused():
     with pytest.raises(ValueError, match="a row for each of 2 layers"):
         ranks(build("1f1b", 2, 2), plan(1, 1), ratios=((0.0, 0.0),))
@@ -281,3 +313,12 @@ def test_nothing_is_lost_or_counted_twice(
             assert size_bytes == BASE * len(held) + sum(of_stage(stage, time_s) for stage in held)
         # Between what is released and what is taken at one moment nothing is counted.
         assert measured.peak_bytes == max(size_bytes for _, size_bytes in measured.timeline)
+    for rank, over_time in zip(
+        memory(model, cut, simulation, ratios).ranks,
+        memory_over_time(model, cut, simulation, ratios),
+        strict=True,
+    ):
+        assert max(used.total for _, used in over_time) == rank.peak_bytes
+        assert rank.peak in [used for _, used in over_time]
+        for time_s, size_bytes in rank.timeline:
+            assert size_bytes == [used.total for at_s, used in over_time if at_s <= time_s][-1]

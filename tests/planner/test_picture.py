@@ -1,15 +1,20 @@
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from xml.etree import ElementTree
 
 import pytest
 from rich.text import Text
+from small_profile import layer, plan, profile
 
+from planner.memory import MemoryParts, OverTime
+from planner.memory_use import bytes_text
 from planner.passes import add_recompute
 from planner.picture import compare_svg, svg
+from planner.predict import predict
 from planner.schedules.registry import build
 from planner.simulate import Costs, simulate
 from planner.spans import seconds_text
-from planner.terminal_picture import legend, terminal
+from planner.terminal_picture import legend, memory_peaks, terminal
 
 SVG = "{http://www.w3.org/2000/svg}"
 UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
@@ -215,3 +220,90 @@ def test_terminal_text_shades_what_is_frozen():
         "rank 1 ····1F0 1B0▓▓▓▓▓1F1 1B1     ········",
     ]
     assert legend(timeline, markup=False, frozen=True).endswith("  ░▒▓ frozen to one, two, three thirds")
+
+
+def parts(**sizes: int) -> MemoryParts:
+    nothing = {field.name: 0 for field in fields(MemoryParts)}
+    return MemoryParts(**{**nothing, **sizes})
+
+
+MEMORY: tuple[OverTime, ...] = (
+    (
+        (0.0, parts(weights=100)),
+        (1.0, parts(weights=100, activations=90, working=10)),
+        (3.0, parts(weights=100, gradients=50)),
+    ),
+    ((0.0, parts(weights=60)), (2.0, parts(weights=60, activations=40))),
+)
+
+
+def uses(picture: str) -> list[tuple[str, str]]:
+    """(tooltip, outline) of what memory is used for."""
+    return [
+        (path.findtext(f"{SVG}title") or "", path.get("d", ""))
+        for path in ElementTree.fromstring(picture).iter(f"{SVG}path")
+    ]
+
+
+def test_each_rank_has_its_memory_below_it():
+    timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
+    picture = svg(timeline, width=900, memory=MEMORY)
+    # 200 bytes fill 36 pixels, a second is 100. Each use is drawn down to the bottom; the next covers it.
+    assert uses(picture) == [
+        ("rank 0, other: at most 10 B", "M60.00 137V119.00H160.00V101.00H360.00V110.00H960.00V137Z"),
+        ("rank 0, activations: at most 90 B", "M60.00 137V119.00H160.00V102.80H360.00V110.00H960.00V137Z"),
+        ("rank 0, gradients: at most 50 B", "M60.00 137V119.00H360.00V110.00H960.00V137Z"),
+        ("rank 0, weights: at most 100 B", "M60.00 137V119.00H960.00V137Z"),
+        ("rank 1, activations: at most 40 B", "M60.00 212V201.20H260.00V194.00H960.00V212Z"),
+        ("rank 1, weights: at most 60 B", "M60.00 212V201.20H960.00V212Z"),
+    ]
+    texts = [text.text for text in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+    for expected in ("memory", "200 B", "100 B", "weights", "activations", "gradients", "other"):
+        assert expected in texts
+    assert "optimizer" not in texts
+    # Lanes make room for it, and boxes stay in theirs.
+    assert [y for y, _ in bubbles(picture)] == [74, 149]
+    assert {title: x for title, x, _ in boxes(picture)}["1F0: 1 to 2 s"] == 160
+
+
+def test_the_highest_of_a_rank_s_memory_is_its_peak():
+    two = profile(layer(activation_bytes=3000), layer(weight_grad_hold_bytes=700))
+    foreseen = predict(two, plan(1, 1, schedule="zb-h1"), build("zb-h1", 2, 2))
+    picture = svg(foreseen.simulation.timeline, memory=foreseen.memory_over_time())
+    most = foreseen.peak_memory_bytes
+    for rank, peak in enumerate(foreseen.memory.peak_bytes):
+        outlines = [outline for title, outline in uses(picture) if title.startswith(f"rank {rank},")]
+        heights = [float(y) for outline in outlines for y in re.findall(r"V([\d.]+)", outline)]
+        bottom = float(outlines[0].split()[1].partition("V")[0])
+        assert (bottom - min(heights)) * most / 36 == pytest.approx(peak, abs=most * 0.01 / 36)
+        assert f">{bytes_text(peak)}<" in picture
+
+
+def test_a_picture_without_memory_has_no_room_for_it():
+    picture = svg(simulate(build("1f1b", 2, 2), UNIT).timeline)
+    assert not uses(picture)
+    assert "memory" not in picture
+    assert [y for y, _ in bubbles(picture)] == [54, 84]
+
+
+def test_terminal_text_tells_each_rank_s_peak_and_what_it_is_for():
+    peaks = [parts(weights=1000, optimizer=2000, activations=1240, working=7, messages=5), parts(weights=10)]
+    assert memory_peaks(peaks).splitlines() == [
+        "rank 0 memory peak 4.25 kB: optimizer 2.00 kB, activations 1.24 kB, weights 1.00 kB, other 12 B",
+        "rank 1 memory peak 10 B: weights 10 B",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (124_000, "124 kB"),
+        (999_600, "1.00 MB"),
+        (12_340_000_000, "12.3 GB"),
+    ],
+)
+def test_bytes_for_people(count: int, expected: str):
+    assert bytes_text(count) == expected

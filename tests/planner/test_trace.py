@@ -9,7 +9,7 @@ from small_profile import layer, plan, profile
 from planner.predict import predict
 from planner.profile import Link
 from planner.schedules.registry import build
-from planner.trace import action_lanes, chrome_trace, link_lanes
+from planner.trace import action_lanes, chrome_trace, link_lanes, memory_counters
 
 
 @dataclass(frozen=True)
@@ -81,3 +81,32 @@ def test_every_family_gives_a_trace_whose_spans_lie_in_the_step_and_do_not_overl
         assert max(ends.values()) == simulation.makespan_s * 1e6
         messages = [event for event in events(text, "X") if event["cat"] == "message"]
         assert len(messages) == len(simulation.transfers) > 0
+
+
+def test_memory_is_counted_per_rank():
+    two = profile(layer(), layer())
+    foreseen = predict(two, plan(1, 1, microbatches=1), build("1f1b", 2, 1))
+    text = chrome_trace(
+        action_lanes("predicted", foreseen.simulation.timeline),
+        memory_counters("predicted", foreseen.memory_over_time()),
+    )
+    told = [(e["name"], e["pid"], e["ts"] / 1e6, e["args"]) for e in events(text, "C")]
+    fixed = {"weights": 40, "optimizer": 80}
+
+    def at(time_s: float, **sizes: int) -> tuple[str, int, float, dict[str, int]]:
+        return ("rank 0 memory", 0, time_s, {**fixed, "gradients": 0, "activations": 0, "other": 0, **sizes})
+
+    # 0F0 0-1, 1F0 1-2, 1B0 2-8, 0B0 8-14; going backward, the gradient that came takes 2 bytes.
+    assert [counted for counted in told if counted[0] == "rank 0 memory"] == [
+        at(0, activations=100),
+        at(8, activations=100, gradients=30, other=2),
+        at(14, gradients=30),
+    ]
+    assert [counted for counted in told if counted[0] == "rank 0 memory, all"] == [
+        ("rank 0 memory, all", 0, 0, {"bytes": 220}),
+        ("rank 0 memory, all", 0, 8, {"bytes": 252}),
+        ("rank 0 memory, all", 0, 14, {"bytes": 150}),
+    ]
+    for rank, peak in enumerate(foreseen.memory.peak_bytes):
+        whole = [parts["bytes"] for name, _, _, parts in told if name == f"rank {rank} memory, all"]
+        assert max(whole) == peak
