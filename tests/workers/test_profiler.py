@@ -15,6 +15,7 @@ from measured_model import BATCH, HIDDEN, WIDTH
 
 from planner.profile import DeviceProfile, Profile
 from workers.config import DataConfig, EmulatedConfig, ModelConfig, WorkerConfig
+from workers.cost_settings import cost_settings
 from workers.counted_memory import LiveStorages
 from workers.link_probe import MOST_ROUNDS
 from workers.measured import Measured, combine
@@ -222,6 +223,21 @@ def test_times_are_medians_over_ranks(mlp: Profile, tmp_path: Path) -> None:
         ranks.append(replace(slow(rank, (1.0,), mlp), layers=(layer, down)))
     layer = combine(ranks, config(tmp_path)).model.layers[0]
     assert (layer.forward_s, layer.weight_grad_s, layer.matrices[0].weight_grad_s) == (2.0, 20.0, 20.0)
+
+
+def test_a_profile_says_which_settings_it_was_made_with(mlp: Profile, tmp_path: Path) -> None:
+    assert mlp.model.settings == {
+        "model.factory": "measured_model:model",
+        "model.arguments": {"kind": "mlp"},
+        "data.source": "measured_model:Vectors",
+        "data.arguments": {},
+        "optimizer.name": config(tmp_path).optimizer.name,
+    }
+    # Parameters tell the width; with rotary positions they do not tell the context.
+    llama = small_config(tmp_path, model=ModelConfig(family="llama", context=64), data=DataConfig())
+    settings = cost_settings(llama)
+    assert (settings["model.family"], settings["model.context"]) == ("llama", 64)
+    assert not {"model.width", "model.image_size", "data.source"} & settings.keys()
 
 
 def test_storages_are_counted_until_they_die() -> None:
