@@ -194,7 +194,8 @@ class ElasticConfig(Section):
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """A rank that answers nothing for so long counts as lost, and is killed."""
     wait_s: NonNegativeSeconds = 600.0
-    """How long a job that has too few ranks waits for capacity before it ends; its state stays safe."""
+    """How long a job that has too few ranks waits for capacity before it ends; what those hold is in a checkpoint by
+    then."""
     attempts: Positive = 3
     """How often one step may fail, with no rank lost, before the job gives up."""
     migration: Literal["live", "deferred", "stop"] = "live"
