@@ -12,7 +12,7 @@ from planner.costs import bounds as profiled_bounds
 from planner.costs import outside_s
 from planner.draws import expected_step_s
 from planner.freeze_program import FreezeSolution, layer_ratios, solve
-from planner.freezing import Phases, Ratios
+from planner.freezing import Phases, Ratios, Weights
 from planner.ir import Schedule
 from planner.monitoring import Bounds, MonitoringError, Observation, measure
 from planner.plan import Plan
@@ -44,6 +44,8 @@ class FreezeDecision:
 
     solution: FreezeSolution
     ratios: Ratios
+    weights: Weights
+    """Measured time of every matrix, to put the ratios into practice with; empty without a profile that says it."""
     bounds: Bounds
     spread: float | None
     """Mean step over a step in which every draw takes what is expected of it, at least 1; None without a profile, whose
@@ -74,11 +76,35 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     bounds = _bounds(question, observations)
     solution = solve(question.schedule, bounds.upper, bounds.lower, question.r_max)
     ratios = layer_ratios(solution, question.plan)
-    return FreezeDecision(solution=solution, ratios=ratios, bounds=bounds, spread=_spread(question, ratios))
+    return FreezeDecision(
+        solution=solution,
+        ratios=ratios,
+        weights=measured_weights(question.profile),
+        bounds=bounds,
+        spread=_spread(question, ratios),
+    )
+
+
+def measured_weights(profile: Profile | None) -> Weights:
+    """Nanoseconds of every matrix's weight gradient. Empty where the profile gives time of a layer to no matrix, as a
+    part of the times says nothing of shares."""
+    layers = () if profile is None else profile.model.layers
+    if any(layer.weight_grad_s > 0 and not layer.matrices for layer in layers):
+        return ()
+    weights = tuple(
+        tuple((matrix.name, round(1e9 * matrix.weight_grad_s)) for matrix in layer.matrices)
+        for layer in layers
+    )
+    return weights if any(nanoseconds for layer in weights for _, nanoseconds in layer) else ()
 
 
 def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
-    """By how much the draws lengthen a step, from the profile alone: monitoring does not see single matrices."""
+    """By how much the draws lengthen a step, from the profile alone: monitoring does not see single matrices.
+
+    Each matrix is drawn with its layer's ratio, as `timelyfreeze` does it. A hybrid's draws have the same expectation
+    per action, but what its metric takes for settled is frozen first, so they spread less, as a rule. That is
+    neglected: nobody knows yet what will have settled.
+    """
     profile, plan, schedule = question.profile, question.plan, question.schedule
     if profile is None:
         return None

@@ -14,6 +14,8 @@ from functools import cached_property
 
 Ratios = tuple[tuple[float, ...], ...]
 """`ratios[layer][microbatch]`, each in [0, 1]."""
+Weights = tuple[tuple[tuple[str, int], ...], ...]
+"""`weights[layer]`: (matrix, nanoseconds that its gradient of one microbatch was measured to take)."""
 
 
 class Phase(StrEnum):
@@ -83,6 +85,9 @@ class FreezePlan:
     stages: tuple[tuple[int, int], ...] = ()
     """Layer ranges [first, stop) whose budgets were solved for. A hybrid method spreads each over its layers, by how
     settled they are (Algorithm 2). Empty: each layer has a budget of its own."""
+    weights: Weights = ()
+    """What ratios are shares of: masks are told in it, and hybrids spread budgets by it. Whole numbers, so that a log
+    brings them back to the bit. Empty where nothing was measured: the matrices' scalars stand for their time."""
     start: int | None = None
     """The first step that follows it; None until the commit that takes it up."""
 

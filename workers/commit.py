@@ -41,7 +41,8 @@ class CommitRecord:
     scores: dict[int, float] = field(default_factory=dict)
     """Layer -> AutoFreeze's score, at a check, from the layer's first holder."""
     settled: dict[int, int] = field(default_factory=dict)
-    """Layer -> weight of what APF takes for settled, at a check, from the layer's first holder."""
+    """Layer -> the parameters that APF takes for settled, at a check, from the layer's first holder: a bit for
+    each, see `workers.freezing.settled`."""
     energies: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Layer -> estimated squared norm of its summed gradient with nothing frozen, and the part of it that the step's
     freezing let through in expectation; from the layer's first holder, where the job freezes."""
@@ -95,7 +96,7 @@ class Decision:
     scores: Mapping[int, float] = field(default_factory=dict)
     """All layers' scores at AutoFreeze's check; else empty."""
     settled: Mapping[int, int] = field(default_factory=dict)
-    """All layers' settled weights at APF's check; else empty."""
+    """What is settled of all layers at APF's check; else empty."""
     gradient_energy: float = 0.0
     """Squared norm of the mean gradient, estimated as if nothing had been frozen."""
     effective_update: float = 1.0
@@ -152,7 +153,7 @@ def settle(
         adopt=_agreed([record.prepared for record in records], newest),
         switch=_agreed([record.next_plan for record in records], None),
         scores={layer: score for record in records for layer, score in record.scores.items()},
-        settled={layer: weight for record in records for layer, weight in record.settled.items()},
+        settled={layer: flags for record in records for layer, flags in record.settled.items()},
         gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
         effective_update=effective,
     )

@@ -174,7 +174,8 @@ class FrozenAction:
     planned: float
     """Expected share of weight-gradient time."""
     actual: float
-    """Drawn share of the matrices' scalars, which stands for their weight-gradient time."""
+    """Drawn share of it. Both are of measured time where the freeze plan in force says what that is; else the matrices'
+    scalars stand for it."""
     parameters: float
     """Drawn share of all scalars: the paper's average freeze ratio is its mean."""
 

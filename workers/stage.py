@@ -73,7 +73,8 @@ class Stage:
         return (loss,)
 
     def frozen_shares(self, microbatch: int) -> tuple[float, ...]:
-        """Per layer, the share of its weight gradients that `microbatch` leaves out; empty before its forward pass."""
+        """Per layer, the share of its weight-gradient time that `microbatch` leaves out; empty before its forward
+        pass."""
         return self._frozen_shares.get(microbatch, ())
 
     def recompute(self, microbatch: int) -> None:

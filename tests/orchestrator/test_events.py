@@ -43,7 +43,13 @@ STEP = protocol.StepReport(
 )
 OUTCOME = protocol.Outcome(rank=1, step=7, stopped=True, layer_digests=((0, "ab"), (1, "cd")))
 
-FREEZE_PLAN = FreezePlan(epoch=1, version=1, ratios=((0.0, 0.5), (1.0, 0.25)), start=11)
+FREEZE_PLAN = FreezePlan(
+    epoch=1,
+    version=1,
+    ratios=((0.0, 0.5), (1.0, 0.25)),
+    weights=((("a", 3_000_000_000), ("b", 7)), ()),
+    start=11,
+)
 
 EVERY_KIND: tuple[events.Event, ...] = (
     events.Submitted(job="gpt", epoch=1, spec={"job": {"seed": 1}}, resume=False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ def job(r_max: float = 0.5, microbatches: int = 2, seed: int = 0) -> Resolved:
 
 
 def plan(version: int, start: int, layers: int = 3) -> FreezePlan:
-    return FreezePlan(epoch=1, version=version, ratios=((0.5, 0.25),) * layers, start=start)
+    weights = ((("weight", 1_234_567 + version), ("bias", 0)),) * layers
+    return FreezePlan(epoch=1, version=version, ratios=((0.5, 0.25),) * layers, weights=weights, start=start)
 
 
 def log(folder: Path, *told: Event) -> Path:
@@ -89,3 +92,12 @@ def test_a_file_that_is_no_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(JobError, match="no job was submitted there"):
         recorded(tmp_path / "empty.jsonl", job())
+
+
+def test_a_log_from_before_plans_had_weights_is_followed_without_them(tmp_path: Path) -> None:
+    path = log(tmp_path, submitted(job()), FreezeStarted(plan=plan(1, 21)))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[1]["plan"]["weights"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (old,) = recorded(path, job()).plans
+    assert old == replace(plan(1, 21), weights=())

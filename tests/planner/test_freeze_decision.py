@@ -140,3 +140,28 @@ def test_the_profile_stands_in_for_a_half_that_was_not_observed() -> None:
     # The rank with two layers updates longest.
     assert decision.bounds.outside_s == pytest.approx(0.625)
     assert decision.bounds.upper_step_s is None
+
+
+def test_weights_are_the_profiles_nanoseconds_matrix_by_matrix() -> None:
+    given = profile()
+    block, *others = given.model.layers
+    uneven = replace(
+        block,
+        matrices=(
+            Matrix(name="up", parameters=1, weight_grad_s=0.75),
+            Matrix(name="down", parameters=9, weight_grad_s=0.25 + 4e-10),
+        ),
+    )
+    whole = (Matrix(name="weight", parameters=1, weight_grad_s=1.0),)
+    idle = replace(block, weight_grad_s=0.0)
+    layers = (uneven, *(replace(layer, matrices=whole) for layer in others[:-1]), idle)
+    known = replace(given, model=replace(given.model, layers=layers))
+    decision = decide(replace(QUESTION, profile=known), monitored())
+    assert decision.weights == (
+        (("up", 750_000_000), ("down", 250_000_000)),
+        *((("weight", 1_000_000_000),),) * 4,
+        (),
+    )
+    assert decide(QUESTION, monitored()).weights == ()
+    # No matrix is said to take these layers' time: their shares are not known.
+    assert decide(replace(QUESTION, profile=given), monitored()).weights == ()

@@ -128,6 +128,32 @@ def test_a_device_is_told_each_layers_frozen_share(
     assert told == {(s, m): shares[s] if m % 2 == 0 else (0.0,) * 4 for s in (0, 1) for m in range(4)}
 
 
+def test_an_emulated_device_spares_the_measured_time_of_what_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: set[float] = set()
+    original = EmulatedDevice.modelled_s
+
+    def watching(self: EmulatedDevice, action: Action, layers, frozen=()) -> float:
+        if action.kind is Kind.BACKWARD and 1 in layers:
+            told.add(round(frozen[list(layers).index(1)], 6))
+        return original(self, action, layers, frozen)
+
+    monkeypatch.setattr(EmulatedDevice, "modelled_s", watching)
+    config = small_config(
+        tmp_path,
+        steps=12,
+        device="emulated",
+        emulated=EmulatedConfig(forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0001),
+        freeze=FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2),
+    )
+    times = ((("up.weight", 900), ("down.weight", 100)),) * 7 + ((("linear.weight", 50),),)
+    plan = FreezePlan(epoch=1, version=1, ratios=((0.5,) * 4,) * 8, weights=times, start=3)
+    run_threads(job(config, ranks=2, schedule="1f1b", freeze_plans=(plan,)))
+    # Both have as many scalars.
+    assert told == {0.0, 0.1, 0.9, 1.0}
+
+
 def state_of(freeze: FreezeConfig, seed: int = 0) -> LayerState:
     torch.manual_seed(seed)
     state = LayerState.of(0, "l0", nn.Linear(3, 2), make_optimizer(OptimizerConfig(), 4))

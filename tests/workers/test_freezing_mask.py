@@ -1,6 +1,8 @@
 """Masks: independent draws whose expected share of the weight is the ratio, the same wherever they are made."""
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,13 +10,16 @@ from torch import nn
 
 from planner.freezing import FreezePlan, Phases
 from workers import rng
+from workers.commit import Decision
 from workers.config import FreezeConfig, OptimizerConfig
-from workers.freezing.mask import NOTHING, Chance, LayerParameters, draw, topped_up_or_thinned
+from workers.freezing.freezer import Extent, Freezer, begin_statistics
+from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw, topped_up_or_thinned
 from workers.freezing.plans import Plans
 from workers.freezing.ratios import ALWAYS, NEVER, Budgets, Share, phases_of
 from workers.layer_state import LayerState
 from workers.optim import make_optimizer
-from workers.protocol import JobError
+from workers.protocol import FreezeReport, FrozenAction, JobError
+from workers.transport.local import Hub, LocalChannel
 
 DRAWS = 1000
 
@@ -177,3 +182,110 @@ def test_phases_that_were_not_resolved_are_refused() -> None:
         phases_of(FreezeConfig(method="timelyfreeze", warm_up=3))
     with pytest.raises(JobError, match=r"\[freeze\]: phases must come in order"):
         phases_of(FreezeConfig(method="timelyfreeze", warm_up=3, monitoring=3, ramp=9))
+
+
+def test_measured_times_change_what_is_told_of_a_mask_and_no_draw() -> None:
+    held = LayerParameters.of(block())
+    timed = held.weighed((("q.weight", 900), ("down.weight", 100), ("unknown", 5)))
+    assert timed.weights == (100, 0, 0, 0, 900, 0, 0)
+    for step in range(100):
+        key = {"seed": 5, "step": step, "microbatch": 2}
+        plain, mask = (draw(one, frozenset(), Chance(0.5, 0.5), **key) for one in (held, timed))
+        assert mask.frozen == plain.frozen
+        assert mask.parameters == plain.parameters
+        assert mask.actual == timed.weight(mask.frozen) / 1000
+    # A layer whose gradients take no time is drawn all the same, and told of in scalars.
+    idle = held.weighed(())
+    mask = draw(idle, frozenset(), Chance(0.5, 0.5), seed=5, step=1, microbatch=2)
+    assert mask.frozen
+    assert mask.actual == sum(held.scalars[held.names.index(n)] for n in mask.frozen) / sum(held.scalars)
+
+
+class Lookup(nn.Module):
+    """Most of its stage's scalars and next to none of its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 8)
+
+
+TIMES = (
+    (("table.weight", 20_000),),
+    (("q.weight", 180_000), ("up.weight", 500_000), ("down.weight", 300_000)),
+)
+TIMED = FreezePlan(epoch=1, version=1, ratios=((0.4,), (0.4,)), stages=((0, 2),), weights=TIMES, start=3)
+
+
+def freezer(*plans: FreezePlan, settled: Mapping[int, set[str]]) -> Freezer:
+    """Of one rank with two layers and one microbatch, past all phases from step 3 on."""
+    config = FreezeConfig(method="timelyfreeze+apf", warm_up=0, monitoring=2, ramp=2, check_every=10**6)
+    optimizer = make_optimizer(OptimizerConfig(), 1)
+    states = {0: LayerState.of(0, "lookup", Lookup(), optimizer), 1: block()}
+    for layer, state in states.items():
+        begin_statistics(config, state)
+        names = LayerParameters.of(state).names
+        state.freezing["settled"] = torch.tensor([name in settled.get(layer, ()) for name in names])
+    extent = Extent(seed=5, rank=0, microbatches=1, replicas=1, layers=2, stages={0: (0, 1)})
+    made = Freezer(config, extent, states, Plans(plans))
+    made.meet(LocalChannel(Hub(1), 0))
+    return made
+
+
+def frozen_steps(made: Freezer, steps: Iterable[int]) -> Iterator[tuple[dict[int, Mask], FrozenAction]]:
+    """The masks of each step, and what is reported of them."""
+    for step in steps:
+        made.begin(step)
+        drawn = {layer: made.mask(layer, 0) for layer in (0, 1)}
+        (told,) = made.commit(
+            Decision(
+                step=step, loss=0.0, grad_norm=0.0, scale=1.0, skipped=True, requests=frozenset(), busy_s=0.0
+            )
+        )
+        assert isinstance(told, FreezeReport)
+        yield drawn, told.actions[0]
+
+
+@pytest.mark.parametrize(
+    "settled", [{}, {0: {"table.weight"}}, {1: {"q.weight", "norm.bias"}}, {1: {"up.weight", "down.weight"}}]
+)
+def test_a_hybrid_freezes_as_much_measured_time_as_was_planned(settled: Mapping[int, set[str]]) -> None:
+    times = {(layer, name): time for layer, row in enumerate(TIMES) for name, time in row}
+    shares = []
+    for drawn, told in frozen_steps(freezer(TIMED, settled=settled), range(3, 3 + DRAWS)):
+        assert told.planned == pytest.approx(0.4)
+        shares.append(sum(times.get((layer, n), 0) for layer, m in drawn.items() for n in m.frozen) / 1e6)
+        assert told.actual == pytest.approx(shares[-1])
+    # Four standard errors; a draw's share deviates by no more than that of 0, 1 at even odds.
+    assert sum(shares) / DRAWS == pytest.approx(0.4, abs=4 * 0.5 / math.sqrt(DRAWS))
+
+
+def test_without_times_a_hybrid_counts_scalars() -> None:
+    untimed = replace(TIMED, weights=())
+    table = 800 / (800 + 576)
+    shares = []
+    for drawn, told in frozen_steps(freezer(untimed, settled={0: {"table.weight"}}), range(3, 203)):
+        assert told.planned == pytest.approx(0.4)
+        assert told.actual == pytest.approx(table * bool(drawn[0].frozen))
+        assert not drawn[1].frozen
+        shares.append(told.actual)
+    assert sum(shares) / 200 == pytest.approx(0.4, abs=4 * 0.5 / math.sqrt(200))
+
+
+def test_a_plan_that_weighs_otherwise_counts_from_its_first_step() -> None:
+    """What is settled is known as such: no check comes between."""
+    other = replace(TIMED, version=2, start=5, weights=((("table.weight", 1_000_000),), TIMES[1]))
+    made = freezer(TIMED, other, settled={0: {"table.weight"}})
+    others = []
+    for step in (3, 5):
+        made.begin(step)
+        others.append([chance.others for chance in made._chances[1]])
+    # 380,000 of the 980,000 are topped up; then the settled million is more than the 792,000 asked for.
+    assert others == [[pytest.approx(0.38 / 0.98)], [0.0]]
+    assert made._chances[0][0].settled == pytest.approx(0.792)
+
+
+def test_what_weighs_nothing_keeps_its_own_ratio() -> None:
+    idle = replace(TIMED, stages=((0, 1), (1, 2)), weights=((("table.weight", 0),), TIMES[1]))
+    made = freezer(idle, settled={})
+    made.begin(3)
+    assert made._chances[0] == (Chance(0.4, 0.4),)

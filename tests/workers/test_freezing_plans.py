@@ -1,6 +1,7 @@
 """Freeze plans reach the ranks: prepared anywhere, taken up by all at one commit, followed from a known step."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,10 @@ def test_a_digest_is_formed_once_and_does_not_know_the_start() -> None:
     one = plan()
     assert one.digest is one.digest
     assert plan(start=7).digest == one.digest
-    assert len({one.digest, plan(2).digest, plan(ratio=0.25).digest}) == 3
+    others = (plan(2), plan(ratio=0.25), replace(one, weights=((("w", 1),),) * 8))
+    assert len({one.digest, *(other.digest for other in others)}) == 4
     assert one == plan()
-    assert json.loads(one.to_json()).keys() == {"epoch", "version", "ratios", "stages", "start"}
+    assert json.loads(one.to_json()).keys() == {"epoch", "version", "ratios", "stages", "weights", "start"}
 
 
 def test_the_plan_in_force_is_the_last_that_has_started() -> None:
@@ -89,6 +91,9 @@ def test_a_plan_for_another_model_or_with_odd_ratios_is_refused() -> None:
     for odd in (-0.1, 1.5, float("nan")):
         with pytest.raises(JobError, match=r"ratios outside \[0, 1\]"):
             check_plan(plan(ratio=odd), 8, 4)
+    check_plan(replace(plan(), weights=((("w", 1),),) * 8), 8, 4)
+    with pytest.raises(JobError, match="weights for 7 layers; the job has 8"):
+        check_plan(replace(plan(), weights=((("w", 1),),) * 7), 8, 4)
 
 
 def test_a_plan_prepared_by_all_ranks_starts_at_the_step_after_the_commit(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Training with freezing: the bits of a plain loop with the same masks, whatever the partition and the stops."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from reference import train_plainly
 from test_engine_bits import losses, real_config
 from torch import nn
 
+from orchestrator.events import Record
 from planner.freezing import FreezePlan
 from workers import rng
 from workers.checkpoint import checkpoints
@@ -282,3 +284,53 @@ def test_a_resumed_hybrid_knows_what_was_settled_on_other_ranks(tmp_path: Path, 
     resumed = run_threads(job(again, start=checkpoints(again.output)[0], generation=2, **shape))
     assert resumed.state_sha256 == expected.state_sha256
     assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
+
+
+TIMES = tuple(
+    (("up.weight", 100_000 * (layer + 1)), ("down.weight", 7_000)) if layer < 7 else (("linear.weight", 50),)
+    for layer in range(8)
+)
+
+
+@pytest.mark.parametrize("method", ["timelyfreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze"])
+def test_a_recorded_plan_with_measured_times_is_replayed_to_the_bit(tmp_path: Path, method: str) -> None:
+    config = small_config(tmp_path, steps=12, freeze=METHODS[method])
+    plan = replace(FIRST, weights=TIMES, start=None)
+    live = run_threads(job(config, ranks=2, schedule="1f1b", counts=(3, 5), prepare=((3, plan),)))
+    (told,) = (r for r in live.reports if isinstance(r, FreezeStarted))
+    line = Record(time_s=0.0, event=told).to_json()
+    (started,) = (r.plan for r in [Record.from_json(line).event] if isinstance(r, FreezeStarted))
+    assert started == replace(plan, start=started.start)
+    frozen = frozen_actions(live)
+    for shape in SHAPES[:3]:
+        replayed = run_threads(job(config, freeze_plans=(started,), **shape))
+        assert replayed.state_sha256 == live.state_sha256, shape
+    again = run_threads(
+        job(config, ranks=2, schedule="1f1b", counts=(3, 5), freeze_plans=(started,), generation=2)
+    )
+    assert frozen_actions(again) == frozen
+    # The draws of a method without a metric do not depend on what is known of times.
+    untimed = run_threads(job(config, freeze_plans=(replace(started, weights=()),)))
+    assert (untimed.state_sha256 == live.state_sha256) == (method == "timelyfreeze")
+
+
+def frozen_actions(run: Run) -> list[object]:
+    reports = [report for report in run.reports if isinstance(report, FreezeReport)]
+    return sorted((r.step, r.rank, r.actions) for r in reports)  # pyright: ignore
+
+
+def test_what_is_told_of_freezing_is_told_in_measured_time(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=9, freeze=TIMELY)
+    plan = replace(FIRST, weights=TIMES)
+    run = run_threads(job(config, ranks=2, schedule="1f1b", counts=(3, 5), freeze_plans=(plan,)))
+    times = [dict(row) for row in TIMES]
+    for report in (r for r in run.reports if isinstance(r, FreezeReport) and 4 <= r.step < 7):
+        layers = range(3) if report.rank == 0 else range(3, 8)
+        whole = sum(sum(times[layer].values()) for layer in layers)
+        for action in report.actions:
+            frozen = {layer: frozen_names(report.step, action.microbatch, layer) for layer in layers}
+            drawn = sum(times[layer].get(name, 0) for layer, names in frozen.items() for name in names)
+            assert action.actual == pytest.approx(drawn / whole)
+            share = (report.step - 3) / 3
+            planned = sum(sum(times[layer].values()) * RATIOS[layer][action.microbatch] for layer in layers)
+            assert action.planned == pytest.approx(share * planned / whole)

@@ -32,7 +32,7 @@ class Device(ABC):
         """The computation of `action` on `layers` has been issued.
 
         Args:
-            frozen: per layer, the share of its weight gradients that was left out; empty for none of any.
+            frozen: per layer, the share of its weight-gradient time that was left out; empty for none of any.
         """
 
     @abstractmethod

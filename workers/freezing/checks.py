@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
-from workers.freezing.ratios import Share
+from workers.freezing.settled import flags_of
 from workers.freezing.stability import AutoFreeze, Finding, make_metric, settled_prefix
 from workers.layer_state import LayerState
 
@@ -40,7 +40,8 @@ class Checks:
         """Check, if one is due before the commit of `step`: every `check_every` steps, from the end of the warm-up on.
 
         Returns:
-            For the commit record: AutoFreeze's score of each layer, and each layer's settled weight as APF sees it.
+            For the commit record: AutoFreeze's score of each layer, and which parameters of each APF takes for settled,
+            as `flags_of` puts it.
         """
         metric, warm_up = self._metric, self._config.warm_up
         if metric is None or warm_up is None:
@@ -53,7 +54,7 @@ class Checks:
         }
         if isinstance(metric, AutoFreeze):
             return {layer: found.score for layer, found in self._findings.items()}, {}
-        return {}, {layer: self._settled_weight(layer) for layer in self._findings}
+        return {}, {layer: self._found_flags(layer) for layer in self._findings}
 
     def take(self, scores: Mapping[int, float]) -> int:
         """Take over what was found, after the commit; `scores` are all layers'. Returns how many layers, from the input
@@ -69,15 +70,14 @@ class Checks:
         self._findings = {}
         return prefix
 
-    def share(self, layer: int) -> Share:
-        """The layer's weight, and how much of it is settled."""
-        held = self._parameters[layer]
-        return Share(held.weight(self.settled[layer]), sum(held.weights))
+    def flags(self, layer: int) -> int:
+        """Which parameters of the layer are settled now."""
+        names = self._parameters[layer].names
+        return flags_of([name in self.settled[layer] for name in names])
 
-    def _settled_weight(self, layer: int) -> int:
-        found, held = self._findings[layer], self._parameters[layer]
-        flags = found.statistics.get("settled", self._states[layer].freezing["settled"])
-        return sum(w for w, settled in zip(held.weights, flags.tolist(), strict=True) if settled)
+    def _found_flags(self, layer: int) -> int:
+        found = self._findings[layer].statistics.get("settled", self._states[layer].freezing["settled"])
+        return flags_of(found.tolist())
 
     def _names(self, layer: int) -> frozenset[str]:
         flags = self._states[layer].freezing.get("settled")

@@ -6,20 +6,20 @@ partition. Where the job's method is `none` it leaves everything as it is.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from planner.freezing import FreezePlan
+from planner.freezing import FreezePlan, Weights
 from workers.commit import Decision, Prepared
 from workers.config import FreezeConfig
 from workers.freezing.checks import Checks
 from workers.freezing.energy import estimate
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
 from workers.freezing.plans import Plans
-from workers.freezing.ratios import Budgets, Share, phases_of
+from workers.freezing.ratios import Budgets, phases_of
+from workers.freezing.settled import Settled
 from workers.freezing.stability import make_metric
 from workers.freezing.tally import Tally
 from workers.layer_state import LayerState
@@ -74,16 +74,19 @@ class Freezer:
         self._extent = extent
         self._states = states
         self._plans = plans
-        self._parameters = {layer: LayerParameters.of(state) for layer, state in states.items()}
-        self._checks = Checks(config, states, self._parameters)
+        self._unmeasured = {layer: LayerParameters.of(state) for layer, state in states.items()}
+        self._parameters = dict(self._unmeasured)
+        """As the plan in force weighs them. Live."""
+        self._weights: Weights = ()
+        self._checks = Checks(config, states, self._unmeasured)
         self._tally = Tally(
             extent.rank, extent.microbatches, extent.stages, self._parameters, windows=extent.windows
         )
         self._phases = phases_of(config)
         self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
         self._hybrid = self._phases is not None and make_metric(config) is not None
-        self._shares = [Share(0, 0) for _ in range(extent.layers)]
-        self._budgets = Budgets(self._phases, plans, hybrid=self._hybrid, shares=self._shares)
+        self._settled = Settled(extent.layers)
+        self._budgets = Budgets(self._phases, plans, hybrid=self._hybrid, shares=self._settled.shares)
         self._step = 0
         self._chances: dict[int, tuple[Chance, ...]] = {}
         self._energies: dict[int, list[float]] = {}
@@ -93,20 +96,29 @@ class Freezer:
         """Learn how settled the other ranks' layers are; all ranks call it, before their first step."""
         if not self._hybrid:
             return
-        mine = {layer: self._checks.share(layer) for layer in self._states}
-        record = json.dumps({layer: (share.settled, share.weight) for layer, share in mine.items()})
-        for others in channel.all_gather(record.encode()):
-            for layer, (settled, weight) in json.loads(others).items():
-                self._shares[int(layer)] = Share(settled, weight)
+        mine = {layer: (held, self._checks.flags(layer)) for layer, held in self._unmeasured.items()}
+        self._settled.meet(channel, mine)
 
     def begin(self, step: int) -> None:
         """Begin `step` (1 is the job's first)."""
         self._step = step
         if self._on:
+            plan = self._plans.at(step)
+            self._weigh(() if plan is None else plan.weights)
             microbatches = self._extent.microbatches
             self._chances = {
                 layer: self._budgets.chances(step, layer, microbatches) for layer in self._states
             }
+
+    def _weigh(self, weights: Weights) -> None:
+        """Weigh all parameters as the plan in force does."""
+        if weights == self._weights:
+            return
+        self._weights = weights
+        for layer, held in self._unmeasured.items():
+            self._parameters[layer] = held.weighed(weights[layer]) if weights else held
+        if self._hybrid:
+            self._settled.follow(weights)
 
     def mask(self, layer: int, microbatch: int) -> Mask:
         """What `layer` leaves out in the step's (global) `microbatch`."""
@@ -124,7 +136,7 @@ class Freezer:
         return mask
 
     def check(self) -> tuple[dict[int, float], dict[int, int]]:
-        """For the commit record: scores and settled weights by layer, if a stability check is due."""
+        """For the commit record: scores and settled parameters by layer, if a stability check is due."""
         return self._checks.look(self._step)
 
     def energies(self, squared_norms: Mapping[tuple[int, str], float]) -> dict[int, tuple[float, float]]:
@@ -176,10 +188,8 @@ class Freezer:
     def commit(self, decision: Decision) -> list[FreezeReport | FreezeStarted]:
         """Take over what the step found and what the ranks agreed on; what is to be reported."""
         prefix = self._checks.take(decision.scores)
-        for layer, settled in decision.settled.items():
-            self._shares[layer].settled = settled
-        for share in self._shares[:prefix]:
-            share.settled = share.weight
+        if self._hybrid:
+            self._settled.take(decision.settled, prefix)
         if not decision.skipped:
             for layer, energies in self._energies.items():
                 self._states[layer].freezing["energy"].copy_(torch.tensor(energies, dtype=torch.float64))

@@ -5,8 +5,8 @@ Knows neither why a parameter is likely to be frozen nor what freezing does.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from workers import rng
 from workers.layer_state import LayerState
@@ -22,8 +22,8 @@ class LayerParameters:
     scalars: tuple[int, ...]
     """Elements of each parameter."""
     weights: tuple[int, ...]
-    """Elements of each matrix, 0 for the others: stands for weight-gradient time, of which the small parameters
-    have almost none. In a layer without matrices all parameters count."""
+    """Nanoseconds of weight gradient where they are known: see `weighed`. Else elements of each matrix, 0 for the
+    others, of which the small ones have almost no such time; in a layer without matrices all parameters count."""
 
     @staticmethod
     def of(state: LayerState) -> LayerParameters:
@@ -34,6 +34,12 @@ class LayerParameters:
             count if state.weights[name].dim() >= 2 else 0 for name, count in zip(free, scalars, strict=True)
         )
         return LayerParameters(state.name, tuple(free), scalars, matrices if any(matrices) else scalars)
+
+    def weighed(self, nanoseconds: Sequence[tuple[str, int]]) -> LayerParameters:
+        """The same parameters by the measured times of their weight gradients: one row of `FreezePlan.weights`. What is
+        not among those has none."""
+        known = dict(nanoseconds)
+        return replace(self, weights=tuple(known.get(name, 0) for name in self.names))
 
     def weight(self, names: Collection[str]) -> int:
         """The weight of the parameters `names`."""
@@ -55,9 +61,9 @@ class Mask:
     frozen: frozenset[str]
     """Names of the parameters whose gradient is not formed."""
     planned: float
-    """Expected share of the layer's weight."""
+    """Expected share of the layer's weight; of its scalars, if it has none."""
     actual: float
-    """Drawn share of the layer's weight."""
+    """Drawn share of the same."""
     parameters: int
     """Elements of the frozen parameters."""
 
@@ -74,15 +80,17 @@ def draw(
     step: int,
     microbatch: int,
 ) -> Mask:
-    """The mask of one layer and (global) microbatch; the same on whichever rank the layer lives."""
-    weight = sum(parameters.weights)
+    """The mask of one layer and (global) microbatch; the same on whichever rank the layer lives. What the parameters
+    weigh changes what is told of it, and no draw."""
+    weights = parameters.weights if any(parameters.weights) else parameters.scalars
+    weight = sum(weights)
     if not weight or not (chance.others or (chance.settled and settled)):
         return NOTHING
     numbers = rng.uniforms(len(parameters.names), seed, "freeze", step, microbatch, parameters.name)
     frozen: list[str] = []
     expected, drawn, elements = 0.0, 0, 0
     for name, scalars, own, number in zip(
-        parameters.names, parameters.scalars, parameters.weights, numbers, strict=True
+        parameters.names, parameters.scalars, weights, numbers, strict=True
     ):
         probability = chance.settled if name in settled else chance.others
         expected += probability * own

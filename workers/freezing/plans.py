@@ -49,7 +49,8 @@ class Plans:
 
 def check_plan(plan: FreezePlan, layers: int, microbatches: int) -> None:
     """Raises:
-    JobError: the table of ratios is not one per layer and microbatch, or a ratio is outside [0, 1].
+    JobError: the table of ratios is not one per layer and microbatch, a ratio is outside [0, 1], or the weights are not
+        one row per layer.
     """
     if len(plan.ratios) != layers or any(len(row) != microbatches for row in plan.ratios):
         rows = sorted({len(row) for row in plan.ratios})
@@ -60,3 +61,7 @@ def check_plan(plan: FreezePlan, layers: int, microbatches: int) -> None:
     odd = sorted({ratio for row in plan.ratios for ratio in row if not 0.0 <= ratio <= 1.0})
     if odd:
         raise JobError(f"freeze plan {plan.epoch}.{plan.version} has ratios outside [0, 1]: {odd[:3]}")
+    if plan.weights and len(plan.weights) != layers:
+        raise JobError(
+            f"freeze plan {plan.epoch}.{plan.version} has weights for {len(plan.weights)} layers; the job has {layers}"
+        )

@@ -19,7 +19,7 @@ NEVER, ALWAYS = Chance(0.0, 0.0), Chance(1.0, 1.0)
 
 @dataclass
 class Share:
-    """The weight of one layer, and the part of it that is settled."""
+    """The weight of one layer, in what the plan in force weighs by, and the part of it that is settled."""
 
     settled: int
     weight: int
@@ -51,7 +51,8 @@ class Budgets:
 
     Args:
         hybrid: whether a metric chooses what a plan's budgets are spent on.
-        shares: of all the model's layers, in order; only a hybrid needs them. Live: they change at checks.
+        shares: of all the model's layers, in order; only a hybrid needs them. Live: they change at checks, and with
+            the plan.
     """
 
     def __init__(
@@ -78,9 +79,12 @@ class Budgets:
         return tuple(self._spread(plan, layer, m, share) for m in range(microbatches))
 
     def _spread(self, plan: FreezePlan, layer: int, microbatch: int, share: float) -> Chance:
-        """The budget of the layer's stage, spread by what is settled there."""
+        """The budget of the layer's stage, spread by what is settled there. What weighs nothing has its own ratio."""
         first, stop = next((r for r in plan.stages if r[0] <= layer < r[1]), (layer, layer + 1))
         weight = sum(self._shares[other].weight for other in range(first, stop))
+        if not weight:
+            own = share * plan.ratios[layer][microbatch]
+            return Chance(own, own)
         budget = sum(self._shares[o].weight * plan.ratios[o][microbatch] for o in range(first, stop))
         if not budget:
             return NEVER

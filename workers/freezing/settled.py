@@ -1,0 +1,66 @@
+"""How much of every layer is settled, on whichever rank it lives: what a hybrid spreads a stage's budget by.
+
+Ranks tell each other which parameters are settled, not what those weigh: that is for the freeze plan in force to say,
+and a plan may come between two checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from planner.freezing import Weights
+from workers.freezing.mask import LayerParameters
+from workers.freezing.ratios import Share
+from workers.transport.channel import Channel
+
+
+class Settled:
+    """All layers of the model, as every rank knows them; of none before `meet`."""
+
+    def __init__(self, layers: int) -> None:
+        self.shares = [Share(0, 0) for _ in range(layers)]
+        """Per layer. Live."""
+        self._parameters: dict[int, LayerParameters] = {}
+        self._flags: dict[int, int] = {}
+        self._weights: Weights = ()
+
+    def meet(self, channel: Channel, mine: Mapping[int, tuple[LayerParameters, int]]) -> None:
+        """Learn of the other ranks' layers; all ranks call it.
+
+        Args:
+            mine: layer -> its parameters, unmeasured, and which of them are settled: see `flags_of`.
+        """
+        record = json.dumps({layer: (asdict(held), flags) for layer, (held, flags) in mine.items()})
+        for others in channel.all_gather(record.encode()):
+            for layer, (held, flags) in json.loads(others).items():
+                tuples = {key: tuple(value) for key, value in held.items() if key != "name"}
+                self._parameters[int(layer)] = LayerParameters(name=held["name"], **tuples)
+                self._flags[int(layer)] = flags
+        self._weigh(self._parameters)
+
+    def follow(self, weights: Weights) -> None:
+        """What a freeze plan says that the matrices weigh counts from here on."""
+        self._weights = weights
+        self._weigh(self._parameters)
+
+    def take(self, flags: Mapping[int, int], prefix: int) -> None:
+        """Take over what a check found: `flags` of layers, and that the first `prefix` layers are settled whole."""
+        self._flags.update(flags)
+        for layer in range(prefix):
+            self._flags[layer] = (1 << len(self._parameters[layer].names)) - 1
+        self._weigh({*flags, *range(prefix)})
+
+    def _weigh(self, layers: Iterable[int]) -> None:
+        for layer in layers:
+            held, flags = self._parameters[layer], self._flags[layer]
+            if self._weights:
+                held = held.weighed(self._weights[layer])
+            settled = {name for bit, name in enumerate(held.names) if flags >> bit & 1}
+            self.shares[layer] = Share(held.weight(settled), sum(held.weights))
+
+
+def flags_of(settled: Sequence[bool]) -> int:
+    """One bit per parameter in name order, the first one the lowest."""
+    return sum(1 << bit for bit, is_settled in enumerate(settled) if is_settled)
