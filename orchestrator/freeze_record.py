@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from orchestrator.events import FreezeSolved
+from orchestrator.frozen_counts import CountedSteps
 from workers.protocol import FreezeReport, FreezeStarted, FrozenAction, FrozenCounts
 
 RECENT_STEPS = 50
@@ -46,8 +47,10 @@ class FreezeRecord:
     """Steps in which something could be frozen."""
     recent: dict[int, list[FrozenAction]] = field(default_factory=dict)
     """The actions of the newest `RECENT_STEPS` of them."""
+    counted: CountedSteps = field(default_factory=CountedSteps)
+    """How often each parameter was frozen, step by step."""
     counts: dict[int, FrozenCounts] = field(default_factory=dict)
-    """By rank."""
+    """By rank, since it followed its newest plan: all that older logs tell of parameters."""
 
     def take(self, event: FreezeSolved | FreezeStarted | FreezeReport | FrozenCounts) -> None:
         """Fold one more event in."""
@@ -62,6 +65,8 @@ class FreezeRecord:
                 self.counts[rank] = event
 
     def _add(self, report: FreezeReport) -> None:
+        if not self.counted.take(report):
+            return
         step = self.steps.setdefault(report.step, FrozenStep())
         for action in report.actions:
             step.add(action)
@@ -73,11 +78,12 @@ class FreezeRecord:
         """Forget what came after `step`: it is run again."""
         self.steps = {number: frozen for number, frozen in self.steps.items() if number <= step}
         self.recent = {number: actions for number, actions in self.recent.items() if number <= step}
+        self.counted.void_after(step)
         self.counts.clear()
 
     def average_ratio(self, steps: int) -> float | None:
         """TimelyFreeze's average freeze ratio (section 4.2) over the first `steps` steps: the share of scalars that
-        was frozen, mean over steps, actions and scalars. None if nothing was ever frozen."""
+        was frozen, mean over steps, actions and scalars. None if nothing could be frozen yet."""
         if not self.steps or steps <= 0:
             return None
         return (

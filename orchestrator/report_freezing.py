@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from html import escape
 
@@ -138,20 +139,40 @@ def _percents(frozen: Mapping[int, FrozenStep], total: Callable[[FrozenStep], fl
 
 def _counts(run: RunRecord) -> str:
     """How often each parameter was frozen: TimelyFreeze, appendix H."""
-    by_rank = {
-        rank: [count / report.passes for _, _, count in report.counts]
-        for rank, report in sorted(run.freeze.counts.items())
-        if report.passes and report.counts
-    }
+    by_rank, told = _frozen_shares(run)
     if not by_rank:
         return ""
     if len(by_rank) > MOST_RANKS:
         shown = [("All ranks", [share for shares in by_rank.values() for share in shares])]
     else:
-        shown = [(f"Rank {rank}", shares) for rank, shares in by_rank.items()]
+        shown = [(f"Rank {rank}", shares) for rank, shares in sorted(by_rank.items())]
     figures = "".join(
         f'<figure class="card"><figcaption><h3>{name}: how often each parameter was frozen</h3></figcaption>'
         f"{histogram(shares, f'{name}: how often each parameter was frozen', 'parameters')}</figure>"
         for name, shares in shown
     )
-    return f'<div class="charts after">{figures}</div>'
+    return f'<div class="charts after">{figures}</div><p class="caption">{escape(told)}</p>'
+
+
+def _frozen_shares(run: RunRecord) -> tuple[dict[int, list[float]], str]:
+    """(rank -> per parameter of the layers that it held last, the share of backward passes in which it was frozen; over
+    which steps, in words)."""
+    passes = run.plan.microbatches * run.plan.replicas if run.plan is not None else 0
+    counted = run.freeze.counted.add_up(run.steps, passes)
+    if counted is None:
+        return {
+            rank: [count / report.passes for _, _, count in report.counts]
+            for rank, report in run.freeze.counts.items()
+            if report.passes and report.counts
+        }, "Since each rank began with its newest plan: this log tells of no more."
+    shares: dict[int, list[float]] = defaultdict(list)
+    for layer in counted.layers.values():
+        if layer.passes:
+            shares[layer.rank] += [count / layer.passes for count in layer.counts]
+    told = f"Over all {counted.steps:,} steps; each layer counts where it was held last."
+    if counted.whole < counted.steps:
+        told += (
+            f" Whole for {counted.whole:,} of them: what a rank had not yet told of when it was lost is missing in the"
+            " others."
+        )
+    return shares, told

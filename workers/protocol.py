@@ -182,16 +182,22 @@ class FrozenAction:
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeReport:
-    """What one rank froze in one step; sent while anything may be frozen."""
+    """What one rank froze in one step; sent from the first step on in which anything may be frozen."""
 
     step: int
     rank: int
+    """Its place."""
     actions: tuple[FrozenAction, ...]
+    passes: int = 0
+    """Backward passes of each layer in this step: microbatches that the rank's pipeline executed. 0 in older logs."""
+    counts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(layer, of each of its parameters in name order the passes in which it was frozen)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenCounts:
-    """How often each parameter of one rank was frozen since it began; sent when training ends."""
+    """How often each parameter of one rank was frozen since it followed its newest plan; sent when training ends. Of a
+    whole run, with all its plans and generations, the `FreezeReport`s tell."""
 
     step: int
     rank: int

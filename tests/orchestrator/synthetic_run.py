@@ -285,7 +285,11 @@ def _frozen_step(
                 )
                 for microbatch, share in enumerate(planned)
             )
-            reports.append(FreezeReport(step=step, rank=rank, actions=actions))
+            frozen = (round(sum(drawn)),) * 4
+            counts = tuple((layer, frozen) for layer in range(*plan().layers[rank]))
+            reports.append(
+                FreezeReport(step=step, rank=rank, actions=actions, passes=MICROBATCHES, counts=counts)
+            )
     if PHASES.of(step) in (Phase.UPPER, Phase.LOWER) or step == steps:
         reports += timelines(
             step, random, lambda stage, microbatch: freeze_share(step, ratios[stage, microbatch])

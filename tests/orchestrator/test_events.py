@@ -123,6 +123,8 @@ EVERY_KIND: tuple[events.Event, ...] = (
         step=7,
         rank=1,
         actions=(protocol.FrozenAction(stage=1, microbatch=0, planned=0.5, actual=0.25, parameters=0.125),),
+        passes=4,
+        counts=((3, (5, 0)), (4, ())),
     ),
     protocol.FrozenCounts(step=7, rank=1, passes=12, counts=((3, "weight", 5),)),
     protocol.StandbyReport(step=7, rank=1, layers=(2, 3), bytes=1024, seconds=0.5),

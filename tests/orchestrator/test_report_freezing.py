@@ -31,7 +31,7 @@ from orchestrator.quantities import significant
 from orchestrator.report import render
 from orchestrator.run_record import RunRecord, fold
 from planner.considered import Considered
-from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, FrozenCounts, TimelineReport
+from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, TimelineReport
 
 
 @pytest.fixture(scope="module")
@@ -283,11 +283,56 @@ def test_each_rank_has_a_histogram_of_its_parameters(page: str) -> None:
 def test_histograms_of_many_ranks_are_one(run: RunRecord) -> None:
     many = fold(freezing_records())
     for rank in range(RANKS, 9):
-        counts = FrozenCounts(step=STEPS, rank=rank, passes=10, counts=((0, "w", 10), (0, "b", 0)))
-        many.take(Record(time_s=many.ended_s, event=counts))
+        told = FreezeReport(step=STEPS, rank=rank, actions=(), passes=10, counts=((10 + rank, (10, 0)),))
+        many.take(Record(time_s=many.ended_s, event=told))
     html = render(many)
     assert "All ranks: how often each parameter was frozen" in html
     assert "Rank 0: how often" not in html
+
+
+def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: RunRecord) -> None:
+    assert "Over all 200 steps; each layer counts where it was held last.</p>" in render(run)
+    # Step 200 was trained after layers 2 and 3 had moved to ranks 1 and 2; rank 3 was lost before it told of step 199.
+    moved = [(0, (0, 1)), (1, (2,)), (2, (3, 4, 5, 6)), (3, (7, 8, 9))]
+    shifted = RunRecord()
+    for record in freezing_records():
+        event = record.event
+        if isinstance(event, FreezeReport) and event.step == STEPS:
+            layers = moved[event.rank][1]
+            event = replace(event, counts=tuple((layer, event.counts[0][1]) for layer in layers))
+        if not (isinstance(event, FreezeReport) and (event.step, event.rank) == (STEPS - 1, 3)):
+            shifted.take(Record(time_s=record.time_s, event=event))
+    html = render(shifted)
+    for rank, layers in moved:
+        bars = html[html.index(f"<title>Rank {rank}: how often") :].split("</svg>")[0]
+        assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 4 * len(layers)
+    counted = shifted.freeze.counted.add_up(shifted.steps, MICROBATCHES)
+    assert counted is not None
+    assert (counted.steps, counted.whole) == (200, 199)
+    assert [counted.layers[layer].passes for layer in (0, 9)] == [200 * MICROBATCHES, 199 * MICROBATCHES]
+    assert "Whole for 199 of them" in html
+
+
+def test_an_older_log_tells_of_each_ranks_newest_plan() -> None:
+    old = RunRecord()
+    for record in freezing_records():
+        event = record.event
+        if isinstance(event, FreezeReport):
+            event = replace(event, passes=0, counts=())
+        old.take(Record(time_s=record.time_s, event=event))
+    html = render(old)
+    bars = html[html.index("<title>Rank 0: how often") :].split("</svg>")[0]
+    assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 12
+    assert "Since each rank began with its newest plan" in html
+
+
+def test_what_is_told_again_counts_once(run: RunRecord) -> None:
+    again = RunRecord()
+    for record in freezing_records():
+        again.take(record)
+        if isinstance(record.event, FreezeReport):
+            again.take(record)
+    assert again.freeze == run.freeze
 
 
 def test_every_share_falls_into_one_bin() -> None:

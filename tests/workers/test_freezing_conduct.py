@@ -254,7 +254,13 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
 def test_apf_settles_biases_too_and_says_so(tmp_path: Path) -> None:
     """A mask without a matrix saves no time, but it is freezing and is reported."""
     run = run_threads(job(small_config(tmp_path, steps=16, freeze=APF), ranks=2, schedule="1f1b"))
-    actions = [a for r in run.reports if isinstance(r, FreezeReport) for a in r.actions]
+    reports = [r for r in run.reports if isinstance(r, FreezeReport)]
+    # Also of steps in which a rank freezes nothing: averages are over all ranks.
+    assert [(r.step, r.rank) for r in sorted(reports, key=lambda r: (r.step, r.rank))] == [
+        (step, rank) for step in range(2, 17) for rank in (0, 1)
+    ]
+    assert any(not any(a.parameters for a in r.actions) for r in reports)
+    actions = [a for r in reports for a in r.actions]
     assert any(a.actual == 0.0 and a.parameters > 0.0 for a in actions)
     assert all(a.planned == a.actual for a in actions)
 

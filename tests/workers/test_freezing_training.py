@@ -192,6 +192,13 @@ def test_what_is_reported_of_freezing(tmp_path: Path) -> None:
                 held = sum(scalars[n] for layer in layers for n in names_of(layer))
                 left = sum(scalars[n] for names in frozen.values() for n in names)
                 assert action.parameters == pytest.approx(left / held)
+    of_steps = dict.fromkeys(counts, 0)
+    for report in (r for r in run.reports if isinstance(r, FreezeReport)):
+        assert report.passes == 4
+        for layer, frozen in report.counts:
+            for name, count in zip(names_of(layer), frozen, strict=True):
+                of_steps[layer, name] += count
+    assert of_steps == counts
     told = sorted((r for r in run.reports if isinstance(r, FrozenCounts)), key=lambda r: r.rank)
     assert [(r.step, r.passes) for r in told] == [(9, 36), (9, 36)]
     assert {(layer, name): count for r in told for layer, name, count in r.counts} == counts
@@ -316,7 +323,7 @@ def test_a_recorded_plan_with_measured_times_is_replayed_to_the_bit(tmp_path: Pa
 
 def frozen_actions(run: Run) -> list[object]:
     reports = [report for report in run.reports if isinstance(report, FreezeReport)]
-    return sorted((r.step, r.rank, r.actions) for r in reports)  # pyright: ignore
+    return sorted((r.step, r.rank, r.actions, r.counts) for r in reports)  # pyright: ignore
 
 
 def test_what_is_told_of_freezing_is_told_in_measured_time(tmp_path: Path) -> None:

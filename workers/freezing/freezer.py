@@ -194,8 +194,10 @@ class Freezer:
             for layer, energies in self._energies.items():
                 self._states[layer].freezing["energy"].copy_(torch.tensor(energies, dtype=torch.float64))
         reports: list[FreezeReport | FreezeStarted] = []
-        if (frozen := self._tally.commit(self._step)) is not None:
-            reports.append(frozen)
+        if self._on:
+            frozen = self._tally.commit(self._step)
+            if self.may_freeze(self._step):
+                reports.append(frozen)
         if decision.adopt is not None:
             assert self._brought is not None
             started = self._plans.adopt(self._brought, decision.step + 1)

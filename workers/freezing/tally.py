@@ -1,10 +1,11 @@
-"""What was frozen: per stage and microbatch of a step, and per parameter over all steps. It only counts."""
+"""What was frozen: per stage and microbatch of a step, and per parameter, in the step and since the beginning. It only
+counts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.freezing.mask import NOTHING, LayerParameters, Mask
+from workers.freezing.mask import LayerParameters, Mask
 from workers.protocol import FreezeReport, FrozenAction, FrozenCounts
 
 
@@ -14,6 +15,7 @@ class Tally:
     Args:
         microbatches: of the replica.
         stages: the rank's stages that have a backward pass -> their layers.
+        parameters: of the rank's layers. Live: what they weigh changes with the freeze plan.
         windows: replicas that the rank's pipeline executes.
     """
 
@@ -31,7 +33,7 @@ class Tally:
         self._microbatches = microbatches
         self._stages = stages
         self._parameters = parameters
-        self._counts = {(layer, name): 0 for layer, held in parameters.items() for name in held.names}
+        self._counts = {layer: [0] * len(held.names) for layer, held in parameters.items()}
         self._passes = 0
         self._masks: dict[tuple[int, int], Mask] = {}
 
@@ -39,22 +41,26 @@ class Tally:
         """The step's mask of `layer` in (global) `microbatch`."""
         self._masks[layer, microbatch] = mask
 
-    def commit(self, step: int) -> FreezeReport | None:
-        """Count the masks of `step`; what they left out, unless nothing could have been."""
+    def commit(self, step: int) -> FreezeReport:
+        """Count the masks of `step`; what they left out."""
         masks, self._masks = self._masks, {}
-        self._passes += self._microbatches * self._windows
+        passes = self._microbatches * self._windows
+        self._passes += passes
+        frozen = {layer: [0] * len(counts) for layer, counts in self._counts.items()}
         for (layer, _), mask in masks.items():
-            for name in mask.frozen:
-                self._counts[layer, name] += 1
-        if all(mask is NOTHING for mask in masks.values()):
-            return None
+            if mask.frozen:
+                for number, name in enumerate(self._parameters[layer].names):
+                    frozen[layer][number] += name in mask.frozen
+        for layer, counts in self._counts.items():
+            self._counts[layer] = [sum(pair) for pair in zip(counts, frozen[layer], strict=True)]
         microbatches = sorted({microbatch for _, microbatch in masks})
         actions = tuple(
             self._action(stage, microbatch, {layer: masks[layer, microbatch] for layer in layers})
             for stage, layers in sorted(self._stages.items())
             for microbatch in microbatches
         )
-        return FreezeReport(step=step, rank=self._rank, actions=actions)
+        counted = tuple((layer, tuple(counts)) for layer, counts in sorted(frozen.items()))
+        return FreezeReport(step=step, rank=self._rank, actions=actions, passes=passes, counts=counted)
 
     def _action(self, stage: int, microbatch: int, masks: Mapping[int, Mask]) -> FrozenAction:
         planned = actual = 0.0
@@ -78,5 +84,9 @@ class Tally:
             step=step,
             rank=self._rank,
             passes=self._passes,
-            counts=tuple((layer, name, count) for (layer, name), count in sorted(self._counts.items())),
+            counts=tuple(
+                (layer, name, count)
+                for layer, counts in sorted(self._counts.items())
+                for name, count in zip(self._parameters[layer].names, counts, strict=True)
+            ),
         )
