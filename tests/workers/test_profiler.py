@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import small_config
+from jobs import job, small_config
 from measured_model import BATCH, HIDDEN, WIDTH
+from test_engine_bits import real_config
 
+from planner.freeze_decision import measured_weights
 from planner.profile import DeviceProfile, Profile
 from workers.config import DataConfig, EmulatedConfig, ModelConfig, WorkerConfig
 from workers.cost_settings import cost_settings
 from workers.counted_memory import LiveStorages
+from workers.freezing.mask import LayerParameters
+from workers.launch import assignment
 from workers.link_probe import MOST_ROUNDS
 from workers.measured import Measured, combine
 from workers.probe_rounds import rounds
@@ -100,6 +104,22 @@ def test_times_are_sane_and_matrices_share_their_layers(mlp: Profile) -> None:
         assert min(layer.forward_s, layer.input_grad_s, layer.weight_grad_s, layer.update_s) > 0
         assert sum(m.weight_grad_s for m in layer.matrices) == pytest.approx(layer.weight_grad_s, rel=1e-12)
     assert Profile.from_json(mlp.to_json()) == mlp
+
+
+@pytest.mark.parametrize("name", ["gpt-tied", "vit"])
+def test_freeze_plans_weigh_the_matrices_that_ranks_freeze(tmp_path: Path, name: str) -> None:
+    config = real_config(tmp_path, name)
+    weights = measured_weights(measured(config))
+    rank = Rank(config, 0, ignore)
+    rank.setup()
+    rank.follow(assignment(job(config), 0))
+    for layer, (_, state) in sorted(rank._layers.items()):
+        held = LayerParameters.of(state)
+        matrices = {n for n in held.names if state.weights[n].dim() >= 2}
+        assert {n for n, weight in weights[layer] if weight} <= matrices == {n for n, _ in weights[layer]}
+        assert bool(sum(held.weighed(weights[layer]).weights)) == bool(matrices)
+    assert len(weights) == len(rank._layers)
+    rank.close()
 
 
 def test_casts_and_their_scratch_are_counted(tmp_path: Path) -> None:
