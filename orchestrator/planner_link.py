@@ -123,7 +123,11 @@ class PlannerLink:
         solution, bounds = decision.solution, decision.bounds
         return FreezeSolved(
             plan=FreezePlan(
-                epoch=self._epoch, version=1, ratios=decision.ratios, stages=self._question.plan.layers
+                epoch=self._epoch,
+                version=1,
+                ratios=decision.ratios,
+                stages=self._question.plan.layers,
+                weights=decision.weights,
             ),
             ratios=solution.ratios,
             unfrozen_s=solution.unfrozen_s,
