@@ -124,6 +124,8 @@ def when(fault: Fault) -> str:
 def struck_text(report: FaultReport) -> str:
     """In words: what struck whom, and where."""
     place = f" in phase {report.phase} of step {report.step}" if report.phase else ""
+    if report.file:
+        return f"drill: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
     return f"drill: {report.fault} strikes rank {report.rank}{place}"
 
 

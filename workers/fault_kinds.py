@@ -21,7 +21,8 @@ class Phase(StrEnum):
     SAVING = "saving"
     """Before each layer and the manifest of a checkpoint is written; the step is the checkpoint's."""
     MIGRATING = "migrating"
-    """A layer's state is on its way, here or from here."""
+    """Before each layer's state is fetched from another rank, by who is to own it or to keep a copy of it. Who gives it
+    does not pass here."""
     RECOVERING = "recovering"
     """Between two generations; the step is the newest that this rank has committed."""
 
@@ -42,7 +43,7 @@ class FaultKind(StrEnum):
     FILL_DISK = "fill-disk"
     """Writes of checkpoints fail with ENOSPC: `times` of them, or all for `seconds`."""
     CORRUPT_CHECKPOINT = "corrupt-checkpoint"
-    """One byte of the newest checkpoint changes."""
+    """One bit of the newest checkpoint changes; where there is none yet, nothing."""
     RAISE = "raise"
     """An exception, as if a layer had raised it."""
     DRAIN = "drain"

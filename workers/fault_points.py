@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from workers import strikes
 from workers.fault import AT_ANY_TIME, Fault
 from workers.fault_kinds import FaultKind, Phase
-from workers.protocol import FaultReport, JobError, NoticeReport, Report
+from workers.protocol import FaultReport, JobError, NoticeReport, Report, WarningReport
 
 __all__ = ["Fault", "FaultKind", "FaultPoints", "Phase"]
 
@@ -43,8 +43,8 @@ class FaultPoints:
     """The drills armed on one rank. `arm` from any thread; `reach` from those that train and save.
 
     Args:
-        report: takes a `FaultReport` before each strike, on whichever thread it strikes, and must have sent it when it
-            returns: it may be the last.
+        report: takes a `FaultReport` before each strike (of a file: after it), on whichever thread it strikes, and must
+            have sent it when it returns: it may be the last.
         rank: this rank's number.
         allowed: whether the job lets itself be struck.
         sever: closes this rank's connections to the others.
@@ -190,6 +190,9 @@ class FaultPoints:
         return active
 
     def _strike(self, fault: Fault, step: int, phase: Phase | None) -> None:
+        if fault.kind is FaultKind.CORRUPT_CHECKPOINT:
+            self._corrupt(fault, step, phase)
+            return
         self._tell(fault, step, phase)
         match fault.kind:
             case FaultKind.KILL:
@@ -200,8 +203,6 @@ class FaultPoints:
             case FaultKind.DROP_LINK:
                 if self._sever is not None:
                     self._sever()
-            case FaultKind.CORRUPT_CHECKPOINT:
-                strikes.corrupt_newest_checkpoint(self._output)
             case FaultKind.DRAIN:
                 assert fault.seconds is not None
                 self._drain(fault.seconds)
@@ -212,14 +213,33 @@ class FaultPoints:
             case FaultKind.BLIND:
                 strikes.lose_records(step)
 
+    def _corrupt(self, fault: Fault, step: int, phase: Phase | None) -> None:
+        """Told of afterwards: only then is it known which file it was, and whether there was any."""
+        why_not = "the job has no checkpoint yet; set checkpoint.every_steps, or strike once one is saved"
+        try:
+            file = strikes.corrupt_newest_checkpoint(self._output)
+        except OSError as error:
+            file, why_not = None, f"the newest checkpoint cannot be changed: {error}; strike again"
+        if file is None:
+            self._send(WarningReport(rank=self._rank, text=f"drill: {fault} struck nothing: {why_not}"))
+        else:
+            self._tell(fault, step, phase, file)
+
     def _drain(self, seconds: float) -> None:
         # As a cloud does: a word to the process, and SIGKILL to what is left of it when the time is over.
         self._send(NoticeReport(rank=self._rank, source="sigterm", left_s=seconds, text="a drill"))
         self._start_timer(seconds, strikes.kill)
 
-    def _tell(self, fault: Fault, step: int, phase: Phase | None) -> None:
+    def _tell(self, fault: Fault, step: int, phase: Phase | None, file: str = "") -> None:
         self._send(
-            FaultReport(rank=self._rank, fault=str(fault), step=step, phase=phase or "", struck_s=time.time())
+            FaultReport(
+                rank=self._rank,
+                fault=str(fault),
+                step=step,
+                phase=phase or "",
+                struck_s=time.time(),
+                file=file,
+            )
         )
 
     def _send(self, report: Report) -> None:

@@ -129,6 +129,8 @@ class FaultReport:
     phase: str
     struck_s: float
     """Seconds since the Unix epoch."""
+    file: str = ""
+    """What was struck, where that is a file."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,10 +58,13 @@ def lose_records(step: int) -> None:
 
 
 def corrupt_newest_checkpoint(output: str) -> str | None:
-    """Change one byte in the middle of the largest file of the newest checkpoint in the job folder `output`.
+    """Change one bit in the middle of the largest file of the newest checkpoint in the job folder `output`.
 
     Returns:
         Where the file is; None where there is no checkpoint.
+
+    Raises:
+        OSError: it cannot be read or written.
     """
     from workers.checkpoint import checkpoints
     from workers.storage import join, open_folder

@@ -62,7 +62,7 @@ def fault(
 
     fill-disk: the rank's writes of checkpoints fail as on a full disk, --times of them or for --seconds.
 
-    corrupt-checkpoint: one bit of the newest checkpoint changes.
+    corrupt-checkpoint: one bit of the newest checkpoint changes. A job that has none yet says so.
 
     raise: an exception, as if a layer had raised it.
 

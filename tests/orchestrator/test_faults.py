@@ -115,6 +115,9 @@ def test_a_strike_in_words() -> None:
     report = FaultReport(rank=2, fault="stop for 5 s", step=40, phase="in-commit", struck_s=0.0)
     assert struck_text(report) == "drill: stop for 5 s strikes rank 2 in phase in-commit of step 40"
     assert struck_text(replace(report, phase="")) == "drill: stop for 5 s strikes rank 2"
+    corrupted = replace(report, fault="corrupt-checkpoint", phase="", file="runs/a/x.safetensors")
+    said = "drill: corrupt-checkpoint changes a bit of runs/a/x.safetensors, by rank 2"
+    assert struck_text(corrupted) == said
     (note,) = fold([Record(time_s=0.0, event=report)]).notes
     assert note == Note("note", "Drill: stop for 5 s strikes rank 2 in phase in-commit of step 40.")
     console = Console(file=StringIO(), width=200)

@@ -27,7 +27,7 @@ from workers.fault import Fault
 from workers.fault_kinds import FaultKind, Phase
 from workers.fault_points import FaultPoints
 from workers.layer_state import LayerState
-from workers.protocol import FaultReport, JobError, NoticeReport, Report
+from workers.protocol import FaultReport, JobError, NoticeReport, Report, WarningReport
 from workers.strikes import DrillError
 from workers.transport.channel import ChannelError
 
@@ -275,7 +275,8 @@ def test_a_corrupted_checkpoint_is_the_newest_and_is_seen_to_be_damaged(tmp_path
 
     for step in (10, 20):
         whole_checkpoint(tmp_path, step)
-    faults = points(Heard(), output=str(tmp_path))
+    heard = Heard()
+    faults = points(heard, output=str(tmp_path))
     faults.arm(Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=21))
     faults.reach(Phase.FORWARD, 21)
     newest, older = checkpoints(str(tmp_path))
@@ -286,15 +287,24 @@ def test_a_corrupted_checkpoint_is_the_newest_and_is_seen_to_be_damaged(tmp_path
             read_layer(newest, read_manifest(newest), layer)
         except DamagedCheckpointError as error:
             damaged.append(error.damage.file)
-    assert len(damaged) == 1
+    (report,) = heard
+    assert isinstance(report, FaultReport)
+    assert damaged == [Path(report.file).name]
+    assert Path(report.file).parent == Path(newest.path)
 
 
-def test_no_checkpoint_is_none_to_corrupt(tmp_path: Path) -> None:
+def test_where_there_is_no_checkpoint_nothing_is_struck_and_that_is_said(tmp_path: Path) -> None:
     heard = Heard()
     faults = points(heard, output=str(tmp_path))
     faults.arm(Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=1))
     faults.reach(Phase.FORWARD, 1)
-    assert heard.faults == [("corrupt-checkpoint", 1, "forward")]
+    (warning,) = heard
+    assert isinstance(warning, WarningReport)
+    assert warning.rank == 3
+    assert (
+        "corrupt-checkpoint struck nothing: the job has no checkpoint yet; set checkpoint.every"
+        in warning.text
+    )
 
 
 # Real processes.
