@@ -18,8 +18,10 @@ BENCHMARKS = (
     "monitoring",
     "freeze_program",
     "freezing",
-    "rehearsal",
+    "redundancy",
+    "migration",
     "migration_network",
+    "rehearsal",
     "recovery",
     "soak",
 )
