@@ -8,48 +8,30 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator import cluster, events
-from orchestrator.folder import JobFolder, Marker, starting_points, undamaged
+from orchestrator.asking import NoController, ask, controller_of, last_line
+from orchestrator.crew import Crew
+from orchestrator.folder import MARKER, JobFolder, Marker, starting_points, undamaged
+from orchestrator.following import Following, Observer, Run, ended
 from orchestrator.freeze_history import FreezeHistory
 from orchestrator.interrupts import Interrupts
 from orchestrator.preparation import Prepared, prepare
 from orchestrator.replay import recorded
-from orchestrator.resolve import Resolved
 from orchestrator.resumption import adopt
 from orchestrator.spec import Spec
 from orchestrator.spec_checks import AUTO, check
 from orchestrator.states import Order
 from orchestrator.survey import Survey, absolute, survey
-from workers.protocol import CheckpointRef, JobError, Request
+from workers.protocol import CheckpointRef, JobError
 
-Observer = Callable[[events.Record], None]
-
-POLL_S = 0.5
-"""How long the driver waits for events before it looks for signals."""
-PATIENCE_S = 5.0
-"""How long a busy controller may take to answer before the driver looks whether the cluster still stands."""
+START_S = 300.0
+"""How long a new controller may take to be there: a busy machine starts a process for it."""
 DEFAULT_CPU = 1.0
 """What a rank reserves at most where the spec does not say."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """How a job went."""
-
-    spec: Spec
-    """As resolved."""
-    partition: tuple[int, ...]
-    """Layers per stage."""
-    end: events.Finished | events.Failed
-    events_path: Path
-    interrupted: bool
-    """Whether a signal to the driver asked for the end."""
 
 
 def run(
@@ -83,25 +65,24 @@ def run(
     with Interrupts() as interrupts:
         opening = _Opening(spec)
         with cluster.connected(spec.cluster.address, cpus=_cpus(spec)) as connection:
+            _make_way(spec.job.name)
             prepared = prepare(spec, opening.result(), folder, resume=resume, profile_file=profile, say=say)
             resolved = prepared.resolved
             start = starting_points(resolved.config) if resume else ()
             if start and start[0].step == spec.job.steps and undamaged(start[0]):
                 say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
                 end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
-                return _run(resolved, end, folder, interrupted=False)
+                return ended(resolved.spec, end, interrupted=False)
             freezing = folder.freeze_history() if start else FreezeHistory()
             if replay is not None:
                 freezing = recorded(replay, resolved)
+            # Once more: measuring and planning may have taken a while.
             _make_way(spec.job.name)
             marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
             interrupts.hold()
             controller = _submit(prepared, folder, start, marker, freezing)
-            following = _Following(spec.job.name, controller, connection, interrupts)
-            end = following.run(observe, say)
-    if isinstance(end, events.Failed) and end.user_error:
-        raise JobError(end.reason)
-    return _run(resolved, end, folder, interrupted=interrupts.count > 0)
+            following = Following(resolved.spec, controller, connection, interrupts=interrupts)
+            return following.run(observe, say)
 
 
 def _cpus(spec: Spec) -> float:
@@ -109,18 +90,6 @@ def _cpus(spec: Spec) -> float:
     per_rank = spec.cluster.resources_per_rank or {}
     ranks = 1 if spec.pipeline.ranks == AUTO else spec.pipeline.ranks
     return ranks * per_rank.get("CPU", DEFAULT_CPU)
-
-
-def _run(
-    resolved: Resolved, end: events.Finished | events.Failed, folder: JobFolder, *, interrupted: bool
-) -> Run:
-    return Run(
-        spec=resolved.spec,
-        partition=resolved.counts,
-        end=end,
-        events_path=folder.fetch_events(),
-        interrupted=interrupted,
-    )
 
 
 class _Opening:
@@ -151,23 +120,21 @@ def _make_way(name: str) -> None:
     """See that no controller bears the name of the job; one whose job has ended goes.
 
     Raises:
-        JobError: a job of that name is running.
+        JobError: a job of that name is running, or its controller does not answer.
     """
     import ray
-    from ray.exceptions import RayActorError
 
-    from orchestrator.controller import find
-
-    if (running := find(name)) is None:
+    if (running := controller_of(name)) is None:
         return
     try:
-        status: Any = ray.get(running.status.remote())
-    except RayActorError:  # it went just now
+        status = ask(name, running, "status")
+    except NoController:  # it went just now
         return
     if status.state not in ("finished", "failed"):
         raise JobError(
             f"a job {name!r} is running in this cluster (step {status.step} of {status.steps}, in"
-            f" {status.output}): stop it with `freshet stop {name}`, or choose another job.name"
+            f" {status.output}): follow it with `freshet follow {name}`, stop it with `freshet stop {name}`, or choose"
+            " another job.name"
         )
     ray.kill(running)
 
@@ -185,12 +152,9 @@ def _submit(
         JobError: no controller can be created, or another one holds the folder.
     """
     import ray
-    from ray.exceptions import RayError, RayTaskError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-    from orchestrator.controller import Controller
-    from orchestrator.crew import Crew
-    from orchestrator.folder import MARKER
+    from orchestrator.ray_hosts import reap
 
     resolved = prepared.resolved
     spec, name = resolved.spec, resolved.spec.job.name
@@ -217,90 +181,58 @@ def _submit(
         considered=prepared.considered,
         freezing=freezing,
     )
-    remote: Any = ray.remote(Controller)
-    controller = remote.options(
-        name=name,
-        namespace=cluster.NAMESPACE,
-        lifetime="detached",
-        # Killed, it is started again, and goes on from its log.
-        max_restarts=-1,
-        num_cpus=0,
-        # Beside the driver, whose files it shares. Not softly: Ray then takes any node, spot instances too.
-        scheduling_strategy=NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        ),
-    ).remote(order, crew, spec.model_dump(mode="json"))
+    controller = _create(order, crew, spec)
     try:
-        ray.get(controller.start.remote())
+        ray.get(controller.start.remote(), timeout=START_S)
     except RayTaskError as error:
         ray.kill(controller)
         if isinstance(error.cause, JobError):
             raise error.cause from None
         raise
+    except GetTimeoutError as error:
+        ray.kill(controller)
+        reap(name)
+        raise JobError(
+            f"the controller of job {name!r} has not started within {START_S:g} s: see that this machine has a CPU and"
+            " memory to spare, then try again"
+        ) from error
     except RayError as error:
         ray.kill(controller)
-        cause = str(error).strip().rpartition("\n")[2]
         raise JobError(
-            f"the job's controller could not be started: {cause}; see that all nodes have the same Freshet, Ray and"
-            ' Python, or start without them with cluster.address = "local"'
+            f"the job's controller could not be started: {last_line(error)}; see that all nodes have the same Freshet,"
+            ' Ray and Python, or start without them with cluster.address = "local"'
         ) from error
     return controller
 
 
-class _Following:
-    """The driver's side of a running job: events come out, signals go in."""
+def _create(order: Order, crew: Crew, spec: Spec) -> Any:
+    """The controller's actor.
 
-    def __init__(
-        self, job: str, controller: Any, connection: cluster.Connection, interrupts: Interrupts
-    ) -> None:
-        self._job = job
-        self._controller = controller
-        self._connection = connection
-        self._interrupts = interrupts
-        self._obeyed = 0
-        """Signals that were passed on."""
+    Raises:
+        JobError: another driver was faster.
+    """
+    import ray
+    from ray.exceptions import ActorAlreadyExistsError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def run(self, observe: Observer, say: Callable[[str], None]) -> events.Finished | events.Failed:
-        """Pass everything on until the job has ended."""
-        import ray
-        from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+    from orchestrator.controller import Controller
 
-        from orchestrator.ray_hosts import reap
-
-        heard, over = 0, False
-        end: events.Finished | events.Failed | None = None
-        while not over:
-            if self._connection.broken():
-                return events.Failed(reason="Ray's processes on this machine were killed", user_error=False)
-            self._pass_signals_on(say)
-            try:
-                page: Any = ray.get(self._controller.read.remote(heard, POLL_S), timeout=POLL_S + PATIENCE_S)
-            except GetTimeoutError:
-                continue
-            except ActorUnavailableError:  # it is started again
-                time.sleep(POLL_S)
-                continue
-            except RayActorError as error:
-                if not self._connection.broken():
-                    reap(self._job)
-                return events.Failed(reason=f"the controller died: {error}", user_error=False)
-            heard, over = page.next, page.over
-            for record in page.records:
-                observe(record)
-                if isinstance(record.event, events.Finished | events.Failed):
-                    end = record.event
-        ray.kill(self._controller)
-        assert end is not None
-        return end
-
-    def _pass_signals_on(self, say: Callable[[str], None]) -> None:
-        if self._interrupts.count <= self._obeyed:
-            return
-        first = self._obeyed == 0 and self._interrupts.count == 1
-        self._obeyed = self._interrupts.count
-        if first:
-            say("stopping after this step, with a checkpoint; once more to end at once")
-            self._controller.request.options(max_task_retries=-1).remote(Request.STOP)
-        else:
-            say("ending at once, without a checkpoint")
-            self._controller.abort.options(max_task_retries=-1).remote()
+    remote: Any = ray.remote(Controller)
+    beside_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    name = order.job
+    try:
+        return remote.options(
+            name=name,
+            namespace=cluster.NAMESPACE,
+            lifetime="detached",
+            # Killed, it is started again, and goes on from its log.
+            max_restarts=-1,
+            num_cpus=0,
+            # Beside the driver, whose files it shares. Not softly: Ray then takes any node, spot instances too.
+            scheduling_strategy=beside_us,
+        ).remote(order, crew, spec.model_dump(mode="json"))
+    except ActorAlreadyExistsError as error:
+        raise JobError(
+            f"a job {name!r} has been started in this cluster just now: follow it with `freshet follow {name}`, stop it"
+            f" with `freshet stop {name}`, or choose another job.name"
+        ) from error

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from orchestrator import events
+from orchestrator.following import Run
 from orchestrator.freeze_steps import freeze_steps
 from orchestrator.run_record import fold
 from orchestrator.spec import Spec
-from orchestrator.submit import Run, run
+from orchestrator.submit import run
 from orchestrator.summary import summarize
 from workers.protocol import CheckpointReport
 

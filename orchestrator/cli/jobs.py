@@ -1,21 +1,23 @@
-"""`freshet status`, `freshet stop`, `freshet reap` and `freshet fault`: jobs of a cluster that is running already.
+"""`freshet status`, `freshet stop`, `freshet reap`, `freshet move` and `freshet fault`: jobs of a cluster that is
+running already.
 
 Ray is imported once `cluster.connected` has set what Ray reads at its import.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from orchestrator import cluster
+from orchestrator.asking import NoController, ask, controller_of, job_names, joined, known_controller, listed
 from orchestrator.quantities import counted
 from workers.protocol import JobError, Request
 
 ANSWER_S = 5.0
-"""How long a controller may take to say how its job is."""
+"""How long a controller may take to say how its job is, where all of a cluster are asked."""
 
 
 def status_lines(address: str) -> Iterator[str]:
@@ -24,8 +26,8 @@ def status_lines(address: str) -> Iterator[str]:
     Raises:
         JobError: there is no such cluster.
     """
-    with _joined(address):
-        names, ranks = _jobs(), _ranks()
+    with joined(address):
+        names, ranks = job_names(), _ranks()
         for name in names:
             status = _status(name)
             there = counted(ranks.pop(name, 0), "rank")
@@ -43,26 +45,22 @@ def reap_job(job: str, address: str, *, force: bool) -> str:
     """Clear what an abandoned job left: ranks, placement groups, a controller; says what there was.
 
     Args:
-        force: even if its controller answers.
+        force: even if its controller answers, or may answer later.
 
     Raises:
-        JobError: there is no such cluster, nothing of that name, or the job is at work.
+        JobError: there is no such cluster, nothing of that name, or the job is at work or may be.
     """
-    with _joined(address):
+    with joined(address):
         import ray
 
-        from orchestrator.controller import find
         from orchestrator.ray_hosts import reap
 
-        controller, ranks = find(job), _ranks()
+        controller, ranks = controller_of(job), _ranks()
         if controller is None and job not in ranks:
-            raise JobError(f"nothing of a job {job!r} is at {address}; there is {_known({*_jobs(), *ranks})}")
-        status = _status(job) if controller is not None else None
-        if status is not None and status.state not in ("finished", "failed") and not force:
-            raise JobError(
-                f"job {job!r} is {status.state}, at step {status.step} of {status.steps}: end it with freshet stop"
-                f" {job}, or kill it with freshet reap {job} --force"
-            )
+            known = listed({*job_names(), *ranks})
+            raise JobError(f"nothing of a job {job!r} is at {address}; there is {known}")
+        if controller is not None and not force:
+            _check_ended(job, controller)
         if controller is not None:
             ray.kill(controller)
         reap(job)
@@ -71,17 +69,31 @@ def reap_job(job: str, address: str, *, force: bool) -> str:
         return f"{job}: {counted(ranks.get(job, 0), 'rank')}{had} cleared away; go on from its checkpoint with --resume"
 
 
+def _check_ended(job: str, controller: Any) -> None:
+    """Raises:
+    JobError: the job is at work, or its controller does not say so.
+    """
+    with suppress(NoController):
+        status = ask(job, controller, "status")
+        if status.state not in ("finished", "failed"):
+            raise JobError(
+                f"job {job!r} is {status.state}, at step {status.step} of {status.steps}: end it with freshet stop"
+                f" {job}, or kill it with freshet reap {job} --force"
+            )
+
+
 def stop_job(job: str, address: str, *, now: bool) -> None:
     """Ask `job` to stop, with a checkpoint or at once.
 
     Raises:
-        JobError: there is no such cluster or job.
+        JobError: there is no such cluster or job, or its controller does not answer.
     """
-    with _joined(address):
+    with joined(address):
+        controller = known_controller(job, address)
         if now:
-            _asked(job, address, "abort")
+            ask(job, controller, "abort")
         else:
-            _asked(job, address, "request", Request.STOP)
+            ask(job, controller, "request", Request.STOP)
 
 
 def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:
@@ -91,68 +103,22 @@ def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:
         drill: an `orchestrator.faults.Drill`, as JSON values.
 
     Raises:
-        JobError: there is no such cluster, job, rank or node, or the job allows no faults.
+        JobError: there is no such cluster, job, rank or node, the job allows no faults, or its controller does not
+            answer.
     """
-    with _joined(address):
-        return _asked(job, address, "fault", drill, again=False)
+    with joined(address):
+        return ask(job, known_controller(job, address), "fault", drill, again=False)
 
 
 def move_layers(job: str, address: str, layers: str, rank: int) -> str:
     """Have layers of `job` change ranks; returns what will happen, in words.
 
     Raises:
-        JobError: there is no such cluster, job, layer or rank; they are not next to it, or do not fit its memory.
+        JobError: there is no such cluster, job, layer or rank; they are not next to it, or do not fit its memory; or
+            the controller does not answer.
     """
-    with _joined(address):
-        return _asked(job, address, "move", layers, rank)
-
-
-def _asked(job: str, address: str, method: str, *arguments: Any, again: bool = True) -> Any:
-    """What the controller of `job` answers.
-
-    Args:
-        again: if it dies before it has answered, the next one is asked.
-
-    Raises:
-        JobError: there is no such job, or the controller raised it.
-    """
-    import ray
-    from ray.exceptions import RayTaskError
-
-    asked = getattr(_controller(job, address), method).options(max_task_retries=-1 if again else 0)
-    try:
-        return ray.get(asked.remote(*arguments))
-    except RayTaskError as error:
-        if isinstance(error.cause, JobError):
-            raise JobError(str(error.cause)) from None
-        raise
-
-
-def _controller(job: str, address: str) -> Any:
-    """The controller of `job`.
-
-    Raises:
-        JobError: there is none.
-    """
-    from orchestrator.controller import find
-
-    controller = find(job)
-    if controller is None:
-        names = _jobs()
-        near = difflib.get_close_matches(job, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"running: {_known(names)}"
-        raise JobError(f"no job {job!r} is running at {address}; {hint}")
-    return controller
-
-
-def _joined(address: str) -> Any:
-    if address == "local":
-        raise JobError("a local cluster belongs to its own `freshet train`: use its address, or auto")
-    return cluster.connected(address, cpus=0)
-
-
-def _known(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
+    with joined(address):
+        return ask(job, known_controller(job, address), "move", layers, rank)
 
 
 def _status(job: str) -> Any:
@@ -173,15 +139,3 @@ def _ranks() -> dict[str, int]:
     actors: Any = ray.util.list_named_actors(all_namespaces=True)
     names = (entry["name"] for entry in actors if entry["namespace"] == cluster.NAMESPACE)
     return dict(Counter(name.rpartition("/")[0] for name in names if "/" in name))
-
-
-def _jobs() -> list[str]:
-    """Names of the jobs whose controllers live: ranks have a slash in theirs."""
-    import ray
-
-    actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(
-        entry["name"]
-        for entry in actors
-        if entry["namespace"] == cluster.NAMESPACE and "/" not in entry["name"]
-    )

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.faults import fault
+from orchestrator.cli.follow import follow
 from orchestrator.cli.move import move
 from orchestrator.cli.rehearse import rehearse
 from orchestrator.cli.schedule import schedule
@@ -30,6 +31,7 @@ app.command("schedule")(schedule)
 app.command("rehearse")(rehearse)
 app.command("verify")(verify)
 app.command("fault")(fault)
+app.command("follow")(follow)
 app.command("move")(move)
 
 

@@ -1,4 +1,4 @@
-"""`freshet train`: a spec from the command line, progress for people, a report and a summary at the end."""
+"""`freshet train` and `freshet follow`: progress for people, a report and a summary at the end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
 from orchestrator.drains import noticed_text
 from orchestrator.faults import struck_text
 from orchestrator.folder import JobFolder
+from orchestrator.following import Run, attached
 from orchestrator.progress import BarProgress, LineProgress, open_progress
 from orchestrator.quantities import counted, seconds
 from orchestrator.report import write_report
 from orchestrator.spec import load
-from orchestrator.submit import Run, run
+from orchestrator.submit import run
 from orchestrator.summary import summarize
 from workers.protocol import JobError
 
@@ -59,9 +60,35 @@ def train_command(
     return _conclude(console, done, _write_report(done))
 
 
-def observer(progress: BarProgress | LineProgress) -> Callable[[events.Record], None]:
-    """Shows reports as progress and the rest in words."""
-    hosts: list[str] = []
+def follow_command(job: str, address: str) -> int:
+    """Follow a running job to its end; returns the exit code.
+
+    Raises:
+        JobError: there is no such job, or something that the user can mend has ended it.
+        KeyboardInterrupt: a signal came; the job goes on.
+    """
+    console = Console()
+    with attached(job, address) as following:
+        spec = following.spec
+        hosts = [
+            record.event.host for record in following.past if isinstance(record.event, events.RankStarted)
+        ]
+        with open_progress(console, job, spec.job.steps) as progress:
+            progress.expect_freezing(spec.freeze.model_dump(mode="json"))
+            progress.note(f"following {job} in {spec.job.folder}; Ctrl-C ends that, and not the job")
+            done = following.run(observer(progress, hosts), progress.note)
+    return _conclude(console, done, _write_report(done))
+
+
+def observer(
+    progress: BarProgress | LineProgress, hosts: Sequence[str] = ()
+) -> Callable[[events.Record], None]:
+    """Shows reports as progress and the rest in words.
+
+    Args:
+        hosts: of the ranks that there are already.
+    """
+    known = [*hosts]
 
     def observe(record: events.Record) -> None:
         match record.event:
@@ -82,11 +109,11 @@ def observer(progress: BarProgress | LineProgress) -> Callable[[events.Record], 
                     f"plan: {plan.schedule}, layers per stage {counts}, {counted(plan.world_size, 'rank')}"
                 )
             case events.RankStarted(host=host):
-                hosts.append(host)
+                known.append(host)
             case events.Formed(start=None, step=int(step)) if step:
                 return  # what the ranks hold; that they train again is told by `Regrouped`
             case events.Formed(generation=generation, start=start):
-                where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(hosts)), 'host')}"
+                where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(known)), 'host')}"
                 begin = f"resuming from {start.path}" if start is not None else "from initial weights"
                 progress.note(f"training: {where}, {begin}")
             case events.Skipped(damage=damage):

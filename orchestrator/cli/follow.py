@@ -1,0 +1,27 @@
+"""`freshet follow`: watches a running job as the driver that submitted it does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def follow(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
+) -> None:
+    """Follow a running job from now on, as freshet train does: its lines, the report at its end, the exit code. For a
+    job whose freshet train was killed, or that trains elsewhere. Ctrl-C only stops following, and the job goes on; to
+    end it, use freshet stop."""
+    from orchestrator.cli.main import INTERRUPTED
+    from orchestrator.cli.train import follow_command
+
+    try:
+        code = follow_command(job, address)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"freshet: no longer following {job}, which goes on; end it with freshet stop {job}", err=True
+        )
+        code = INTERRUPTED
+    raise typer.Exit(code)
