@@ -40,7 +40,8 @@ class _Running:
 class LocalNodes:
     """A cluster of nodes on this machine. A context; on leaving it nothing is left of them.
 
-    `add`, `kill` and `notice` may be called from any thread.
+    `add`, `kill` and `notice` may be called from any thread; where the nodes can no longer be made to come and go, they
+    raise JobError.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,8 @@ class LocalNodes:
         self._failed: dict[str, str] = {}
         self._changed = threading.Condition()
         self._closing = False
+        self._deaf: str | None = None
+        """Why nobody listens to the nodes' keeper any more."""
 
     def __enter__(self) -> Self:
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
@@ -87,6 +90,7 @@ class LocalNodes:
 
     def add(self, name: str, resources: Mapping[str, float]) -> None:
         """Start a node; returns before it is there, see `wait_for`."""
+        self._check()
         self._order({"add": name, "resources": dict(resources)})
 
     def wait_for(self, names: set[str], timeout_s: float = START_S) -> None:
@@ -97,13 +101,19 @@ class LocalNodes:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closing or bool(self._failed.keys() & names) or names <= self._running.keys(),
+                lambda: (
+                    self._closing
+                    or self._deaf is not None
+                    or bool(self._failed.keys() & names)
+                    or names <= self._running.keys()
+                ),
                 timeout_s,
             )
             for name in names:
                 if name in self._failed:
                     raise JobError(f"node {name} could not be started: {self._failed[name]}")
             if missing := names - self._running.keys():
+                self._check()
                 raise JobError(
                     f"{len(missing)} of {len(names)} nodes were not up within {timeout_s:g} s:"
                     f" {self._last_error()}"
@@ -111,6 +121,7 @@ class LocalNodes:
 
     def kill(self, name: str) -> None:
         """Kill a node, now or as soon as it is there."""
+        self._check()
         with self._changed:
             if name not in self._running:
                 self._doomed.add(name)
@@ -125,6 +136,7 @@ class LocalNodes:
         from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
         from ray.core.generated import autoscaler_pb2
 
+        self._check()
         with self._changed:
             running = self._running.get(name)
             if running is None:
@@ -187,16 +199,34 @@ class LocalNodes:
                 raise JobError(f"the nodes' keeper is gone: {self._last_error()}") from error
 
     def _listen(self) -> None:
-        """Take in who is there, until the keeper ends."""
-        while (answer := self._answer()) is not None:
-            name = answer["name"]
-            with self._changed:
-                doomed = self._take_in(name, answer)
-                self._changed.notify_all()
-            if doomed:
-                self.kill(name)
-            elif name in self._told:
-                self.notice(name, self._told[name])
+        """Take in who is there, until the keeper ends; whatever goes wrong is told to who calls next."""
+        try:
+            while (answer := self._answer()) is not None:
+                self._heed(answer)
+            why = f"the nodes' keeper is gone: {self._last_error()}"
+        except Exception as error:  # whatever Ray raises of a node that is told that it is to go
+            why = f"the nodes are out of control: {type(error).__name__}: {error}"
+        with self._changed:
+            if not self._closing:
+                self._deaf = why
+            self._changed.notify_all()
+
+    def _heed(self, answer: dict[str, Any]) -> None:
+        name = answer["name"]
+        with self._changed:
+            doomed = self._take_in(name, answer)
+            self._changed.notify_all()
+        if doomed:
+            self.kill(name)
+        elif name in self._told:
+            self.notice(name, self._told[name])
+
+    def _check(self) -> None:
+        """Raises:
+        JobError: the nodes can no longer be made to come and go.
+        """
+        if self._deaf is not None:
+            raise JobError(self._deaf)
 
     def _take_in(self, name: str, answer: dict[str, Any]) -> bool:
         """Note what became of an order to start a node; whether it is there and to be killed."""

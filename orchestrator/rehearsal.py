@@ -15,13 +15,14 @@ from orchestrator import events
 from orchestrator.effective_time import EffectiveTime, effective_time
 from orchestrator.events import EventLog, Record
 from orchestrator.folder import JobFolder
+from orchestrator.following import Observer, Run
 from orchestrator.local_nodes import LocalNodes
 from orchestrator.quantities import counted
 from orchestrator.recovery_history import history_of
 from orchestrator.rehearsed import Rehearsed
 from orchestrator.spec import Spec
 from orchestrator.spec_checks import AUTO
-from orchestrator.submit import Observer, Run, run
+from orchestrator.submit import run
 from orchestrator.trace_player import Script, TracePlayer
 from orchestrator.traces import Trace
 from workers.protocol import JobError, Request
@@ -55,6 +56,8 @@ class Rehearsal:
     run: Run
     found: EffectiveTime | None
     """None if the job ended before the trace began."""
+    cut_short: str | None = None
+    """Why the trace was not played to its end, in words: an error of the nodes, upon which the job was stopped."""
 
 
 def rehearse(performance: Performance, *, observe: Observer, say: Callable[[str], None]) -> Rehearsal:
@@ -89,7 +92,7 @@ def rehearse(performance: Performance, *, observe: Observer, say: Callable[[str]
             steps=spec.job.steps,
         )
         goes_on = performance.finish or performance.speedup is None
-        player = TracePlayer(script, nodes, say, None if goes_on else lambda: _stop(spec.job.name))
+        player = TracePlayer(script, nodes, say, lambda: _stop(spec.job.name), goes_on=goes_on)
 
         def take(record: Record) -> None:
             player.observe(record)
@@ -105,7 +108,7 @@ def rehearse(performance: Performance, *, observe: Observer, say: Callable[[str]
         rehearsed = player.rehearsed()
     if rehearsed is not None:
         _log(done, rehearsed)
-    return Rehearsal(run=done, found=measure(done.events_path))
+    return Rehearsal(run=done, found=measure(done.events_path), cut_short=player.cut_short)
 
 
 def measure(log: Path) -> EffectiveTime | None:

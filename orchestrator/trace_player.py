@@ -73,7 +73,8 @@ class TracePlayer:
     """Plays one script.
 
     Args:
-        stop: asks the job to stop; called when the trace is over. None: it trains on to its end.
+        stop: asks the job to stop; called when the trace is over, or cannot be played on.
+        goes_on: the job trains on to its end after a trace that was played to its own.
         say: is told what happens, in words.
     """
 
@@ -82,12 +83,17 @@ class TracePlayer:
         script: Script,
         nodes: Nodes,
         say: Callable[[str], None],
-        stop: Callable[[], None] | None,
+        stop: Callable[[], None],
+        *,
+        goes_on: bool = False,
     ) -> None:
         self._script = script
         self._nodes = nodes
         self._say = say
         self._stop = stop
+        self._goes_on = goes_on
+        self.cut_short: str | None = None
+        """Why the trace could not be played to its end, in words."""
         self._commits: list[float] = []
         """When the steps of the newest generation were committed."""
         self._last_commit_s: float | None = None
@@ -148,15 +154,19 @@ class TracePlayer:
             self._ended_s = time_s
 
     def _play(self) -> None:
+        told = "the trace is over"
         try:
             if not self._warm_up() or not self._play_all():
                 return
-        except JobError as error:
-            self._say(f"the trace ends early: {error}")
+        except (
+            Exception
+        ) as error:  # whatever Ray raises, too: nobody else hears of it, and the job would train on
+            self.cut_short = in_words(error)
+            told = f"the trace ends early: {self.cut_short}"
         with self._changed:
             self._finish(time.time())
-        self._say("the trace is over")
-        if self._stop is not None:
+        self._say(told)
+        if self.cut_short is not None or not self._goes_on:
             self._stop()
 
     def _play_all(self) -> bool:
@@ -243,3 +253,8 @@ def acts(trace: Trace, speedup: float, grace_s: float | None) -> list[_Act]:
             found.append(_Act(told_s / speedup, "notice", change.node))
         found.append(_Act(at_s / speedup, change.kind, change.node))
     return sorted(found, key=lambda act: act.at_s)
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong; errors that are not made for people are named."""
+    return str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"

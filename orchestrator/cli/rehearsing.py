@@ -67,7 +67,7 @@ def rehearse_command(options: Options) -> int:
     with open_progress(console, spec.job.name, spec.job.steps) as progress, _without_ray():
         done = rehearse(performance, observe=observer(progress), say=progress.note)
     _conclude(console, done, options.as_json)
-    if isinstance(done.run.end, events.Failed):
+    if isinstance(done.run.end, events.Failed) or done.cut_short is not None:
         return INTERRUPTED if done.run.interrupted else FAILED
     return INTERRUPTED if done.run.interrupted else DONE
 
@@ -187,12 +187,14 @@ def _conclude(console: Console, done: Rehearsal, as_json: bool) -> None:
         report = f"not written: {error.strerror or error}"
     if isinstance(run.end, events.Failed):
         tell(f"FAILED: {run.end.reason}")
+    if done.cut_short is not None:
+        tell(f"FAILED: the trace ended early, and the job was stopped: {done.cut_short}")
     if as_json:
         numbers = {
             "rehearsal": done.found.to_dict() if done.found is not None else None,
             "steps": run.end.step if isinstance(run.end, events.Finished) else None,
             "state_sha256": run.end.state_sha256 if isinstance(run.end, events.Finished) else None,
-            "failed": run.end.reason if isinstance(run.end, events.Failed) else None,
+            "failed": run.end.reason if isinstance(run.end, events.Failed) else done.cut_short,
             "events": str(run.events_path),
             "report": report,
         }

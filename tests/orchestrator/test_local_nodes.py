@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -14,14 +16,24 @@ import pytest
 from orchestrator.local_nodes import LocalNodes
 from workers.protocol import JobError
 
+Told = TypeVar("Told")
+
 
 def family() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
+def told(ask: Callable[[], Told]) -> Told | None:
+    """What a process says of itself; None if it has just gone: Ray's come and go."""
+    try:
+        return ask()
+    except psutil.NoSuchProcess:
+        return None
+
+
 def gone(processes: list[psutil.Process]) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=20)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    return not [process for process in alive if told(process.status) not in (None, psutil.STATUS_ZOMBIE)]
 
 
 def test_nodes_come_are_killed_whole_and_leave_nothing() -> None:
@@ -35,11 +47,11 @@ def test_nodes_come_are_killed_whole_and_leave_nothing() -> None:
         listening = [
             connection.laddr.ip
             for process in ours
-            for connection in process.net_connections("inet")
+            for connection in told(lambda process=process: process.net_connections("inet")) or []
             if connection.status == psutil.CONN_LISTEN
         ]
         assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
-        raylets = [process for process in ours if process.name() == "raylet"]
+        raylets = [process for process in ours if told(process.name) == "raylet"]
         assert len(raylets) == 3
         # b's raylet was started last.
         doomed = [raylets[-1], *raylets[-1].children(recursive=True)]
@@ -73,9 +85,24 @@ def test_nodes_go_with_a_driver_that_is_killed() -> None:
     assert driver.stdout is not None
     assert driver.stdout.readline() == "up\n"
     ours = psutil.Process(driver.pid).children(recursive=True)
-    assert any(process.name() == "raylet" for process in ours)
+    assert any(told(process.name) == "raylet" for process in ours)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     deadline = time.monotonic() + 150
     while not gone(ours):
         assert time.monotonic() < deadline
+
+
+def test_nodes_that_can_no_longer_be_told_anything_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, answers = LocalNodes(), iter([{"name": "a", "node": "id", "pid": os.getpid()}])
+
+    def notice(name: str, gone_s: float) -> None:
+        raise RuntimeError(f"drain_node of {name} failed")
+
+    monkeypatch.setattr(nodes, "_answer", lambda: next(answers, None))
+    monkeypatch.setattr(nodes, "notice", notice)
+    nodes._told["a"] = time.time()
+    nodes._listen()
+    for act in (lambda: nodes.add("b", {}), lambda: nodes.kill("a"), lambda: nodes.wait_for({"b"})):
+        with pytest.raises(JobError, match="out of control: RuntimeError: drain_node of a failed"):
+            act()

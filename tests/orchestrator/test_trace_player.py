@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from orchestrator.events import Event, Failed, Record, Requested
 from orchestrator.rehearsed import NodeLife
 from orchestrator.trace_player import WARM_STEPS, Script, TracePlayer, acts
 from orchestrator.traces import parse
+from workers.protocol import JobError
 
 TRACE = parse("0,add,a\n0,add,b\n1000,remove,a\n1000,add,c\n2000,remove,c\n2500,add,d\n", "t.csv")
 NODE = {"CPU": 1.0}
@@ -61,6 +62,13 @@ def job(steps: int) -> list[Record]:
     return run.records
 
 
+def training_on(
+    script: Script, nodes: WrittenDown, say: Callable[[str], None] = lambda text: None
+) -> TracePlayer:
+    """Of a job that goes on after the trace."""
+    return TracePlayer(script, nodes, say, lambda: None, goes_on=True)
+
+
 def test_a_trace_is_played_in_order_and_the_job_is_stopped_at_its_end() -> None:
     nodes, stopped = WrittenDown(), threading.Event()
     player = TracePlayer(script(), nodes, lambda text: None, stopped.set)
@@ -79,7 +87,7 @@ def test_a_trace_is_played_in_order_and_the_job_is_stopped_at_its_end() -> None:
 
 def test_without_commits_nothing_is_played() -> None:
     nodes = WrittenDown()
-    player = TracePlayer(script(), nodes, lambda text: None, None)
+    player = training_on(script(), nodes)
     player.start()
     for record in job(WARM_STEPS - 1):
         player.observe(record)
@@ -88,9 +96,41 @@ def test_without_commits_nothing_is_played() -> None:
     assert player.rehearsed() is None
 
 
+class Lost(WrittenDown):
+    """Nodes that nobody can add to."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def add(self, name: str, resources: Mapping[str, float]) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(JobError("the keeper is gone"), "the keeper is gone"), (OSError("no route"), "OSError: no route")],
+)
+def test_whatever_goes_wrong_with_the_nodes_ends_the_trace_and_the_job(
+    error: Exception, told: str, goes_on: bool
+) -> None:
+    nodes, stopped, said = Lost(error), threading.Event(), list[str]()
+    player = TracePlayer(script(), nodes, said.append, stopped.set, goes_on=goes_on)
+    player.start()
+    for record in job(WARM_STEPS):
+        player.observe(record)
+    assert stopped.wait(30)
+    player.end()
+    assert nodes.done == [("kill", "a")]
+    assert player.cut_short == told
+    assert said[-1] == f"the trace ends early: {told}"
+    assert player.rehearsed() is not None
+
+
 def test_nodes_of_the_start_alone_go_before_the_clock_starts() -> None:
     nodes = WrittenDown()
-    player = TracePlayer(script(extra=("start-0", "start-1")), nodes, lambda text: None, None)
+    player = training_on(script(extra=("start-0", "start-1")), nodes)
     player.start()
     run = ElasticRun()
     run.submit()
@@ -115,7 +155,7 @@ def test_nodes_of_the_start_alone_go_before_the_clock_starts() -> None:
 @pytest.mark.parametrize("end", [Failed(reason="x", user_error=False), Requested(request="stop")])
 def test_a_job_that_ends_or_is_stopped_ends_the_rehearsal(end: Event) -> None:
     nodes, began = WrittenDown(), threading.Event()
-    player = TracePlayer(script(speedup=0.001), nodes, lambda text: began.set(), None)
+    player = training_on(script(speedup=0.001), nodes, lambda text: began.set())
     player.start()
     for record in job(WARM_STEPS):
         player.observe(record)
@@ -130,9 +170,7 @@ def test_a_job_that_ends_or_is_stopped_ends_the_rehearsal(end: Event) -> None:
 
 def test_an_unset_speed_fits_the_trace_into_the_job() -> None:
     began = threading.Event()
-    player = TracePlayer(
-        script(speedup=None, steps=WARM_STEPS + 1), WrittenDown(), lambda text: began.set(), None
-    )
+    player = training_on(script(speedup=None, steps=WARM_STEPS + 1), WrittenDown(), lambda text: began.set())
     player.start()
     for record in job(WARM_STEPS):
         player.observe(record)
