@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_profile import made_profile
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
@@ -14,6 +15,7 @@ from orchestrator.move_request import described, move_of_layers, parse_layers
 from orchestrator.replanning import Replanner, replanner_of
 from orchestrator.states import Roster
 from planner.plan import Plan, PlanError
+from planner.predict import predict
 from workers.protocol import JobError
 
 PLAN = Plan(
@@ -140,3 +142,29 @@ def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
     assert moved.plan.reason == "layers 2 move to rank 5, as asked"
     assert "a copy is there already" in described(roster, moved)
     assert "copied while training goes on" in described(roster, move((3, 5), 2))
+
+
+def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Path) -> None:
+    done = resolved(tiny(tmp_path, "job", model={"layers": 8}))
+    roster = Roster(plan=done.plan, schedule=done.schedule, members=(5, 1, 2, 7))
+    parameters = (1_000_000,) * 10
+    roomy = made_profile(done.survey.layers, parameters, 4)
+
+    def move(memory_bytes: int) -> Move:
+        """Layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
+        profile = made_profile(done.survey.layers, parameters, 4, memory_bytes=memory_bytes)
+        replanner = replace(replanner_of(done, None), profile=profile, parameters=parameters)
+        return move_of_layers(roster, replanner, (2, 4), 5, mode="live", asked_s=0.0)
+
+    def most(plan: Plan) -> int:
+        return max(predict(roomy, plan, done.schedule).memory.peak_bytes)
+
+    then = move(10**9).plan
+    afterwards, on_the_way = most(then), max(most(plan) for plan in path(roster.plan, then)[:-1])
+    assert afterwards < on_the_way
+    assert move(on_the_way).plan.layers == ((0, 4), (4, 5), (5, 8), (8, 10))
+    # While they move, both ranks hold them, beside the copies that were there.
+    with pytest.raises(JobError, match=r"^cannot move to rank 5: place \d would need .*, which is 1 B more"):
+        move(on_the_way - 1)
+    with pytest.raises(JobError, match=r"than its device has: move fewer layers, or others away from it"):
+        move(afterwards - 1)
