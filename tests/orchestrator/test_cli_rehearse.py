@@ -16,7 +16,7 @@ from orchestrator.cli.main import USER_ERROR, app
 from orchestrator.cli.rehearsing import Options, performance_of
 from orchestrator.effective_time import effective_time
 from orchestrator.recovery_history import history_of
-from orchestrator.rehearsal import node_resources, on_nodes
+from orchestrator.rehearsal import Performance, node_resources, on_nodes
 from orchestrator.rehearsal_text import lines
 from workers.protocol import JobError
 
@@ -91,6 +91,34 @@ def test_a_bad_trace_is_a_users_error(options: Options, tmp_path: Path) -> None:
     assert isinstance(result.exception, JobError)
     assert "line 2: node b is removed, but it was never added" in str(result.exception)
     assert USER_ERROR == 2
+
+
+def test_the_commands_of_the_readme_can_be_typed_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, begun = Path(__file__).parents[2], list[Performance]()
+    commands = [
+        line.split()[1:]
+        for line in (root / "README.md").read_text().splitlines()
+        if line.startswith("    freshet rehearse ")
+    ]
+    assert len(commands) == 2
+    (tmp_path / "examples").symlink_to(root / "examples")
+    monkeypatch.chdir(tmp_path)
+
+    def begin(performance: Performance, **observers: object) -> None:
+        begun.append(performance)
+        raise JobError("it would begin here")
+
+    monkeypatch.setattr("orchestrator.cli.rehearsing.rehearse", begin)
+    for command in commands:
+        assert str(CliRunner().invoke(app, command).exception) == "it would begin here"
+    made, again = begun
+    assert made.trace.losses > 0
+    assert again.trace.changes == made.trace.changes
+    assert (made.grace_s, again.grace_s) == (None, 120)
+    assert "    freshet verify runs/gpt-rehearsal\n" in (root / "README.md").read_text()
+    assert made.spec.job.output == "runs/gpt-rehearsal"
 
 
 def test_a_rank_takes_a_whole_node(tmp_path: Path) -> None:
