@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -84,6 +85,8 @@ class Crew:
         self._pipes = self._processes._pipes
         self.alive = list(range(ranks))
         self.reports: list[tuple[int, Report]] = []
+        self.logged: list[tuple[int, str]] = []
+        """(rank, what it logged)."""
         self._answers: dict[int, Any] = {}
         self._heard = threading.Condition()
         self._thread = threading.Thread(target=self._hear, daemon=True)
@@ -134,6 +137,10 @@ class Crew:
     def wait_for(self, seen: Callable[[list[Report]], bool], timeout_s: float = 120.0) -> None:
         with self._heard:
             assert self._heard.wait_for(lambda: seen([r for _, r in self.reports]), timeout_s)
+
+    def wait_for_log(self, seen: Callable[[list[tuple[int, str]]], bool], timeout_s: float = 60.0) -> None:
+        with self._heard:
+            assert self._heard.wait_for(lambda: seen(self.logged), timeout_s), self.logged
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [report for _, report in self.reports if isinstance(report, kind)]
@@ -244,6 +251,8 @@ class Crew:
                 match message:
                     case ("answer", value):
                         self._answers[number] = value
+                    case ("log", text):
+                        self.logged.append((number, text))
                     case Died():
                         self.alive.remove(number)
                         self._processes.done(number)
@@ -274,6 +283,17 @@ def parted(outcomes: Mapping[int, Any]) -> set[int]:
     return {outcome.step for outcome in outcomes.values()}
 
 
+class _Sending(logging.Handler):
+    """Tells the crew what a rank logs."""
+
+    def __init__(self, send: Callable[[object], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send(("log", record.getMessage()))
+
+
 def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
     turn = threading.Lock()
 
@@ -282,6 +302,7 @@ def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
         with turn:
             pipe.send(message)
 
+    logging.getLogger("workers").addHandler(_Sending(send))
     rank = Rank(config, number, send, secret=SECRET)
     calls: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue()
     threading.Thread(target=_take, args=(pipe, rank, calls, send), daemon=True).start()

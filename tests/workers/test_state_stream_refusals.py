@@ -8,14 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from crew import SECRET as CREW_SECRET
+from crew import Crew, quiet_sha256, state_sha256, with_standbys
+from jobs import job
 from state_streams import (
     FLOWS,
     HOST,
     SECRET,
-    Server,
     between,
     bits,
     eventually,
@@ -23,7 +26,9 @@ from state_streams import (
     rich_state,
     serving,
 )
+from test_standby import configured
 
+from workers.protocol import Report, StepReport, WarningReport
 from workers.transport import state_stream
 from workers.transport.flow import Flow
 from workers.transport.state_frames import MAGIC, Kind, Line, Refused, ask
@@ -75,11 +80,11 @@ def test_a_server_that_does_not_know_the_secret_is_refused() -> None:
 
 
 @contextmanager
-def greeted(to: Server) -> Iterator[tuple[socket.socket, Line, Any, Any]]:
-    """A connection to the server after the handshake, with the seals of both directions."""
-    with socket.create_connection((HOST, to.server.port), 5) as connected:
+def greeted(port: int, secret: bytes = SECRET) -> Iterator[tuple[socket.socket, Line, Any, Any]]:
+    """A connection to the server at `port` after the handshake, with the seals of both directions."""
+    with socket.create_connection((HOST, port), 5) as connected:
         line = Line(connected, threading.Event(), 5.0)
-        yield connected, line, *ask(line, SECRET)
+        yield connected, line, *ask(line, secret)
 
 
 def request(layer: int = 3) -> bytes:
@@ -130,7 +135,7 @@ def _of_no_part(line: Line, seal: Any) -> None:
 def test_bad_frames_are_refused_and_logged(send: Callable[[Line, Any], None], said: str) -> None:
     with serving() as to:
         to.server.offer(17, {3: rich_state()})
-        with greeted(to) as (connected, line, seal, _):
+        with greeted(to.server.port) as (connected, line, seal, _):
             send(line, seal)
             with suppress(ConnectionResetError):
                 assert connected.recv(1) == b"", "it must answer nothing"
@@ -184,3 +189,41 @@ def test_an_altered_byte_is_refused(place: int, flow: Flow) -> None:
         with between(to, alter) as port, pytest.raises(Refused):
             fetch(HOST, port, SECRET, 3, 17, wait_s=1, flow=flow)
         assert bits(to.fetch(flow=flow)) == bits(rich_state())
+
+
+def test_training_goes_on_with_the_same_bits_while_strangers_bother_its_state_ports(tmp_path: Path) -> None:
+    config, about = configured(tmp_path, "batchnorm")
+    config = config.model_copy(update={"steps": 10_000})
+    three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
+    with Crew(config, 3) as crew:
+        ports = {number: position.port for number, position in crew.each("position").items()}
+
+        def bother() -> None:
+            for round in range(3):
+                crew.wait_for(lambda reports, steps=2 * round: told_steps(reports) > steps)
+                for port in ports.values():
+                    with pytest.raises(Refused, match="refused this rank's secret"):
+                        fetch(HOST, port, b"another", 1, 1, wait_s=1)
+                    with greeted(port, CREW_SECRET) as (connected, line, seal, _):
+                        _oversized(line, seal)
+                        with suppress(ConnectionResetError):
+                            assert connected.recv(1) == b"", "it must answer nothing"
+            crew.wait_for_log(lambda logged: len(logged) == 2 * 3 * len(ports))
+            crew.stop()
+
+        # Every layer has a copy: their bases come through the same ports meanwhile.
+        ended = crew.train(three, range(3), plan=with_standbys(three), meanwhile=bother)
+        assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
+        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
+        assert not crew.of(WarningReport)
+        for number in ports:
+            said = [text for rank, text in crew.logged if rank == number]
+            assert sum("refused: it does not know the job's secret" in text for text in said) == 3
+            assert (
+                sum("a request frame of 2147483648 bytes: at most 4096 may come" in text for text in said)
+                == 3
+            )
+
+
+def told_steps(reports: list[Report]) -> int:
+    return max((report.step for report in reports if isinstance(report, StepReport)), default=0)
