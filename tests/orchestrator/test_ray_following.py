@@ -60,7 +60,7 @@ def steps_of(log: Path) -> list[int]:
 
 
 def test_another_driver_follows_a_job_whose_own_was_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = job(tmp_path, "led", job={"steps": STEPS}, pipeline={"ranks": 2})
     file, log = tmp_path / "spec.json", tmp_path / "led" / "events.jsonl"
@@ -71,6 +71,11 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
 
     with pytest.raises(JobError, match=r"'led' is running in this cluster \(step .*`freshet follow led`"):
         PipelineTrainer(spec, resume=True).fit()
+    with monkeypatch.context() as patched:
+        # As another driver that looked before the job was there.
+        patched.setattr("orchestrator.submit._make_way", lambda name: None)
+        with pytest.raises(JobError, match="a job 'led' has been started in this cluster just now"):
+            PipelineTrainer(job(tmp_path / "other", "led", pipeline={"ranks": 2})).fit()
     with pytest.raises(JobError, match="no job 'lead' is running at auto; did you mean 'led'"):
         follow_command("lead", "auto")
 
