@@ -64,8 +64,10 @@ def test_a_rank_hears_a_signal_and_the_file_of_its_node_and_goes_on(tmp_path: Pa
     heard(2)
     os.kill(home.pid, signal.SIGTERM)
     assert heard(3)[1:] == [
-        NoticeReport(rank=3, source="file", left_s=25.0, text=f"{file} is there and says '25'"),
-        NoticeReport(rank=3, source="sigterm", left_s=None, text="the process got SIGTERM"),
+        NoticeReport(
+            rank=3, source="file", left_s=25.0, text=f"{file} is there and says '25'", node=home.node
+        ),
+        NoticeReport(rank=3, source="sigterm", left_s=None, text="the process got SIGTERM", node=home.node),
     ]
     assert ray.get(rank.leave.remote()) is None
     # The next one ends the process, as Ray has it.

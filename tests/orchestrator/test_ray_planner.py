@@ -195,7 +195,8 @@ def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) 
                 pass
 
     log = Log(act)
-    spec = freezing(tmp_path, "doomed", Phases(warm_up=2, monitoring=4, ramp=4))
+    # None comes to its answer before it is struck: the monitoring has no end.
+    spec = freezing(tmp_path, "doomed", Phases(warm_up=2, monitoring=FAR - 2, ramp=FAR - 1))
     end = run(spec, resume=False, observe=log, say=lambda text: None).end
     assert [started.life for started in log.of(events.PlannerStarted)] == list(range(1, LIVES + 1))
     assert log.of(events.Warned)[-1].text.endswith(
