@@ -1,6 +1,6 @@
 """A layer that changes ranks while four emulated ranks train: what steps take meanwhile, and what the switch costs.
 
-    python -m benchmarks.migration [--moves N] [--width W] [--mode live|stop|deferred ...]
+    python -m benchmarks.migration [--moves N] [--width W] [--pass-ms M] [--mode live|stop|deferred ...]
 
 In each mode a job of its own moves a layer to the next rank and back, again and again; a quiet job says which bits are
 right. A step's time is that from commit to commit. The steps of a move are those from when it was asked for until the
@@ -40,8 +40,9 @@ RANKS = 4
 PARTITION = (3, 4, 3, 3)
 """Layers per stage: when one has moved on, the fullest stage has as many, and a step takes as long."""
 LAYERS = sum(PARTITION)
-PASS_S = 0.004
-"""Of one layer and microbatch: forward, input gradient and weight gradient take as long as each other."""
+PASS_MS = 12.0
+"""Of one layer and microbatch: forward, input gradient and weight gradient take as long as each other. Long enough for
+two slow cores to hold four ranks and what a move packs, sends and takes in."""
 WARM_UP = 5
 CALM_STEPS = 6
 """Between two moves."""
@@ -113,17 +114,18 @@ class Mover:
         }
 
 
-def job(folder: Path, name: str, mode: Mode, steps: int, width: int) -> Resolved:
+def job(folder: Path, name: str, mode: Mode, given: argparse.Namespace) -> Resolved:
+    pass_s = given.pass_ms / 1e3
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(2000)))
     spec = Spec(
-        job=JobConfig(name=name, output=str(folder / name), steps=steps, sample_tokens=0),
-        model=ModelConfig(family="gpt", layers=LAYERS - 2, width=width, heads=4, context=16),
+        job=JobConfig(name=name, output=str(folder / name), steps=given.steps, sample_tokens=0),
+        model=ModelConfig(family="gpt", layers=LAYERS - 2, width=given.width, heads=4, context=16),
         data=DataConfig(source="text", path=str(text)),
         pipeline=PipelineConfig(ranks=RANKS, microbatches=8, microbatch_size=1, partition=PARTITION),
         cluster=ClusterConfig(
             device="emulated",
-            emulated=EmulatedConfig(forward_s=PASS_S, input_grad_s=PASS_S, weight_grad_s=PASS_S),
+            emulated=EmulatedConfig(forward_s=pass_s, input_grad_s=pass_s, weight_grad_s=pass_s),
         ),
         elastic=ElasticConfig(migration=mode, grow=False),
     )
@@ -136,12 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--moves", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=120, help="of each job; enough for all the moves")
+    parser.add_argument("--steps", type=int, default=90, help="of each job; enough for all the moves")
     parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--pass-ms", type=float, default=PASS_MS, help="of a layer and microbatch")
     parser.add_argument("--mode", action="append", choices=get_args(Mode))
     given = parser.parse_args(arguments)
     print(
-        f"{RANKS} emulated ranks, {LAYERS} layers of width {given.width}, passes of {PASS_S * 1e3:g} ms;"
+        f"{RANKS} emulated ranks, {LAYERS} layers of width {given.width}, passes of {given.pass_ms:g} ms;"
         f" peer redundancy; {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f};"
         f" torch {torch.__version__}; {date.today()}"
     )
@@ -160,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measured(folder: Path, mode: Any, given: argparse.Namespace) -> tuple[str, str]:
     quiet = mode == "quiet"
     mover = Mover(None if quiet else mode, given.moves)
-    running = ElasticJob(job(folder, mode, "live" if quiet else mode, given.steps, given.width), mover.take)
+    running = ElasticJob(job(folder, mode, "live" if quiet else mode, given), mover.take)
     ran = running.run(limit_s=900.0)
     assert isinstance(ran.state, Finished), ran.state
     assert ran.state.state_sha256 is not None
