@@ -6,14 +6,15 @@
 those of a frozen step and its two neighbours.
 `loss`: the validation loss after 300 steps with and without, from scratch and going on from a trained model, as the
 paper does. `sweep`: r_max, T_APF and P_Auto on the same job, throughput against validation loss (figure 6 of
-TimelyFreeze); each run's throughput is held against its own steps before it froze anything, because the machine's speed
-drifts. `--page` writes it as a page. What monitoring costs is told by `benchmarks.monitoring`.
+TimelyFreeze); throughput is told as in `throughput`, with the shares that the run froze. `--page` writes it as a page.
+What monitoring costs is told by `benchmarks.monitoring`.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from benchmarks.planner_in_process import PlannerInProcess
 from benchmarks.sweep_page import Outcome, write_page
 from benchmarks.turns import in_turns, same
 from planner.freeze_decision import FreezeDecision
+from planner.freezing import Ratios
+from planner.plan import Plan
 from planner.time_to_accuracy import average_effective_update, kappa, time_to_accuracy_ratio
 from workers.config import DataConfig, FreezeConfig, ModelConfig, OptimizerConfig
 from workers.launch import Job, run_processes
@@ -69,6 +72,7 @@ class Trained:
     """The first step that followed the solved ratios."""
     checkpoint: CheckpointRef
     """Of the last step."""
+    plan: Plan
 
     @property
     def unfrozen(self) -> list[StepReport]:
@@ -107,8 +111,18 @@ class Trained:
         return mean(shares) if shares else 0.0
 
     @property
-    def tokens_per_s(self) -> float:
-        return self.frozen[0].tokens / _step_s(self.frozen)
+    def shares(self) -> Ratios:
+        """Per layer and microbatch, what its stage froze on average in the steps with full freezing."""
+        first, plan = self.frozen[0].step, self.plan
+        frozen: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for report in self.freezes:
+            for action in report.actions if report.step >= first else ():
+                frozen[action.stage, action.microbatch].append(action.actual)
+        return tuple(
+            tuple(mean(frozen[stage, microbatch]) for microbatch in range(plan.microbatches))
+            for stage, (begin, end) in enumerate(plan.layers)
+            for _ in range(begin, end)
+        )
 
 
 def _step_s(steps: Sequence[StepReport]) -> float:
@@ -151,6 +165,7 @@ def train(
         solve_s=planner.solve_s if planner is not None else 0.0,
         start=starts[-1] if starts else None,
         checkpoint=CheckpointRef(path=saved[-1].path, step=saved[-1].step),
+        plan=work.plan,
     )
 
 
@@ -166,6 +181,31 @@ def _job(steps: int, folder: Path, **settings: Any) -> Job:
     )
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Steps of one run that took turns."""
+
+    none_s: Sequence[float]
+    """Of those in which nothing was frozen; one more than the others."""
+    frozen_s: Sequence[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of each frozen step, how much longer its two neighbours took on average."""
+        return [
+            (before + after) / 2 / frozen
+            for before, frozen, after in zip(self.none_s, self.frozen_s, self.none_s[1:], strict=False)
+        ]
+
+
+def take_turns(ratios: Ratios, pairs: int, folder: Path) -> Beside:
+    """`pairs` steps with `ratios` frozen, each between two with nothing frozen."""
+    work = _job(3, folder)
+    reports = run_processes(in_turns(work, [same(work, 0.0), ratios], pairs)).reports
+    times = [report.step_s for report in reports if isinstance(report, StepReport) and report.step > WARM_UP]
+    return Beside(times[::2], times[1::2])
+
+
 def compare_throughput(rounds: int, pairs: int, folder: Path) -> None:
     """Print how much faster steps with r_max 0.8 are than steps with nothing frozen: the two take turns in one run."""
     solved = train(20, folder, timely(20))
@@ -179,18 +219,12 @@ def compare_throughput(rounds: int, pairs: int, folder: Path) -> None:
     )
     medians: list[float] = []
     for number in range(rounds):
-        work = _job(3, folder)
-        work = in_turns(work, [same(work, 0.0), solved.decision.ratios], pairs)
-        reports = run_processes(work).reports
-        times = [r.step_s for r in reports if isinstance(r, StepReport) and r.step > WARM_UP]
-        ratios = [
-            (before + after) / 2 / frozen
-            for before, frozen, after in zip(times[::2], times[1::2], times[2::2], strict=False)
-        ]
+        beside = take_turns(solved.decision.ratios, pairs, folder)
+        ratios = beside.ratios
         medians.append(median(ratios))
         print(
-            f"round {number + 1}: none {median(times[::2]) * 1e3:.1f} ms a step, r_max 0.8"
-            f" {median(times[1::2]) * 1e3:.1f} ms; a frozen step beside its neighbours: {medians[-1]:.3f}"
+            f"round {number + 1}: none {median(beside.none_s) * 1e3:.1f} ms a step, r_max 0.8"
+            f" {median(beside.frozen_s) * 1e3:.1f} ms; a frozen step beside its neighbours: {medians[-1]:.3f}"
             f" ({min(ratios):.3f} to {max(ratios):.3f} over {len(ratios)} steps)",
             flush=True,
         )
@@ -226,7 +260,7 @@ def _print_losses(what: str, none: Trained, frozen: Trained) -> None:
     )
 
 
-def sweep(steps: int, folder: Path, page: Path | None) -> None:
+def sweep(steps: int, pairs: int, folder: Path, page: Path | None) -> None:
     """Print, and draw, throughput against validation loss for the methods' controls."""
     warm_up = max(6, steps // 10)
     wanted = [("none", "", NONE)]
@@ -251,12 +285,12 @@ def sweep(steps: int, folder: Path, page: Path | None) -> None:
     outcomes: list[Outcome] = []
     for method, control, freeze in wanted:
         run = train(steps, folder, freeze)
+        beside = take_turns(run.shares, pairs, folder) if method != "none" else None
         outcomes.append(
             Outcome(
                 method=method,
                 control=control,
-                relative_throughput=1.0 if method == "none" else 1 / run.kappa,
-                tokens_per_s=run.tokens_per_s,
+                relative_throughput=median(beside.ratios) if beside is not None else 1.0,
                 validation_loss=run.validation_loss,
                 freeze_ratio=run.freeze_ratio,
                 p_eff=run.p_eff,
@@ -291,16 +325,15 @@ def main() -> None:
     unknown = [part for part in parts if part not in ("throughput", "loss", "sweep")]
     if unknown:
         parser.error(f"no part {', '.join(unknown)}; there are throughput, loss and sweep")
+    pairs = 3 if options.quick else 20
     print(f"torch {torch.__version__}; {JOB}")
     with tempfile.TemporaryDirectory() as folder:
         if "throughput" in parts:
-            compare_throughput(
-                1 if options.quick else options.rounds, 3 if options.quick else 20, Path(folder)
-            )
+            compare_throughput(1 if options.quick else options.rounds, pairs, Path(folder))
         if "loss" in parts:
             compare_loss(30 if options.quick else 300, Path(folder), options.method)
         if "sweep" in parts:
-            sweep(20 if options.quick else 100, Path(folder), options.page)
+            sweep(20 if options.quick else 100, pairs, Path(folder), options.page)
 
 
 if __name__ == "__main__":

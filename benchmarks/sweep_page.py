@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from orchestrator.axes import Scale, tick_text
-from orchestrator.quantities import percent, rate
+from orchestrator.quantities import percent
 from orchestrator.report_style import STYLE
 
 WIDTH, HEIGHT = 900.0, 460.0
@@ -34,8 +34,7 @@ class Outcome:
     control: str
     """The setting, for people."""
     relative_throughput: float
-    """Over the same run's steps before it froze."""
-    tokens_per_s: float
+    """Of steps that froze as much, each over its neighbours of the same run that froze nothing."""
     validation_loss: float
     freeze_ratio: float
     """Share of weight-gradient time."""
@@ -121,12 +120,12 @@ def _scale(values: Sequence[float], start: float, stop: float) -> Scale:
 def _table(outcomes: Sequence[Outcome]) -> str:
     rows = "".join(
         f"<tr><td>{escape(each.method)}</td><td>{escape(each.control)}</td>"
-        f'<td class="number">{each.relative_throughput:.3f}</td><td class="number">{rate(each.tokens_per_s)}</td>'
+        f'<td class="number">{each.relative_throughput:.3f}</td>'
         f'<td class="number">{each.validation_loss:.4f}</td><td class="number">{percent(each.freeze_ratio)}</td>'
         f'<td class="number">{each.p_eff:.3f}</td></tr>'
         for each in outcomes
     )
-    heads = ("Throughput", "Tokens/s", "Validation loss", "Frozen", "p_eff")
+    heads = ("Throughput", "Validation loss", "Frozen", "p_eff")
     return (
         '<div class="card scroll after"><table><thead><tr><th>Method</th><th>Control</th>'
         + "".join(f'<th class="number">{head}</th>' for head in heads)
