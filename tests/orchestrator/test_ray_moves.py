@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
 from test_cli_train import freshet_here
 from tiny_jobs import tiny
 
 from orchestrator import events
 from orchestrator.cli.main import DONE, USER_ERROR
+from orchestrator.controller import find
 from orchestrator.spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import StepReport
@@ -71,6 +75,30 @@ def test_freshet_move(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "2 layers (3, 4) to move, live" in done
     (migrated,) = log.of(events.Migrated)
     assert (migrated.layers, migrated.source, migrated.target) == ((3, 4), (1, 1), (2, 2))
+    assert len(log.of(events.Formed)) == 1
+    (finished,) = log.of(events.Finished)
+    assert finished.state_sha256 == expected
+    log.assert_processes_gone()
+
+
+def test_a_whole_plan_is_followed_without_a_new_generation(tmp_path: Path) -> None:
+    expected = state_sha256(job(tmp_path / "plain", "plain"))
+    said: list[str] = []
+
+    def see(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step == 2:
+            now = log.of(events.Issued)[-1].plan
+            anew = replace(now, layers=((0, 3), (3, 5), (5, 7), (7, 10)), reason="cut anew")
+            controller: Any = find("replanned")
+            said.append(ray.get(controller.migrate.remote(anew), timeout=30))
+
+    log = Log(see)
+    result = PipelineTrainer(job(tmp_path, "replanned"), observe=log).fit()
+    assert result.error is None
+    assert "2 layers (2, 7) to move, live" in said[0]
+    (migrated,) = log.of(events.Migrated)
+    assert (migrated.layers, migrated.source, migrated.target) == ((2, 7), (1, 2), (0, 3))
+    assert log.of(events.Issued)[-1].plan.layers == ((0, 3), (3, 5), (5, 7), (7, 10))
     assert len(log.of(events.Formed)) == 1
     (finished,) = log.of(events.Finished)
     assert finished.state_sha256 == expected
