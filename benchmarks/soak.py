@@ -162,6 +162,9 @@ def faults_of(ran: Ran, quiet_sha256: str) -> list[str]:
         wrong.append("steps are missing or doubled")
     if ran.state_sha256 != quiet_sha256:
         wrong.append(f"the state is {ran.state_sha256}, of the undisturbed run {quiet_sha256}")
+    for each in ran.of(events.RankFailed):
+        if each.error.endswith("and was killed"):
+            wrong.append(f"rank {each.rank} {each.error}, and nobody had struck it:\n{each.details}")
     if left := [pid for pid in ran.pids if psutil.pid_exists(pid)]:
         wrong.append(f"processes {left} are left")
     return wrong

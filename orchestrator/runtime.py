@@ -62,6 +62,8 @@ PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""
 UNHEARD_S = 0.1
 """Before a rank is called again that could not be reached."""
+STACKS_S = 1.0
+"""How long a rank that is about to be killed may take to say where it stands."""
 LOOK_FOR_ROOM_S = 1.0
 """Between two looks whether the cluster has room for more ranks."""
 
@@ -294,18 +296,32 @@ class Runtime:
             self._homes.pop(rank, None)
             await self._hosts.end(rank)
 
-    async def _bury(self, rank: int, why: str = "") -> None:
+    async def _bury(self, rank: int, why: str = "", *, late: bool = False) -> None:
         """See that the rank is dead, and tell so: whatever it may still be doing, nobody hears of it any more.
 
         Args:
             why: it was killed; none: it was found dead.
+            late: it took too long: it is asked where it stands before.
         """
+        details = ""
+        if late:
+            details = await self._stacks(rank)
+            if rank not in self._homes:  # found dead meanwhile
+                return
         home = self._homes.pop(rank, None)
         where = f" (pid {home.pid} on {home.host})" if home is not None else ""
         died = f"its process{where} died: killed, out of memory, or its node is gone"
-        self._tell(RankLost(rank, why or died, dead=True))
+        self._tell(RankLost(rank, why or died, dead=True, details=details))
         self._training.pop(rank, None)
         await self._hosts.end(rank)
+
+    async def _stacks(self, rank: int) -> str:
+        """Where its threads are, if it can still tell."""
+        try:
+            async with asyncio.timeout(STACKS_S):
+                return await self._hosts.call(rank, "stacks")
+        except (TimeoutError, Gone, RankError):
+            return ""
 
     # Generations
 
@@ -370,7 +386,7 @@ class Runtime:
                 self._tell(Positioned(await position, number))
         except TimeoutError:
             text = f"did not leave its step within {patience_s:g} s (cluster.timeout_s), and was killed"
-            await self._bury(rank, text)
+            await self._bury(rank, text, late=True)
         except Gone:
             if rank in self._homes:
                 await self._bury(rank)
@@ -472,7 +488,8 @@ class Runtime:
             async with asyncio.timeout(self._crew.timeout_s):
                 value = await answer
         except TimeoutError:
-            await self._bury(rank, f"did not {what} within {self._crew.timeout_s:g} s, and was killed")
+            text = f"did not {what} within {self._crew.timeout_s:g} s (cluster.timeout_s), and was killed"
+            await self._bury(rank, text, late=True)
         except Gone:
             await self._bury(rank)
         except RankError as error:

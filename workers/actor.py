@@ -40,6 +40,7 @@ from workers.protocol import (
     Settlement,
 )
 from workers.report_mail import ReportMail
+from workers.stacks import stacks
 from workers.storage import open_folder
 
 CONTROL = "control"
@@ -209,6 +210,11 @@ class RankActor:
     @ray.method(concurrency_group=CONTROL)
     def ping(self) -> None:
         """Answer."""
+
+    @ray.method(concurrency_group=CONTROL)
+    def stacks(self) -> str:
+        """See `workers.stacks`."""
+        return stacks()
 
     @ray.method(concurrency_group=CONTROL)
     def attach(self, controller: ActorHandle) -> Home:

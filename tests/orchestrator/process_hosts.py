@@ -32,10 +32,11 @@ from orchestrator.stimuli import Reported, Stimulus
 from workers.actor import Home, RankError, travelling_errors
 from workers.config import WorkerConfig
 from workers.protocol import Outcome, Parted, Report
+from workers.stacks import stacks
 
 Kind = TypeVar("Kind")
 
-CONTROL = ("ping", "leave", "request", "prepare", "prepare_plan", "arm")
+CONTROL = ("ping", "stacks", "leave", "request", "prepare", "prepare_plan", "arm")
 """What must not wait for training."""
 SECRET = b"known to this job alone"
 
@@ -94,6 +95,8 @@ class _Served:
                 return "127.0.0.1", rank.host_store()
             case "ping":
                 return None
+            case "stacks":
+                return stacks()
             case "arm":
                 return rank.faults.arm(*arguments)
             case _:
@@ -273,6 +276,7 @@ class ElasticJob:
     Args:
         act: sees each event as it is logged, and this job.
         rig: see `ProcessHosts`.
+        timeout_s: as `cluster.timeout_s`.
     """
 
     def __init__(
@@ -283,6 +287,7 @@ class ElasticJob:
         node_of: Callable[[int], str] = lambda rank: f"node{rank}",
         room: int | None = None,
         rig: Callable[[int], None] | None = None,
+        timeout_s: float = 60.0,
     ) -> None:
         self.resolved = resolved
         self.log: list[events.Event] = []
@@ -292,7 +297,7 @@ class ElasticJob:
             config=resolved.config,
             per_rank={},
             wait_s=60.0,
-            timeout_s=60.0,
+            timeout_s=timeout_s,
             marker=None,
             replanner=replanner_of(resolved, None),
             secret=SECRET,
@@ -305,7 +310,7 @@ class ElasticJob:
             schedule=resolved.schedule,
             elastic=resolved.config.elastic,
             checkpoints=(),
-            timeout_s=60.0,
+            timeout_s=timeout_s,
         )
         self.crank = Crank(self.order, self._take)
         self.hosts = ProcessHosts(

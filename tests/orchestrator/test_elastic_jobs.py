@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from orchestrator.resolve import Resolved
 from orchestrator.states import Failed, Finished
 from orchestrator.stimuli import Asked, Going
 from workers.launch import Job, run_threads
-from workers.protocol import CheckpointRef, CheckpointReport, JobError, Request, StepReport
+from workers.protocol import CheckpointRef, CheckpointReport, JobError, Request, Settlement, StepReport
+from workers.rank import Rank
 
 STEPS = 8
 EMULATED = {
@@ -119,6 +121,27 @@ def test_a_stopped_rank_is_hung_and_is_killed(tmp_path: Path, quiet: str) -> Non
         2,
         "answered nothing for 5 s (elastic.hang_timeout_s), and was killed",
     )
+
+
+def never_settles(rank: int) -> None:
+    """Has rank 2 come to no end where it is told what became of a step."""
+
+    def wait_for_ever(self: Rank, settlement: Settlement) -> None:
+        threading.Event().wait()
+
+    if rank == 2:
+        Rank.settle = wait_for_ever
+
+
+def test_a_rank_that_comes_to_no_end_is_killed_and_has_told_where_it_was(tmp_path: Path, quiet: str) -> None:
+    kill = once(at_step(3), lambda running: running.signal(0))
+    ran = ElasticJob(job(tmp_path), kill, rig=never_settles, timeout_s=5.0).run()
+    check(ran, quiet)
+    killed, late = ran.of(events.RankFailed)
+    assert (killed.rank, killed.details) == (0, "")
+    assert (late.rank, late.error) == (2, "did not settle within 5 s (cluster.timeout_s), and was killed")
+    assert late.details.startswith("thread MainThread:")
+    assert "in wait_for_ever" in late.details
 
 
 @pytest.mark.parametrize("kind", [events.RankFailed, events.Issued, events.Formed, events.Regrouped])
