@@ -70,6 +70,7 @@ def test_a_rank_hears_a_signal_and_the_file_of_its_node_and_goes_on(tmp_path: Pa
         NoticeReport(rank=3, source="sigterm", left_s=None, text="the process got SIGTERM", node=home.node),
     ]
     assert ray.get(rank.leave.remote()) is None
+    assert "thread MainThread:" in ray.get(rank.stacks.remote())
     # The next one ends the process, as Ray has it.
     os.kill(home.pid, signal.SIGTERM)
     wait_for(lambda: not psutil.pid_exists(home.pid))
