@@ -79,7 +79,11 @@ class Runtime:
     """
 
     def __init__(
-        self, crew: Crew, hosts: Hosts, tell: Callable[[Stimulus], None], spawn: Callable[[Work], object]
+        self,
+        crew: Crew,
+        hosts: Hosts,
+        tell: Callable[[Stimulus], None],
+        spawn: Callable[[Work], asyncio.Future[Any]],
     ) -> None:
         self._crew = crew
         self._hosts = hosts
@@ -281,11 +285,11 @@ class Runtime:
             return False
         return True
 
-    async def _reached(self, rank: int, method: str) -> Any:
+    async def _reached(self, rank: int, method: str, *arguments: Any) -> Any:
         """What a call returns that may be made again, once the rank can be reached."""
         while True:
             try:
-                return await self._hosts.call(rank, method)
+                return await self._hosts.call(rank, method, *arguments)
             except Gone as error:
                 if not error.unheard:
                     raise
@@ -358,12 +362,10 @@ class Runtime:
         self._tell(Reported(report))
 
     async def _assess(self, ranks: Iterable[int], number: int, generation: int) -> None:
-        for rank in ranks:
-            self._spawn(self._unheard(rank, "leave", generation))
-        await asyncio.gather(*(self._position(rank, number) for rank in ranks))
+        await asyncio.gather(*(self._position(rank, number, generation) for rank in ranks))
 
-    async def _position(self, rank: int, number: int) -> None:
-        asking = asyncio.ensure_future(self._ask_position(rank, number))
+    async def _position(self, rank: int, number: int, generation: int) -> None:
+        asking = asyncio.ensure_future(self._ask_position(rank, number, generation))
         try:
             home = self._homes.get(rank)
             if home is None or not home.port or await stands(home):
@@ -373,7 +375,8 @@ class Runtime:
         finally:
             asking.cancel()
 
-    async def _ask_position(self, rank: int, number: int) -> None:
+    async def _ask_position(self, rank: int, number: int, generation: int) -> None:
+        left = self._spawn(self._leave(rank, generation))
         # One that hangs is found by its heartbeats. This one answers, and may be loading, or in a long action.
         patience_s = self._crew.timeout_s
         training = self._training.pop(rank, None)
@@ -383,7 +386,10 @@ class Runtime:
             async with asyncio.timeout(patience_s):
                 if training is not None:
                     await self._last_words(rank, training)
-                self._tell(Positioned(await position, number))
+                told = await position
+                # Word of the end that came later would break off what follows.
+                await asyncio.shield(left)
+                self._tell(Positioned(told, number))
         except TimeoutError:
             text = f"did not leave its step within {patience_s:g} s (cluster.timeout_s), and was killed"
             await self._bury(rank, text, late=True)
@@ -394,6 +400,11 @@ class Runtime:
             await self._bury(rank, f"cannot say where it stands, and was killed: {error}")
         finally:
             position.cancel()
+
+    async def _leave(self, rank: int, generation: int) -> None:
+        """Have a rank leave `generation`; returns once it has, or is dead."""
+        with suppress(Gone, RankError):
+            await self._reached(rank, "leave", generation)
 
     async def _last_words(self, rank: int, training: asyncio.Future[Any]) -> None:
         """Hear why a rank's training ended, which may be why the generation did."""

@@ -263,7 +263,12 @@ class Rank:
                     raise ChannelError(f"generation {generation.number} was over before this rank joined it")
                 self._joining = joining
             channel = joining.wait()
-        self._channel = channel
+        with self._leaving:
+            self._channel = channel
+            over = generation.number <= self._over
+        if over:
+            channel.close()
+            raise ChannelError(f"generation {generation.number} was over as this rank had joined it")
 
     def train(self) -> Outcome | Parted:
         """Train until the last step, a STOP or a REGROUP; blocks, and streams reports.
@@ -521,10 +526,13 @@ class Rank:
         one, or for layers of others.
 
         Args:
-            generation: it is over, and so are those before it: a `join` that is yet to come raises.
+            generation: it is over, and so are those before it: a `join` that is yet to come raises. Whoever is in a
+                newer one stays there.
         """
         with self._leaving:
             self._over = max(self._over, generation)
+            if generation and self._generation is not None and self._generation.number > generation:
+                return
         if self._source is not None:
             self._source.stop()
         if self._joining is not None:

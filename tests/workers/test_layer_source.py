@@ -19,6 +19,7 @@ from workers.layer_state import LayerState, host_copy, part_of
 from workers.protocol import Assignment, CheckpointRef, Generation, JobError, Part, Settlement, Source
 from workers.rank import Rank
 from workers.transport.channel import ChannelError
+from workers.transport.local import Hub, LocalChannel
 from workers.transport.state_frames import StateStreamError
 from workers.transport.state_stream import StateServer
 
@@ -164,6 +165,20 @@ def test_who_was_told_that_a_generation_is_over_joins_it_no_more(here: Here) -> 
     )
     with pytest.raises(ChannelError, match="generation 4 was over"):
         here.rank.join(generation)
+
+
+def test_word_of_an_earlier_generation_that_comes_late_ends_no_newer_one(here: Here) -> None:
+    hub = Hub(1)
+    channel = LocalChannel(hub, 0)
+    generation = Generation(
+        number=5, epoch=1, members=(0,), store_host="127.0.0.1", store_port=1, timeout_s=60.0
+    )
+    here.rank.join(generation, channel)
+    here.rank.leave(4)
+    assert channel.all_gather(b"here") == [b"here"]
+    here.rank.leave(5)
+    with pytest.raises(ChannelError, match="the channel is closed"):
+        channel.all_gather(b"here")
 
 
 def test_layers_that_share_parameters_are_not_given_moments_of_different_steps(tmp_path: Path) -> None:
