@@ -63,7 +63,7 @@ PING_EVERY_S = 1.0
 UNHEARD_S = 0.1
 """Before a rank is called again that could not be reached."""
 STACKS_S = 1.0
-"""How long a rank that is about to be killed may take to say where it stands."""
+"""How long a rank that is about to be killed may take to say where its threads are."""
 LOOK_FOR_ROOM_S = 1.0
 """Between two looks whether the cluster has room for more ranks."""
 
@@ -300,18 +300,13 @@ class Runtime:
             self._homes.pop(rank, None)
             await self._hosts.end(rank)
 
-    async def _bury(self, rank: int, why: str = "", *, late: bool = False) -> None:
+    async def _bury(self, rank: int, why: str = "", details: str = "") -> None:
         """See that the rank is dead, and tell so: whatever it may still be doing, nobody hears of it any more.
 
         Args:
             why: it was killed; none: it was found dead.
-            late: it took too long: it is asked where it stands before.
+            details: where its threads were.
         """
-        details = ""
-        if late:
-            details = await self._stacks(rank)
-            if rank not in self._homes:  # found dead meanwhile
-                return
         home = self._homes.pop(rank, None)
         where = f" (pid {home.pid} on {home.host})" if home is not None else ""
         died = f"its process{where} died: killed, out of memory, or its node is gone"
@@ -319,13 +314,14 @@ class Runtime:
         self._training.pop(rank, None)
         await self._hosts.end(rank)
 
-    async def _stacks(self, rank: int) -> str:
-        """Where its threads are, if it can still tell."""
-        try:
+    async def _bury_late(self, rank: int, why: str) -> None:
+        """Kill a rank that took too long, once it has told where its threads are, if it still can."""
+        up, details = rank in self._homes, ""
+        with suppress(TimeoutError, Gone, RankError):
             async with asyncio.timeout(STACKS_S):
-                return await self._hosts.call(rank, "stacks")
-        except (TimeoutError, Gone, RankError):
-            return ""
+                details = await self._hosts.call(rank, "stacks")
+        if rank in self._homes or not up:  # else it was found dead meanwhile, and that was told
+            await self._bury(rank, why, details)
 
     # Generations
 
@@ -392,7 +388,7 @@ class Runtime:
                 self._tell(Positioned(told, number))
         except TimeoutError:
             text = f"did not leave its step within {patience_s:g} s (cluster.timeout_s), and was killed"
-            await self._bury(rank, text, late=True)
+            await self._bury_late(rank, text)
         except Gone:
             if rank in self._homes:
                 await self._bury(rank)
@@ -500,7 +496,7 @@ class Runtime:
                 value = await answer
         except TimeoutError:
             text = f"did not {what} within {self._crew.timeout_s:g} s (cluster.timeout_s), and was killed"
-            await self._bury(rank, text, late=True)
+            await self._bury_late(rank, text)
         except Gone:
             await self._bury(rank)
         except RankError as error:

@@ -168,8 +168,7 @@ def test_who_was_told_that_a_generation_is_over_joins_it_no_more(here: Here) -> 
 
 
 def test_word_of_an_earlier_generation_that_comes_late_ends_no_newer_one(here: Here) -> None:
-    hub = Hub(1)
-    channel = LocalChannel(hub, 0)
+    channel = LocalChannel(Hub(1), 0)
     generation = Generation(
         number=5, epoch=1, members=(0,), store_host="127.0.0.1", store_port=1, timeout_s=60.0
     )
@@ -177,6 +176,18 @@ def test_word_of_an_earlier_generation_that_comes_late_ends_no_newer_one(here: H
     here.rank.leave(4)
     assert channel.all_gather(b"here") == [b"here"]
     here.rank.leave(5)
+    with pytest.raises(ChannelError, match="the channel is closed"):
+        channel.all_gather(b"here")
+
+
+def test_who_has_joined_when_the_word_comes_keeps_no_channel_open(here: Here) -> None:
+    channel = LocalChannel(Hub(1), 0)
+    generation = Generation(
+        number=5, epoch=1, members=(0,), store_host="127.0.0.1", store_port=1, timeout_s=60.0
+    )
+    here.rank.leave(5)
+    with pytest.raises(ChannelError, match="generation 5 was over"):
+        here.rank.join(generation, channel)
     with pytest.raises(ChannelError, match="the channel is closed"):
         channel.all_gather(b"here")
 
