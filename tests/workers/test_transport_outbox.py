@@ -37,6 +37,10 @@ def eventually(what: object, condition: object) -> None:
         time.sleep(0.001)
 
 
+def has_thread() -> bool:
+    return any(thread.name == "outbox" for thread in threading.enumerate())
+
+
 def filled() -> tuple[Outbox, list[Work], list["weakref.ref[torch.UntypedStorage]"]]:
     outbox, works, storages = Outbox(), [Work() for _ in range(10)], []
     for work in works:
@@ -59,7 +63,7 @@ def test_memory_is_freed_in_order_as_messages_leave() -> None:
     assert outbox.held == 0
     assert all(storage() is None for storage in storages)
     outbox.close()
-    assert not any(thread.name == "outbox" for thread in threading.enumerate())
+    eventually("the thread ends", lambda: not has_thread())
 
 
 def test_an_error_comes_out_of_the_flush() -> None:
@@ -73,14 +77,39 @@ def test_an_error_comes_out_of_the_flush() -> None:
     outbox.close()
 
 
-def test_a_few_messages_need_no_thread() -> None:
+def test_a_few_messages_need_no_thread_before_the_flush() -> None:
     outbox, work = Outbox(), Work()
     work.left.set()
     for _ in range(MOST):
         outbox.put(work, torch.zeros(1))
-    assert not any(thread.name == "outbox" for thread in threading.enumerate())
+    assert not has_thread()
     outbox.flush()
     outbox.close()
+    eventually("the thread ends", lambda: not has_thread())
+
+
+def test_a_flush_is_woken_by_closing_though_nothing_leaves() -> None:
+    outbox, works, storages = filled()
+    threading.Timer(0.2, outbox.close).start()
+    with pytest.raises(RuntimeError, match="closed"):
+        outbox.flush()
+    assert outbox.held == 0
+    for work in works:
+        work.left.set()
+    eventually("what was sent is let go", lambda: all(storage() is None for storage in storages))
+    eventually("the thread ends", lambda: not has_thread())
+
+
+def test_a_flush_is_woken_where_what_is_lost_does_not_say_so() -> None:
+    lost = threading.Event()
+    outbox, work = Outbox(lost.is_set), Work()
+    outbox.put(work, torch.zeros(1))
+    threading.Timer(0.2, lost.set).start()
+    with pytest.raises(RuntimeError, match="broken"):
+        outbox.flush()
+    work.left.set()
+    outbox.close()
+    eventually("the thread ends", lambda: not has_thread())
 
 
 def message(number: int) -> Tensor:
@@ -122,5 +151,5 @@ def test_a_sender_far_ahead_of_its_receiver_does_not_wait() -> None:
             assert torch.equal(got, message(number))
         sender.flush()
         receiver.flush()
-        assert any(thread.name == "outbox" for thread in threading.enumerate())
-    assert not any(thread.name == "outbox" for thread in threading.enumerate())
+        assert has_thread()
+    eventually("the threads end", lambda: not has_thread())

@@ -91,6 +91,10 @@ def test_leaving_twice_and_alone_is_nothing() -> None:
         channels[0].close()
     with ends(1) as (alone,):
         assert alone.all_gather(b"record") == [b"record"]
+        alone.close()
+        for _ in range(2):
+            with pytest.raises(ChannelError, match="closed"):
+                alone.all_gather(b"record")
 
 
 def test_what_is_begun_after_a_peer_has_gone_is_an_error_of_the_channel() -> None:

@@ -6,10 +6,12 @@ belongs to one generation; closing it makes every neighbour's wait fail.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 from workers.transport.outbox import Outbox
 from workers.transport.send_queues import SendQueues
+from workers.transport.waiter import Waiter
 
 POSTED_AHEAD = 4
 """Receives that wait in advance on each stream: enough to keep the link busy, few enough to cost little memory."""
@@ -51,11 +54,18 @@ class ProcessGroupChannel(Channel):
             store, self.rank, self.size, timedelta(seconds=generation.timeout_s)
         )
         self._queues.settle()
+        # At least so many are this group's, where connections can be seen.
+        self._lost = partial(_fewer, self._queues, min(self._queues.open, self.size - 1))
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
-        self._outbox = Outbox()
-        self._posted: dict[Stream, deque[tuple[list[Any], Tensors]]] = defaultdict(deque)
+        self._outbox = Outbox(self._lost)
+        self._gathers = Waiter("gather", self._lost)
+        self._receives: dict[Stream, Waiter] = {}
+        """Each waits for the messages of one stream as they are posted: they come in an order of their own."""
+        self._posted: dict[Stream, deque[Tensors]] = defaultdict(deque)
         self._due: dict[Stream, int] = defaultdict(int)
+        self._closing = threading.Lock()
+        self._closed = False
 
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
         shape = self._out_shapes.get(stream)
@@ -82,27 +92,42 @@ class ProcessGroupChannel(Channel):
         while shape is not None and self._due[stream] and len(posted) < POSTED_AHEAD:
             self._due[stream] -= 1
             tensors = shape.allocate()
-            with _failing_on(stream):
-                works = [
-                    self._group.recv([t.reshape(-1).view(torch.uint8)], stream.source, stream.tag)
-                    for t in tensors
-                    if t.numel()
-                ]
-            posted.append((works, tensors))
+            self._post_one(stream, tensors)
+            posted.append(tensors)
+
+    def _post_one(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        with _failing_on(stream):
+            works = [
+                self._group.recv([t.reshape(-1).view(torch.uint8)], stream.source, stream.tag)
+                for t in tensors
+                if t.numel()
+            ]
+            self._waiter(stream).put(partial(_wait, works))
+
+    def _waiter(self, stream: Stream) -> Waiter:
+        with self._closing:
+            if self._closed:
+                raise RuntimeError("the channel is closed")
+            if stream not in self._receives:
+                self._receives[stream] = Waiter(f"receive {stream.name}", self._lost)
+            return self._receives[stream]
+
+    def _arrive(self, stream: Stream) -> None:
+        """Wait for the oldest message of `stream` that is posted."""
+        with _failing_on(stream):
+            self._waiter(stream).get()
 
     def receive(self, stream: Stream) -> Tensors:
         if stream not in self._in_shapes:
             header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-            with _failing_on(stream):
-                self._group.recv([header], stream.source, stream.tag).wait()
+            self._post_one(stream, (header,))
+            self._arrive(stream)
             self._in_shapes[stream] = Shape.decode(_unpadded(header))
         if not self._posted[stream]:
             self._due[stream] = max(self._due[stream], 1)
             self._post(stream)
-        works, tensors = self._posted[stream].popleft()
-        with _failing_on(stream):
-            for work in works:
-                work.wait()
+        tensors = self._posted[stream].popleft()
+        self._arrive(stream)
         self._post(stream)
         if self._device.type == "cuda":
             tensors = tuple(t.to(self._device) for t in tensors)
@@ -121,22 +146,31 @@ class ProcessGroupChannel(Channel):
         self._in_shapes.clear()
         self._posted.clear()
         self._due.clear()
+        with self._closing:
+            for waiter in self._receives.values():
+                waiter.leave()
+            self._receives.clear()
 
     def sending(self) -> bool:
         return self._queues.pending()
 
     def all_gather(self, record: bytes) -> list[bytes]:
+        self._gathers.put(partial(self._gather_records, record))
         try:
-            lengths = self._gather(torch.tensor([len(record)], dtype=torch.int64))
-            # One byte more than the longest: an empty tensor cannot be gathered.
-            longest = max(int(length) for length in lengths) + 1
-            padded = torch.frombuffer(bytearray(record.ljust(longest, b"\0")), dtype=torch.uint8)
-            return [
-                payload.numpy().tobytes()[: int(length)]
-                for payload, length in zip(self._gather(padded), lengths, strict=True)
-            ]
+            records: list[bytes] = self._gathers.get()
         except RuntimeError as error:
             raise ChannelError(f"a rank did not come to the commit: {error}") from error
+        return records
+
+    def _gather_records(self, record: bytes) -> list[bytes]:
+        lengths = self._gather(torch.tensor([len(record)], dtype=torch.int64))
+        # One byte more than the longest: an empty tensor cannot be gathered.
+        longest = max(int(length) for length in lengths) + 1
+        padded = torch.frombuffer(bytearray(record.ljust(longest, b"\0")), dtype=torch.uint8)
+        return [
+            payload.numpy().tobytes()[: int(length)]
+            for payload, length in zip(self._gather(padded), lengths, strict=True)
+        ]
 
     def _gather(self, tensor: Tensor) -> list[Tensor]:
         out = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -145,6 +179,11 @@ class ProcessGroupChannel(Channel):
 
     def close(self) -> None:
         sever(self._group)
+        # Now whoever Gloo did not wake.
+        with self._closing:
+            self._closed = True
+            for waiter in (self._gathers, *self._receives.values()):
+                waiter.leave()
         self._outbox.close()
 
 
@@ -166,6 +205,16 @@ def sever(group: dist.ProcessGroup) -> None:
         with suppress(RuntimeError):
             work = group.recv([torch.empty(1, dtype=torch.uint8)], peer, NEVER_SENT)
             work.wait(timedelta(milliseconds=1))
+
+
+def _fewer(connections: SendQueues, than: int) -> bool:
+    """Whether so few connections are open that one of the group is gone."""
+    return connections.open < than
+
+
+def _wait(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()
 
 
 @contextmanager

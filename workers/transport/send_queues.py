@@ -56,6 +56,11 @@ class SendQueues:
         self._queues += [_Queue(*key) for key in _connections() if key not in self._others | known]
         self._looked_s = self._clock()
 
+    @property
+    def open(self) -> int:
+        """How many of them are."""
+        return sum(_is_open(queue) for queue in self._queues)
+
     def pending(self) -> bool:
         """Whether any bytes are on their way out of this machine."""
         now_s = self._clock()
@@ -66,7 +71,7 @@ class SendQueues:
 
     def _is_pending(self, queue: _Queue, now_s: float) -> bool:
         try:
-            if os.fstat(queue.descriptor).st_ino != queue.inode:
+            if not _is_open(queue):
                 return False
             unacknowledged = _ask(queue.descriptor, _ALL_UNACKNOWLEDGED)
             if not unacknowledged:
@@ -78,6 +83,13 @@ class SendQueues:
             return now_s - queue.since_s < SETTLED_S or _ask(queue.descriptor, _UNSENT) > 0
         except OSError:  # closed
             return False
+
+
+def _is_open(queue: _Queue) -> bool:
+    try:
+        return os.fstat(queue.descriptor).st_ino == queue.inode
+    except OSError:
+        return False
 
 
 def _ask(descriptor: int, what: int) -> int:

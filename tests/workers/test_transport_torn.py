@@ -1,0 +1,130 @@
+"""A message of which only a part comes: nobody waits for the rest, neither its receiver nor its sender."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+import torch.distributed as dist
+from state_streams import eventually
+from test_state_stream_kills import process
+from torch import Tensor
+
+from workers.protocol import Generation
+from workers.transport.channel import ChannelError, Stream
+from workers.transport.process_group import ProcessGroupChannel
+
+THERE, BACK = Stream(0, 1, 2, "forward stage 0 -> 1"), Stream(1, 0, 3, "backward stage 1 -> 0")
+NUMBERS = 32_000_000
+"""Of a message: 128 MB, which no socket takes in at once."""
+TIMEOUT_S = 60.0
+
+
+def peer(generation: Generation, sends: bool, pipe: Connection) -> None:
+    """Rank 0: sends two messages, each when it is told to, or takes in the first of two."""
+    channel = ProcessGroupChannel(generation, 0, torch.device("cpu"))
+    message = torch.ones(NUMBERS)
+    if sends:
+        for _ in range(2):
+            channel.send(THERE, (message,))
+            pipe.recv()
+    else:
+        channel.receive(BACK)
+        channel.expect(BACK, 1)
+        (arriving,) = channel._posted[BACK][0]
+        pipe.send("posted")
+        eventually("it arrives", lambda: bool(arriving[0]))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@contextmanager
+def channel_to(sends: bool) -> Iterator[tuple[ProcessGroupChannel, int, Connection]]:
+    """Rank 1's channel to a process; (channel, the process's id, its pipe)."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    generation = Generation(
+        number=1,
+        epoch=1,
+        members=(0, 1),
+        store_host="127.0.0.1",
+        store_port=store.port,
+        timeout_s=TIMEOUT_S,
+    )
+    with process(peer, generation, sends) as (pid, pipe):
+        channel = ProcessGroupChannel(generation, 1, torch.device("cpu"))
+        try:
+            yield channel, pid, pipe
+        finally:
+            channel.close()
+
+
+def stopped_within(channel: ProcessGroupChannel, pid: int, pipe: Connection) -> Tensor:
+    """What has come of the second message when its sender is stopped in the middle of it."""
+    (first,) = channel.receive(THERE)
+    assert bool((first == 1).all())
+    channel.expect(THERE, 1)
+    ((arriving,),) = channel._posted[THERE]
+    arriving[-1] = 0
+    pipe.send("go on")
+    eventually("it arrives", lambda: bool(arriving[0]))
+    os.kill(pid, signal.SIGSTOP)
+    return arriving
+
+
+def test_a_receiver_learns_at_once_that_the_sender_was_killed() -> None:
+    with channel_to(sends=True) as (channel, pid, pipe):
+        arriving = stopped_within(channel, pid, pipe)
+        os.kill(pid, signal.SIGKILL)
+        caught: list[ChannelError] = []
+
+        def receive() -> None:
+            with pytest.raises(ChannelError) as error:
+                channel.receive(THERE)
+            caught.append(error.value)
+
+        receiving = threading.Thread(target=receive)
+        receiving.start()
+        receiving.join(TIMEOUT_S / 4)
+        assert caught, "it waits for the rest"
+        assert "a connection to another rank is broken" in str(caught[0])
+        assert arriving[0] == 1
+        assert arriving[-1] == 0, "all of it had come"
+
+
+def test_a_receiver_is_woken_by_leaving() -> None:
+    with channel_to(sends=True) as (channel, pid, pipe):
+        arriving = stopped_within(channel, pid, pipe)
+        threading.Timer(0.3, channel.close).start()
+        woken = threading.Timer(TIMEOUT_S / 4, os.kill, (pid, signal.SIGCONT))
+        woken.start()
+        with pytest.raises(ChannelError, match=THERE.name):
+            channel.receive(THERE)
+        assert woken.is_alive(), "it was not leaving that woke it"
+        woken.cancel()
+        assert arriving[-1] == 0, "all of it had come"
+
+
+def test_a_sender_is_woken_by_leaving() -> None:
+    with channel_to(sends=False) as (channel, pid, pipe):
+        message = torch.ones(NUMBERS)
+        channel.send(BACK, (message,))
+        assert pipe.recv() == "posted"
+        channel.send(BACK, (message,))
+        eventually("the receiver stands still", lambda: _state(pid) == "T")
+        threading.Timer(0.3, channel.close).start()
+        woken = threading.Timer(TIMEOUT_S / 4, os.kill, (pid, signal.SIGCONT))
+        woken.start()
+        with pytest.raises(ChannelError, match="could not be delivered"):
+            channel.flush()
+        assert woken.is_alive(), "it was not leaving that woke it"
+        woken.cancel()
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0]
