@@ -35,6 +35,7 @@ from workers.mailbox import Mailbox
 from workers.measured import Measured
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
+from workers.name_lookups import keep_lookups_short
 from workers.next_plan import NextPlan, check_next
 from workers.optim import Optimizer, make_optimizer
 from workers.profiler import BUDGET_S, Subject, measure
@@ -129,6 +130,7 @@ class Rank:
         config = self._config
         determinism.fix(threads=config.threads, cuda=config.device == "cuda")
         keep_freed_pages()
+        keep_lookups_short()
         self._data: OpenData = open_dataset(config.data, config.model, config.output)
         self._definition: ModelDefinition = build_definition(config.model, self._data.vocabulary)
         self._device: Device = make_device(config, len(self._definition.layers))
