@@ -25,6 +25,7 @@ from workers.config import WorkerConfig
 from workers.fault import Fault
 from workers.host_memory import collect_objects, settle_objects
 from workers.measured import Measured
+from workers.name_lookups import keep_lookups_short
 from workers.notices.reporting import watch_node
 from workers.protocol import (
     Assignment,
@@ -294,7 +295,9 @@ def check_folder(output: str, marker: tuple[str, bytes], host: str) -> None:
 
 
 def _set_environment(config: WorkerConfig) -> None:
-    """Set what torch and cuBLAS read when they are loaded, which only a rank's own process does."""
+    """Set what torch and cuBLAS read when they are loaded, which only a rank's own process does, and what the resolver
+    does at its first lookup, which may be a look for notices."""
+    keep_lookups_short()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
     # Without workspaces of fixed size cuBLAS is not deterministic.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

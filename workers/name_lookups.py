@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 
 RESOLVER = "timeout:1 attempts:3"
-"""See resolv.conf(5): after 1 s it asks again, and after 3 s it does without."""
+"""See resolv.conf(5): after 1 s it asks again, and after 3 s, where there is one name server, it does without."""
 
 
 def keep_lookups_short() -> None:
-    """Have lookups take 3 s at most, in threads of this process that make their first one from now on, unless the
-    environment says otherwise."""
+    """Set that for this process, unless its environment says otherwise. It must have looked up no name before: glibc
+    reads the environment at the first lookup."""
     os.environ.setdefault("RES_OPTIONS", RESOLVER)

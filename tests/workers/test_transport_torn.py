@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 
 import pytest
@@ -31,31 +32,42 @@ def peer(generation: Generation, sends: bool, pipe: Connection) -> None:
     channel = ProcessGroupChannel(generation, 0, torch.device("cpu"))
     message = torch.ones(NUMBERS)
     if sends:
-        for _ in range(2):
+        while True:
             channel.send(THERE, (message,))
             pipe.recv()
     else:
         channel.receive(BACK)
         channel.expect(BACK, 1)
         (arriving,) = channel._posted[BACK][0]
+        arriving[0] = 0
         pipe.send("posted")
         eventually("it arrives", lambda: bool(arriving[0]))
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def bystander(generation: Generation, pipe: Connection) -> None:
+    """Rank 2: is there."""
+    channel = ProcessGroupChannel(generation, 2, torch.device("cpu"))
+    pipe.recv()
+    channel.close()
+
+
 @contextmanager
-def channel_to(sends: bool) -> Iterator[tuple[ProcessGroupChannel, int, Connection]]:
-    """Rank 1's channel to a process; (channel, the process's id, its pipe)."""
+def channel_to(sends: bool, ranks: int = 2) -> Iterator[tuple[ProcessGroupChannel, int, Connection]]:
+    """Rank 1's channel to a process, on the host of the store; (channel, the process's id, its pipe)."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     generation = Generation(
         number=1,
         epoch=1,
-        members=(0, 1),
+        members=tuple(range(ranks)),
         store_host="127.0.0.1",
         store_port=store.port,
         timeout_s=TIMEOUT_S,
     )
-    with process(peer, generation, sends) as (pid, pipe):
+    with ExitStack() as stack:
+        pid, pipe = stack.enter_context(process(peer, generation, sends))
+        for _ in range(2, ranks):
+            stack.enter_context(process(bystander, generation))
         channel = ProcessGroupChannel(generation, 1, torch.device("cpu"))
         try:
             yield channel, pid, pipe
@@ -64,20 +76,28 @@ def channel_to(sends: bool) -> Iterator[tuple[ProcessGroupChannel, int, Connecti
 
 
 def stopped_within(channel: ProcessGroupChannel, pid: int, pipe: Connection) -> Tensor:
-    """What has come of the second message when its sender is stopped in the middle of it."""
+    """What has come of a message when its sender is stopped in the middle of it."""
     (first,) = channel.receive(THERE)
     assert bool((first == 1).all())
-    channel.expect(THERE, 1)
-    ((arriving,),) = channel._posted[THERE]
-    arriving[-1] = 0
-    pipe.send("go on")
-    eventually("it arrives", lambda: bool(arriving[0]))
-    os.kill(pid, signal.SIGSTOP)
-    return arriving
+    while True:
+        channel.expect(THERE, 1)
+        ((arriving,),) = channel._posted[THERE]
+        arriving[0] = arriving[-1] = 0
+        pipe.send("go on")
+        eventually("it arrives", lambda arriving=arriving: bool(arriving[0]))
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.2)
+        if not arriving[-1]:
+            return arriving
+        # It was faster: once more.
+        os.kill(pid, signal.SIGCONT)
+        channel.receive(THERE)
 
 
-def test_a_receiver_learns_at_once_that_the_sender_was_killed() -> None:
-    with channel_to(sends=True) as (channel, pid, pipe):
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_receiver_learns_at_once_that_the_sender_was_killed(ranks: int) -> None:
+    """Although nobody closes its channel, and others are still connected with the store that it hosts."""
+    with channel_to(sends=True, ranks=ranks) as (channel, pid, pipe):
         arriving = stopped_within(channel, pid, pipe)
         os.kill(pid, signal.SIGKILL)
         caught: list[ChannelError] = []

@@ -22,11 +22,14 @@ def open_channel(generation: Generation, rank: int, device: torch.device) -> Cha
         ChannelError: a member is gone, or the GPUs cannot reach each other.
     """
     control = ProcessGroupChannel(generation, rank, device)
-    # All ranks compute on devices of one kind, so either all of them come to the exchange or none.
-    if device.type != "cuda" or not each_has_its_own_gpu(control.all_gather(_gpu(device))):
-        return control
     try:
+        # All ranks compute on devices of one kind, so either all of them come to the exchange or none.
+        if device.type != "cuda" or not each_has_its_own_gpu(control.all_gather(_gpu(device))):
+            return control
         return OrderedChannel(control, NcclBackend(generation, control.rank, device))
+    except ChannelError:
+        control.close()
+        raise
     except RuntimeError as error:
         control.close()
         raise ChannelError(

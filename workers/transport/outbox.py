@@ -50,10 +50,11 @@ class Outbox:
             self._have_left(0)
         try:
             while self._asked:
-                self._waiter.get()
                 self._asked -= 1
+                self._waiter.get()
         except RuntimeError:
-            self._sent.clear()
+            # Not the deque that the thread is at.
+            self._sent = deque()
             raise
 
     def close(self) -> None:

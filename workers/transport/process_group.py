@@ -49,7 +49,8 @@ class ProcessGroupChannel(Channel):
         self.size = len(generation.members)
         self._device = device
         store = scoped_store(generation)
-        self._queues = SendQueues()
+        # The rank that hosts the store is connected with all that come to it.
+        self._queues = SendQueues(but=generation.store_port)
         self._group: Any = dist.ProcessGroupGloo(
             store, self.rank, self.size, timedelta(seconds=generation.timeout_s)
         )
@@ -60,7 +61,9 @@ class ProcessGroupChannel(Channel):
         self._in_shapes: dict[Stream, Shape] = {}
         self._outbox = Outbox(self._lost)
         self._gathers = Waiter("gather", self._lost)
-        self._receives: dict[Stream, Waiter] = {}
+        self._arrivals = Waiter("receive", self._lost)
+        """Waits for what was not posted ahead."""
+        self._ahead: dict[Stream, Waiter] = {}
         """Each waits for the messages of one stream as they are posted: they come in an order of their own."""
         self._posted: dict[Stream, deque[Tensors]] = defaultdict(deque)
         self._due: dict[Stream, int] = defaultdict(int)
@@ -92,43 +95,47 @@ class ProcessGroupChannel(Channel):
         while shape is not None and self._due[stream] and len(posted) < POSTED_AHEAD:
             self._due[stream] -= 1
             tensors = shape.allocate()
-            self._post_one(stream, tensors)
+            self._put(stream, tensors, self._waiter(stream))
             posted.append(tensors)
 
-    def _post_one(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def _put(self, stream: Stream, tensors: Sequence[Tensor], waiter: Waiter) -> None:
+        """Post the receives of one message and have `waiter` wait for them."""
         with _failing_on(stream):
             works = [
                 self._group.recv([t.reshape(-1).view(torch.uint8)], stream.source, stream.tag)
                 for t in tensors
                 if t.numel()
             ]
-            self._waiter(stream).put(partial(_wait, works))
+            waiter.put(partial(_wait, works))
+
+    def _get(self, stream: Stream, waiter: Waiter) -> None:
+        """Wait for the oldest message that `waiter` waits for."""
+        with _failing_on(stream):
+            waiter.get()
 
     def _waiter(self, stream: Stream) -> Waiter:
         with self._closing:
             if self._closed:
-                raise RuntimeError("the channel is closed")
-            if stream not in self._receives:
-                self._receives[stream] = Waiter(f"receive {stream.name}", self._lost)
-            return self._receives[stream]
-
-    def _arrive(self, stream: Stream) -> None:
-        """Wait for the oldest message of `stream` that is posted."""
-        with _failing_on(stream):
-            self._waiter(stream).get()
+                raise ChannelError(f"{stream.name}: the channel is closed")
+            if stream not in self._ahead:
+                self._ahead[stream] = Waiter(f"receive {stream.name}", self._lost)
+            return self._ahead[stream]
 
     def receive(self, stream: Stream) -> Tensors:
         if stream not in self._in_shapes:
             header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-            self._post_one(stream, (header,))
-            self._arrive(stream)
+            self._put(stream, (header,), self._arrivals)
+            self._get(stream, self._arrivals)
             self._in_shapes[stream] = Shape.decode(_unpadded(header))
-        if not self._posted[stream]:
-            self._due[stream] = max(self._due[stream], 1)
             self._post(stream)
-        tensors = self._posted[stream].popleft()
-        self._arrive(stream)
-        self._post(stream)
+        if self._posted[stream]:
+            tensors = self._posted[stream].popleft()
+            self._get(stream, self._waiter(stream))
+            self._post(stream)
+        else:
+            tensors = self._in_shapes[stream].allocate()
+            self._put(stream, tensors, self._arrivals)
+            self._get(stream, self._arrivals)
         if self._device.type == "cuda":
             tensors = tuple(t.to(self._device) for t in tensors)
         return self._in_shapes[stream].mark(tensors)
@@ -147,42 +154,27 @@ class ProcessGroupChannel(Channel):
         self._posted.clear()
         self._due.clear()
         with self._closing:
-            for waiter in self._receives.values():
+            for waiter in self._ahead.values():
                 waiter.leave()
-            self._receives.clear()
+            self._ahead.clear()
 
     def sending(self) -> bool:
         return self._queues.pending()
 
     def all_gather(self, record: bytes) -> list[bytes]:
-        self._gathers.put(partial(self._gather_records, record))
+        self._gathers.put(partial(_gather_records, self._group, self.size, record))
         try:
             records: list[bytes] = self._gathers.get()
         except RuntimeError as error:
             raise ChannelError(f"a rank did not come to the commit: {error}") from error
         return records
 
-    def _gather_records(self, record: bytes) -> list[bytes]:
-        lengths = self._gather(torch.tensor([len(record)], dtype=torch.int64))
-        # One byte more than the longest: an empty tensor cannot be gathered.
-        longest = max(int(length) for length in lengths) + 1
-        padded = torch.frombuffer(bytearray(record.ljust(longest, b"\0")), dtype=torch.uint8)
-        return [
-            payload.numpy().tobytes()[: int(length)]
-            for payload, length in zip(self._gather(padded), lengths, strict=True)
-        ]
-
-    def _gather(self, tensor: Tensor) -> list[Tensor]:
-        out = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._group.allgather([out], [tensor]).wait()
-        return out
-
     def close(self) -> None:
         sever(self._group)
         # Now whoever Gloo did not wake.
         with self._closing:
             self._closed = True
-            for waiter in (self._gathers, *self._receives.values()):
+            for waiter in (self._gathers, self._arrivals, *self._ahead.values()):
                 waiter.leave()
         self._outbox.close()
 
@@ -210,6 +202,23 @@ def sever(group: dist.ProcessGroup) -> None:
 def _fewer(connections: SendQueues, than: int) -> bool:
     """Whether so few connections are open that one of the group is gone."""
     return connections.open < than
+
+
+def _gather_records(group: Any, size: int, record: bytes) -> list[bytes]:
+    lengths = _gather(group, size, torch.tensor([len(record)], dtype=torch.int64))
+    # One byte more than the longest: an empty tensor cannot be gathered.
+    longest = max(int(length) for length in lengths) + 1
+    padded = torch.frombuffer(bytearray(record.ljust(longest, b"\0")), dtype=torch.uint8)
+    return [
+        payload.numpy().tobytes()[: int(length)]
+        for payload, length in zip(_gather(group, size, padded), lengths, strict=True)
+    ]
+
+
+def _gather(group: Any, size: int, tensor: Tensor) -> list[Tensor]:
+    out = [torch.empty_like(tensor) for _ in range(size)]
+    group.allgather([out], [tensor]).wait()
+    return out
 
 
 def _wait(works: Sequence[Any]) -> None:

@@ -40,20 +40,24 @@ class SendQueues:
     Connections tagged for low priority (state streams) are none of them.
 
     Args:
+        but: a port at either end of connections that are none of them either.
         growing: look for more ones now and then, for ever, as the library opens them when it needs them.
     """
 
-    def __init__(self, *, growing: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, but: int = 0, growing: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._but = but
         self._growing = growing
         self._clock = clock
-        self._others = frozenset(_connections())
+        self._others = frozenset(_connections(but))
         self._queues: list[_Queue] = []
         self._looked_s = float("-inf")
 
     def settle(self) -> None:
         """Take up the connections that there are by now."""
         known = {(queue.descriptor, queue.inode) for queue in self._queues}
-        self._queues += [_Queue(*key) for key in _connections() if key not in self._others | known]
+        self._queues += [_Queue(*key) for key in _connections(self._but) if key not in self._others | known]
         self._looked_s = self._clock()
 
     @property
@@ -96,7 +100,7 @@ def _ask(descriptor: int, what: int) -> int:
     return struct.unpack("i", fcntl.ioctl(descriptor, what, b"\0\0\0\0"))[0]
 
 
-def _connections() -> list[tuple[int, int]]:
+def _connections(but: int) -> list[tuple[int, int]]:
     """(descriptor, inode) of this process's connected TCP sockets that are not tagged."""
     found: list[tuple[int, int]] = []
     with suppress(FileNotFoundError):
@@ -104,18 +108,18 @@ def _connections() -> list[tuple[int, int]]:
             with suppress(OSError):
                 if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                     continue
-                if _is_untagged_connection(int(name)):
+                if _is_untagged_connection(int(name), but):
                     found.append((int(name), os.fstat(int(name)).st_ino))
     return found
 
 
-def _is_untagged_connection(descriptor: int) -> bool:
+def _is_untagged_connection(descriptor: int, but: int) -> bool:
     # Without duplicating the descriptor: a duplicate would keep the connection open when its owner closes it.
     borrowed = socket.socket(fileno=descriptor)
     try:
         if borrowed.family not in (socket.AF_INET, socket.AF_INET6) or borrowed.type != socket.SOCK_STREAM:
             return False
-        borrowed.getpeername()
-        return borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 0
+        ports = (borrowed.getpeername()[1], borrowed.getsockname()[1])
+        return but not in ports and borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 0
     finally:
         borrowed.detach()

@@ -14,8 +14,6 @@ from typing import Any
 LOOK_S = 0.1
 """Between two looks whether what is waited for can still come."""
 
-_LEFT = RuntimeError("the channel is closed")
-
 
 class Waiter:
     """Calls one after the other, on a thread that begins with the first of them. One thread asks, any may leave.
@@ -31,45 +29,49 @@ class Waiter:
         self._heard: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         """What came of each call: its value, or what it raised."""
         self._begun = False
+        self._over = ""
+        """Why `get` raised; what else comes of the calls would be taken for another's."""
 
     def put(self, call: Callable[[], Any]) -> None:
         """Have `call` called once those before it have returned; does not wait."""
         if not self._begun:
-            self._begun = True
             threading.Thread(
                 target=_call_all, args=(self._calls, self._heard), name=self._name, daemon=True
             ).start()
+            self._begun = True
         self._calls.put(call)
 
     def get(self) -> Any:
-        """What the oldest call returned whose end nobody has heard of; waits for it.
+        """What the oldest call returned whose end nobody has heard of; waits for it. Once this raised, it always does.
 
         Raises:
             RuntimeError: it is lost, or `leave` was called.
             Exception: what the call raised.
         """
         lost = False
-        while True:
+        while not self._over:
             try:
                 value, error = self._heard.get(timeout=LOOK_S)
             except queue.Empty:
+                # Twice: it may have come just before.
                 if lost:
-                    raise RuntimeError("a connection to another rank is broken") from None
-                # Once more: it may have come just before.
+                    self._over = "a connection to another rank is broken"
                 lost = self._lost()
                 continue
-            if error is _LEFT:
-                # For who asks again.
-                self._heard.put((None, _LEFT))
-                raise RuntimeError(*_LEFT.args)
-            if error is not None:
+            if error is None:
+                return value
+            self._over = str(error) or repr(error)
+            try:
                 raise error
-            return value
+            finally:
+                # Else the error would keep this frame, and all that it knows, which keeps the error.
+                del error
+        raise RuntimeError(self._over)
 
     def leave(self) -> None:
         """Have `get` raise once it has told what has ended, and the thread end once it is free; from any thread."""
         self._calls.put(None)
-        self._heard.put((None, _LEFT))
+        self._heard.put((None, RuntimeError("the channel is closed")))
 
 
 def _call_all(
@@ -80,5 +82,6 @@ def _call_all(
         try:
             heard.put((call(), None))
         except BaseException as error:
-            heard.put((None, error))
+            # Without the frames, which would keep all that they know alive where nobody asks.
+            heard.put((None, error.with_traceback(None)))
         del call
