@@ -70,7 +70,8 @@ class Following:
 
     Args:
         spec: the resolved one.
-        interrupts: those that count are passed on to the job; none: signals are no business of the job.
+        interrupts: what signals there were.
+        ours: they are passed on to the job; else they only end the following.
         past: events of the job that were heard of already.
         heard: how many there were of it before those that are to be followed.
     """
@@ -81,7 +82,8 @@ class Following:
         controller: Any,
         connection: cluster.Connection,
         *,
-        interrupts: Interrupts | None = None,
+        interrupts: Interrupts,
+        ours: bool,
         past: Sequence[events.Record] = (),
         heard: int = 0,
     ) -> None:
@@ -91,6 +93,7 @@ class Following:
         self._controller = controller
         self._connection = connection
         self._interrupts = interrupts
+        self._ours = ours
         self._heard = heard
         self._obeyed = 0
         """Signals that were passed on."""
@@ -107,12 +110,10 @@ class Following:
 
         Raises:
             JobError: the job failed for something that the user can mend.
+            KeyboardInterrupt: a signal came, and the job is not ours.
         """
-        return ended(self.spec, self._follow(observe, say), interrupted=self._signals > 0)
-
-    @property
-    def _signals(self) -> int:
-        return self._interrupts.count if self._interrupts is not None else 0
+        end = self._follow(observe, say)
+        return ended(self.spec, end, interrupted=self._ours and self._interrupts.count > 0)
 
     def _follow(self, observe: Observer, say: Callable[[str], None]) -> events.Finished | events.Failed:
         import ray
@@ -123,7 +124,7 @@ class Following:
             if self._connection.broken():
                 return events.Failed(reason="Ray's processes on this machine were killed", user_error=False)
             self._pass_signals_on(say)
-            if self._silent(say) and self._signals > 1:
+            if self._silent(say) and self._interrupts.count > 1:
                 return self._without_controller()
             try:
                 page: Any = ray.get(
@@ -172,7 +173,7 @@ class Following:
         silent = time.monotonic() - self._answered_s > SILENCE_S
         if silent and not self._told:
             self._told = True
-            or_so = ", or Ctrl-C twice" if self._interrupts is not None else ""
+            or_so = ", or Ctrl-C twice" if self._ours else ""
             say(
                 f"the job's controller has not answered for {SILENCE_S:g} s: it hangs, or is being started again. The"
                 f" ranks train on; freshet reap {self._job} --force{or_so} ends them"
@@ -192,9 +193,11 @@ class Following:
         return events.Failed(reason=reason, user_error=False)
 
     def _pass_signals_on(self, say: Callable[[str], None]) -> None:
-        signals = self._signals
+        signals = self._interrupts.count
         if signals <= self._obeyed:
             return
+        if not self._ours:
+            raise KeyboardInterrupt
         first = self._obeyed == 0 and signals == 1
         self._obeyed = signals
         if first:
@@ -218,7 +221,7 @@ def attached(job: str, address: str) -> Iterator[Following]:
     Raises:
         JobError: there is no such cluster or job, its controller does not answer, or its folder is not to be seen.
     """
-    with joined(address) as connection:
+    with Interrupts() as interrupts, joined(address) as connection:
         controller = known_controller(job, address)
         status = ask(job, controller, "status")
         page = ask(job, controller, "read", 0, 0.0)
@@ -232,4 +235,14 @@ def attached(job: str, address: str) -> Iterator[Following]:
             spec = Spec.model_validate(dict(marker.spec))
         except ValidationError as error:
             raise JobError(f"{status.output}/{MARKER} is not one of this version: {error}") from error
-        yield Following(spec, controller, connection, past=page.records, heard=page.next)
+        # An exception that a signal raises anywhere may be raised where Ray swallows it.
+        interrupts.hold()
+        yield Following(
+            spec,
+            controller,
+            connection,
+            interrupts=interrupts,
+            ours=False,
+            past=page.records,
+            heard=page.next,
+        )

@@ -81,7 +81,7 @@ def run(
             marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
             interrupts.hold()
             controller = _submit(prepared, folder, start, marker, freezing)
-            following = Following(resolved.spec, controller, connection, interrupts=interrupts)
+            following = Following(resolved.spec, controller, connection, interrupts=interrupts, ours=True)
             return following.run(observe, say)
 
 
