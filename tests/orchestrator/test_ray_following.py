@@ -174,6 +174,7 @@ def test_a_driver_whose_controller_hangs_says_so_and_ends_the_job_when_told_twic
         own.kill()
     with attached("mute", "auto") as following:
         monkeypatch.setattr(following, "_interrupts", Counted)
+        monkeypatch.setattr(following, "_ours", True)
         status: Any = ray.get(find("mute").status.remote())
         os.kill(status.pid, signal.SIGSTOP)
         done = following.run(log, say)
