@@ -48,8 +48,8 @@ def write_page(path: Path, outcomes: Sequence[Outcome], *, steps: int, job: str)
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Freezing: throughput and loss</title><style>{STYLE}</style></head><body><main>"
         "<h1>Freezing: throughput against validation loss</h1>"
-        f'<p class="lede">{escape(job)}; {steps:,} steps each. Throughput is that of the steps with full freezing over'
-        " the same run's steps before it froze; right and down is better.</p>"
+        f'<p class="lede">{escape(job)}; {steps:,} steps each. Throughput is that of steps with full freezing over'
+        " that of steps without, which take turns in a run of their own; right and down is better.</p>"
         f'<div class="card scroll picture after">{scatter(outcomes)}</div>{_table(outcomes)}</main></body></html>\n',
         encoding="utf-8",
     )
