@@ -16,18 +16,22 @@ STREAM = Stream(0, 1, 2, "forward stage 0 -> 1")
 TIMEOUT_S = 20.0
 
 
-@contextmanager
-def ends(ranks: int) -> Iterator[list[Channel]]:
-    """The channels of `ranks` ranks of this process."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    generation = Generation(
+def generation_of(ranks: int, store: dist.TCPStore, timeout_s: float) -> Generation:
+    return Generation(
         number=1,
         epoch=1,
         members=tuple(range(ranks)),
         store_host="127.0.0.1",
         store_port=store.port,
-        timeout_s=TIMEOUT_S,
+        timeout_s=timeout_s,
     )
+
+
+@contextmanager
+def ends(ranks: int) -> Iterator[list[Channel]]:
+    """The channels of `ranks` ranks of this process."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    generation = generation_of(ranks, store, TIMEOUT_S)
     opened: dict[int, Channel] = {}
 
     def open_end(rank: int) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from state_streams import eventually
 from test_state_stream_kills import process
+from test_transport_process_group import generation_of
 from torch import Tensor
 
 from workers.protocol import Generation
@@ -28,7 +29,7 @@ TIMEOUT_S = 60.0
 
 
 def peer(generation: Generation, sends: bool, pipe: Connection) -> None:
-    """Rank 0: sends two messages, each when it is told to, or takes in the first of two."""
+    """Rank 0: sends messages, each when it is told to, or takes in one and stands still within the next."""
     channel = ProcessGroupChannel(generation, 0, torch.device("cpu"))
     message = torch.ones(NUMBERS)
     if sends:
@@ -56,14 +57,7 @@ def bystander(generation: Generation, pipe: Connection) -> None:
 def channel_to(sends: bool, ranks: int = 2) -> Iterator[tuple[ProcessGroupChannel, int, Connection]]:
     """Rank 1's channel to a process, on the host of the store; (channel, the process's id, its pipe)."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    generation = Generation(
-        number=1,
-        epoch=1,
-        members=tuple(range(ranks)),
-        store_host="127.0.0.1",
-        store_port=store.port,
-        timeout_s=TIMEOUT_S,
-    )
+    generation = generation_of(ranks, store, TIMEOUT_S)
     with ExitStack() as stack:
         pid, pipe = stack.enter_context(process(peer, generation, sends))
         for _ in range(2, ranks):
