@@ -29,7 +29,8 @@ FIRST_CHUNK_BYTES = 32 * 1024
 LEAST_CHUNK_BYTES = 8 * 1024
 MOST_CHUNK_BYTES = 512 * 1024
 GIVE_WAY_S = 0.001
-"""Between two looks whether training still sends."""
+"""Between the first two looks whether training still sends; each pause is half as long again as the one before."""
+MOST_GIVE_WAY_S = 0.008
 JOIN_S = 5.0
 
 
@@ -45,7 +46,7 @@ class Flow:
     chunk_bytes: int | None = None
     """What is sent between two looks at training's traffic; unset: as much as the link carries in `CHUNK_S`."""
     chunks_ahead: int = 16
-    """Chunks serialized but not sent, or received but not loaded."""
+    """Chunks serialized but not sent. What is received but not loaded waits in the system."""
     sign_of_life_s: float = 1.0
     """While a server has to wait it says so this often."""
 
@@ -101,17 +102,10 @@ class Pace:
 
 
 class Ahead(Generic[Item]):
-    """`items`, made in a thread of its own, at most `length` ahead of who takes them; it ends with the context.
+    """`items`, made in a thread of its own, at most `length` ahead of who takes them; it ends with the context."""
 
-    Args:
-        cut: makes the thread come back if it waits for something outside, e.g. shuts down its socket.
-    """
-
-    def __init__(
-        self, items: Iterable[Item], length: int, name: str, cut: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, items: Iterable[Item], length: int, name: str) -> None:
         self._length = length
-        self._cut = cut
         self._made: deque[Item] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -127,9 +121,6 @@ class Ahead(Generic[Item]):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            ended = self._ended
-        if not ended and self._cut is not None:
-            self._cut()
         self._thread.join(JOIN_S)
 
     def __iter__(self) -> Iterator[Item]:
@@ -143,7 +134,9 @@ class Ahead(Generic[Item]):
                         raise self._error
                     return
                 item = self._made.popleft()
-                self._changed.notify_all()
+                # Not for each that is taken: a thread that wakes takes the interpreter from training every time.
+                if len(self._made) <= self._length // 2:
+                    self._changed.notify_all()
             yield item
 
     def _make(self, items: Iterable[Item]) -> None:
@@ -176,9 +169,11 @@ def give_way(
         False if `stopped` was set meanwhile.
     """
     told = time.monotonic()
+    pause_s = GIVE_WAY_S
     while busy():
-        if stopped.wait(GIVE_WAY_S):
+        if stopped.wait(pause_s):
             return False
+        pause_s = min(1.5 * pause_s, MOST_GIVE_WAY_S)
         if time.monotonic() - told >= tell_every_s:
             tell()
             told = time.monotonic()

@@ -1,4 +1,4 @@
-"""The receiving half of a state stream: chunks are received ahead, and each is checked before it is loaded."""
+"""The receiving half of a state stream: the system receives ahead, and each chunk is checked before it is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from workers.layer_state import LayerState
 from workers.protocol import Part
-from workers.transport.flow import Ahead, Flow
+from workers.transport.flow import Flow
 from workers.transport.state_bytes import Loading
 from workers.transport.state_frames import (
     HANDSHAKE_S,
@@ -45,7 +45,7 @@ def fetch(
     Args:
         wait_s: how long the server may wait until it is offered.
         part: of the state; the rest of what is returned is empty.
-        flow: whether and how far ahead it receives while it loads; the rest is the server's to decide.
+        flow: whether it loads while it receives; the rest is the server's to decide.
         stopped: setting it makes the fetch give up, within a fraction of a second.
 
     Raises:
@@ -79,11 +79,8 @@ def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
         if (loading.state.layer, loading.step) != (wish.layer, wish.step):
             raise ValueError(f"layer {loading.state.layer} of step {loading.step} came")
         arriving = answers.chunks(loading.bytes)
-        if flow.pipelined:
-            with Ahead(arriving, flow.chunks_ahead, "state-receiver", line.cut) as arrived:
-                _load(loading, arrived, opener)
-        else:
-            _load(loading, list(arriving), opener)
+        # Pipelined: the system receives while this thread loads, and a thread of its own would only cost wakes.
+        _load(loading, arriving if flow.pipelined else list(arriving), opener)
     except ValueError as error:
         raise Refused(str(error)) from error
     return loading.state

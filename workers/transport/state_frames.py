@@ -36,6 +36,10 @@ SILENCE_S = 30.0
 POLL_S = 0.2
 """Between two looks whether the stream was given up."""
 
+READ_AT_ONCE = 32 * 1024
+"""Bytes that a reader lets arrive before it is woken, if so many are still to come: half of what the system takes in at
+first, so that others can come meanwhile."""
+
 _HEAD = struct.Struct("!IB")
 _NUMBER = struct.Struct("!BQI")
 
@@ -116,6 +120,7 @@ class Line:
         self._socket = connected
         self._stopped = stopped
         self.silence_s = silence_s
+        self._wake_after = 1
         connected.settimeout(POLL_S)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -131,6 +136,7 @@ class Line:
         while rest:
             self._check_open()
             try:
+                self._sleep_until(min(len(rest), READ_AT_ONCE))
                 got = self._socket.recv_into(rest)
             except TimeoutError:
                 self._check_silence(heard)
@@ -142,6 +148,13 @@ class Line:
             rest = rest[got:]
             heard = time.monotonic()
         return data
+
+    def _sleep_until(self, count: int) -> None:
+        """Let who reads sleep until `count` bytes are there: with every packet it would take the interpreter from
+        training."""
+        if count != self._wake_after:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._wake_after = count
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Raises:
@@ -216,7 +229,10 @@ def read_frame(line: Line, allowed: Sequence[Kind]) -> tuple[Kind, bytearray, by
     kind = Kind(number)
     if length > MOST_BYTES[kind]:
         raise Refused(f"a {kind.name.lower()} frame of {length} bytes: at most {MOST_BYTES[kind]} may come")
-    return kind, line.read(length), line.read(TAG_BYTES)
+    payload = line.read(length + TAG_BYTES)
+    tag = payload[length:]
+    del payload[length:]
+    return kind, payload, tag
 
 
 def ask(line: Line, secret: bytes) -> tuple[Seal, Seal]:
