@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, inf
 
 import pytest
 from hypothesis import given
@@ -130,10 +130,11 @@ def test_giving_way_ends_when_training_is_quiet_or_all_is_over() -> None:
 
 def test_who_gives_way_looks_ever_less_often() -> None:
     looks = 0
-    over = time.monotonic() + 0.3
+    over = inf
 
     def busy() -> bool:
-        nonlocal looks
+        nonlocal looks, over
+        over = min(over, time.monotonic() + 0.3)
         looks += 1
         return time.monotonic() < over
 

@@ -32,7 +32,7 @@ REFUSAL = bytes(TAG_BYTES)
 HANDSHAKE_S = 5.0
 """How long either end of a new connection may take to say the next thing."""
 SILENCE_S = 30.0
-"""A peer that says or takes nothing for so long is given up."""
+"""A peer that says too little or takes nothing for so long is given up."""
 POLL_S = 0.2
 """Between two looks whether the stream was given up."""
 
@@ -113,7 +113,8 @@ class Line:
 
     Args:
         stopped: once set, whoever reads or writes gets `Gone`, after `POLL_S` at the latest.
-        silence_s: how long the peer may take to send, or to take, the next byte.
+        silence_s: how long the peer may take to send the next `READ_AT_ONCE` bytes, or what is left of a frame, or to
+            take the next byte.
     """
 
     def __init__(self, connected: socket.socket, stopped: threading.Event, silence_s: float) -> None:
@@ -147,6 +148,8 @@ class Line:
                 raise Gone("the other end closed the connection")
             rest = rest[got:]
             heard = time.monotonic()
+        # Who looks at all threads' frames may keep this one, and with it the view, which would fix the length.
+        rest.release()
         return data
 
     def _sleep_until(self, count: int) -> None:
