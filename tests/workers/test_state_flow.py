@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import ceil, inf
 
 import pytest
@@ -73,6 +73,13 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "maker"]
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    over = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < over
+        time.sleep(0.001)
+
+
 def test_it_is_made_in_order_and_no_further_ahead_than_the_queue_is_long() -> None:
     made: list[int] = []
     may_make = threading.Semaphore(0)
@@ -91,6 +98,20 @@ def test_it_is_made_in_order_and_no_further_ahead_than_the_queue_is_long() -> No
             # Two in the queue, and one in the maker's hands.
             assert len(made) <= len(taken) + 3
         assert taken == list(range(10))
+    assert threads() == []
+
+
+def test_a_maker_that_is_far_ahead_is_not_woken_for_each_that_is_taken() -> None:
+    with Ahead(iter(range(100)), 8, "maker") as ahead:
+        items = iter(ahead)
+        wait_until(lambda: len(ahead._made) == 8)
+        assert [next(items) for _ in range(3)] == [0, 1, 2]
+        time.sleep(0.1)
+        assert len(ahead._made) == 5
+        # Half of them are taken now.
+        assert next(items) == 3
+        wait_until(lambda: len(ahead._made) == 8)
+        assert list(items) == list(range(4, 100))
     assert threads() == []
 
 
