@@ -26,6 +26,8 @@ from workers.protocol import JobError
 NAMESPACE = "freshet"
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only small messages pass through Ray; the ranks exchange tensors among themselves."""
+ATTEMPTS = 2
+"""To start a cluster of our own: Ray gives one up that is not there within half a minute, as on a busy machine."""
 SHUTDOWN_S = 10.0
 CONNECT_S = 10.0
 
@@ -83,7 +85,6 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
     _check_reachable(address)
     import ray
     import ray.job_config
-    from ray.exceptions import RayError
 
     if ray.is_initialized():
         yield Connection(set())
@@ -104,18 +105,42 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
     # Ray ends what it has fully started; what an interruption leaves half started is ours to end.
     patience_s = 0.0
     try:
+        _initialise(address, options)
+        patience_s = SHUTDOWN_S
+        yield Connection(set(psutil.Process().children()) - before)
+    finally:
+        family = _family(set(psutil.Process().children()) - before) if address == "local" else set()
+        ray.shutdown()
+        _wait_or_kill(family, patience_s)
+
+
+def _initialise(address: str, options: Mapping[str, Any]) -> None:
+    """`ray.init`.
+
+    Raises:
+        JobError: there is no such cluster, or one of our own does not start.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    if address != "local":
         try:
             ray.init(address, **options)
         except (ConnectionError, RuntimeError, RayError) as error:
             raise JobError(_unreachable(address, error)) from error
-        patience_s = SHUTDOWN_S
-        yield Connection(set(psutil.Process().children()) - before)
-    finally:
-        started = set(psutil.Process().children()) - before if address == "local" else set()
-        # Detached actors are children of the raylet: they are gone when it is.
-        family = started | {child for process in started for child in _descendants(process)}
-        ray.shutdown()
-        _wait_or_kill(family, patience_s)
+        return
+    for attempt in range(1, ATTEMPTS + 1):
+        before = set(psutil.Process().children())
+        try:
+            ray.init(address, **options)
+            return
+        except Exception as error:  # Ray raises no narrower type
+            # What is half there must not come later.
+            family = _family(set(psutil.Process().children()) - before)
+            ray.shutdown()
+            _wait_or_kill(family, 0.0)
+            if attempt == ATTEMPTS:
+                raise JobError(_unreachable(address, error)) from error
 
 
 def nodes() -> tuple[Node, ...]:
@@ -177,7 +202,7 @@ def _check_reachable(address: str) -> None:
 def _unreachable(address: str, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0]
     if address == "local":
-        return f"could not start Ray on this machine: {reason}"
+        return f"could not start Ray on this machine, tried {ATTEMPTS} times: {reason}"
     return (
         f"cluster.address = {address!r}: no Ray cluster answers there ({reason})."
         " Start one with `ray start --head`, or use cluster.address = 'local'"
@@ -199,6 +224,11 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def _family(started: set[psutil.Process]) -> set[psutil.Process]:
+    """`started` and all beneath them: detached actors are children of the raylet, they are gone when it is."""
+    return started | {child for process in started for child in _descendants(process)}
 
 
 def _wait_or_kill(family: set[psutil.Process], patience_s: float) -> None:

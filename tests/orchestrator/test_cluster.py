@@ -1,12 +1,20 @@
-"""The token of a cluster of our own: made once, for its owner alone, and never in the way of who brings one."""
+"""A cluster of our own: its token, made once and for its owner alone, and what becomes of one that does not start."""
 
 from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-from orchestrator.cluster import prepare_local
+import psutil
+import pytest
+import ray
+
+from orchestrator.cluster import ATTEMPTS, connected, prepare_local
+from workers.protocol import JobError
 
 
 def test_the_first_on_a_machine_makes_a_token_and_all_others_take_it(tmp_path: Path) -> None:
@@ -35,3 +43,37 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
         prepare_local(environment)
         assert environment.items() >= given.items()
         assert not token.exists()
+
+
+class SlowStart:
+    """`ray.init` of a machine on which the first `failures` starts take longer than Ray waits."""
+
+    def __init__(self, failures: int) -> None:
+        self.left: list[psutil.Process] = []
+        """What each start has begun."""
+        self._failures = failures
+
+    def __call__(self, address: str, **options: Any) -> None:
+        started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.left.append(psutil.Process(started.pid))
+        if len(self.left) <= self._failures:
+            raise Exception("The current node timed out during startup.")
+
+
+def test_what_was_half_started_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowStart(failures=1)
+    monkeypatch.setattr(ray, "init", slow)
+    monkeypatch.setattr("orchestrator.cluster.SHUTDOWN_S", 0.1)
+    with connected("local", cpus=1):
+        assert [process.is_running() for process in slow.left] == [False, True]
+    assert not any(process.is_running() for process in slow.left)
+
+
+def test_a_cluster_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowStart(failures=ATTEMPTS)
+    monkeypatch.setattr(ray, "init", slow)
+    told = f"could not start Ray on this machine, tried {ATTEMPTS} times: The current node timed out"
+    with pytest.raises(JobError, match=told), connected("local", cpus=1):
+        raise AssertionError("it did not start")
+    assert len(slow.left) == ATTEMPTS
+    assert not any(process.is_running() for process in slow.left)
