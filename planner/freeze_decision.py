@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from planner.alike import like
 from planner.costs import bounds as profiled_bounds
 from planner.costs import outside_s
 from planner.draws import expected_step_s
@@ -35,7 +36,7 @@ class FreezeQuestion:
     """Largest mean freeze ratio of a stage."""
     profile: Profile | None = None
     """Of the job, if it has one: its links say what messages cost whom, and it stands in for a half of the monitoring
-    that was not observed."""
+    that was not observed. It may tell of fewer devices than the plan has by now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
         MonitoringError: they do not say what every action takes, and there is no profile that does.
         ValueError: the program has no solution.
     """
+    question = replace(question, profile=_fitting(question.profile, question.plan.pipeline_ranks))
     bounds = _bounds(question, observations)
     solution = solve(question.schedule, bounds.upper, bounds.lower, question.r_max)
     ratios = layer_ratios(solution, question.plan)
@@ -98,6 +100,13 @@ def measured_weights(profile: Profile | None) -> Weights:
     return weights if any(nanoseconds for layer in weights for _, nanoseconds in layer) else ()
 
 
+def _fitting(profile: Profile | None, ranks: int) -> Profile | None:
+    """`profile` with a device for each of `ranks`: typical ones, each on a machine of its own, where it has too few."""
+    if profile is None or len(profile.cluster.devices) >= ranks:
+        return profile
+    return replace(profile, cluster=like(profile.cluster, range(ranks)))
+
+
 def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
     """By how much the draws lengthen a step, from the profile alone: monitoring does not see single matrices.
 
@@ -108,6 +117,8 @@ def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
     profile, plan, schedule = question.profile, question.plan, question.schedule
     if profile is None:
         return None
+    if all(ratio in (0.0, 1.0) for row in ratios for ratio in row):
+        return 1.0
     drawn_s = expected_step_s(profile, plan, schedule, ratios, DRAWS, seed=0)
     return max(1.0, drawn_s / predict(profile, plan, schedule, ratios).step_s)
 

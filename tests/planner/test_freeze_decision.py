@@ -142,6 +142,25 @@ def test_the_profile_stands_in_for_a_half_that_was_not_observed() -> None:
     assert decision.bounds.upper_step_s is None
 
 
+def test_a_profile_of_fewer_devices_than_the_plan_has_spoils_nothing() -> None:
+    given = profile()
+    link = Link(latency_s=0.25, bytes_per_s=1e9)
+    fewer = replace(given, cluster=Cluster.uniform(given.cluster.devices[0], 2, link, commit_s=0.125))
+    decision = decide(replace(QUESTION, profile=fewer), monitored())
+    # What is measured counts; the profile says what messages cost, on every link what it is on the one.
+    whole = replace(given, cluster=Cluster.uniform(given.cluster.devices[0], RANKS, link, commit_s=0.125))
+    assert decision == decide(replace(QUESTION, profile=whole), monitored())
+    assert decision.solution.unfrozen_s > 33.0
+
+
+def test_where_nothing_is_drawn_nothing_gets_longer_by_chance() -> None:
+    third = replace(profile().model.layers[0], forward_s=0.1, input_grad_s=0.3, weight_grad_s=0.7)
+    uneven = replace(profile(), model=replace(profile().model, layers=(third,) * 6))
+    decision = decide(replace(QUESTION, profile=uneven, r_max=0.0), monitored())
+    assert decision.spread == 1.0
+    assert decision.kappa == 1.0
+
+
 def test_weights_are_the_profiles_nanoseconds_matrix_by_matrix() -> None:
     given = profile()
     block, *others = given.model.layers
