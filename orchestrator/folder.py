@@ -24,6 +24,7 @@ from workers.storage import join, open_folder
 
 MARKER = "job.json"
 EVENTS = "events.jsonl"
+PROFILE = "profile.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 _BEFORE_A_RUN = {"data", LOCK}
@@ -205,6 +206,24 @@ class JobFolder:
         """The plan that was issued last here. Raises JobError if the event log is damaged."""
         issued = [record.event.plan for record in self._records() if isinstance(record.event, events.Issued)]
         return issued[-1] if issued else None
+
+    def keep_profile(self, text: str) -> None:
+        """Write what the run's plan rests on, for whoever resumes it.
+
+        Raises:
+            JobError: it cannot be written.
+        """
+        try:
+            self._folder.write(PROFILE, text.encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def profile(self) -> str | None:
+        """The profile that was kept last; None: there is none, or it cannot be read."""
+        try:
+            return self._folder.read(PROFILE).decode()
+        except (OSError, UnicodeDecodeError):
+            return None
 
     def freeze_history(self) -> FreezeHistory:
         """What was measured and decided of freezing here so far. Raises JobError if the event log is damaged."""

@@ -81,7 +81,7 @@ def first_plan(spec: Spec, profile: Profile) -> Choice:
     Raises:
         JobError: nothing fits what the spec asks for; says by how much and what would help.
     """
-    _check_profile(spec, profile)
+    check_profile(spec, profile)
     pipeline = spec.pipeline
     ranks = pipeline_ranks(pipeline)
     recompute = recomputed_layers(spec, len(profile.model.layers))
@@ -157,7 +157,7 @@ def freezing(spec: Spec, choice: Choice) -> Freezing:
     )
 
 
-def _check_profile(spec: Spec, profile: Profile) -> None:
+def check_profile(spec: Spec, profile: Profile) -> None:
     """Raises:
     JobError: `profile` was made with other settings than this job's, or there is nothing to freeze in its model.
     """

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import cluster
-from orchestrator.folder import JobFolder
+from orchestrator.folder import PROFILE, JobFolder
 from orchestrator.placement import capacity, shortage
-from orchestrator.planning import first_plan, ranks_to_profile
-from orchestrator.profiling import cache_folder, key_of, obtain, read
+from orchestrator.planning import check_profile, first_plan, ranks_to_profile
+from orchestrator.profiling import cache_folder, key_of, obtain, parsed, read
 from orchestrator.replanning import Replanner, replanner_of
 from orchestrator.resolve import Resolved, resolve, settle
 from orchestrator.resumption import still_right
@@ -30,7 +30,7 @@ class Prepared:
 
     resolved: Resolved
     profile: Profile | None = None
-    """What the plan rests on; none where it was not made anew on one."""
+    """What the plan rests on; None where it rests on none, or a kept plan's is gone."""
     considered: tuple[Considered, ...] = ()
     """What the plan was chosen from."""
     replanner: Replanner
@@ -64,8 +64,8 @@ def prepare(
     newest = folder.newest_plan() if resume and profile_file is None else None
     if newest is not None and still_right(newest, settled, found):
         resolved = resolve(spec, found, totals, epoch=epoch + 1, plan=newest)
-        known = _kept(settled, found) if needs_profile(settled) else None
-        prepared = Prepared(resolved=resolved, replanner=replanner_of(resolved, known))
+        known = _kept(settled, found, folder)
+        prepared = Prepared(resolved=resolved, profile=known, replanner=replanner_of(resolved, known))
     elif profile_file is not None or needs_profile(settled):
         room = capacity(cluster.nodes(), settled.cluster.resources_per_rank or {})
         ranks = ranks_to_profile(settled, len(found.layers), room)
@@ -87,8 +87,20 @@ def prepare(
     return prepared
 
 
-def _kept(settled: Spec, found: Survey) -> Profile | None:
-    """The profile of an earlier run, if it is still there: a resumed job does not wait for a measurement."""
+def _kept(settled: Spec, found: Survey, folder: JobFolder) -> Profile | None:
+    """The profile that the run's plan rests on, or another of this job's, if there still is one: a resumed job does
+    not wait for a measurement."""
+    before = folder.marker()
+    same_device = (
+        before is not None and before.spec.get("cluster", {}).get("device") == settled.cluster.device
+    )
+    if same_device and (text := folder.profile()) is not None:
+        with suppress(JobError):
+            profile = parsed(text, found, where=PROFILE)
+            check_profile(settled, profile)
+            return profile
+    if not needs_profile(settled):
+        return None
     ranks = settled.pipeline.ranks
     assert ranks != AUTO, "a run's plan says how many"
     with suppress(JobError):

@@ -104,13 +104,24 @@ def read(path: Path, found: Survey) -> Profile:
         JobError: it cannot be read, is no profile, or is another model's.
     """
     try:
-        profile = Profile.from_json(path.read_text(encoding="utf-8"), where=str(path))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise JobError(f"cannot read the profile {path}: {reason}; make one with freshet profile") from error
+    return parsed(text, found, where=str(path))
+
+
+def parsed(text: str, found: Survey, *, where: str) -> Profile:
+    """The profile in `text`, which is that of the file `where`.
+
+    Raises:
+        JobError: it is no profile, or another model's.
+    """
+    try:
+        profile = Profile.from_json(text, where=where)
     except ProfileError as error:
         raise JobError(str(error)) from error
-    _check_model(profile, found, path)
+    _check_model(profile, found, where)
     return profile
 
 
@@ -208,7 +219,7 @@ def _this_machine() -> Node:
     return Node(id="", host="localhost", total=total, available=total)
 
 
-def _check_model(profile: Profile, found: Survey, path: Path) -> None:
+def _check_model(profile: Profile, found: Survey, where: str) -> None:
     """Raises:
     JobError: `profile` is of another model.
     """
@@ -216,7 +227,7 @@ def _check_model(profile: Profile, found: Survey, path: Path) -> None:
     way_out = "profile this job with freshet profile, or use the spec that the profile was made with"
     if len(layers) != len(found.layers):
         raise JobError(
-            f"{path} is another model's profile: it has {len(layers)} layers, the model has {len(found.layers)};"
+            f"{where} is another model's profile: it has {len(layers)} layers, the model has {len(found.layers)};"
             f" {way_out}"
         )
     for number, (layer, name, parameters) in enumerate(
@@ -224,7 +235,7 @@ def _check_model(profile: Profile, found: Survey, path: Path) -> None:
     ):
         if (layer.name, layer.parameters) != (name, parameters):
             raise JobError(
-                f"{path} is another model's profile: its layer {number} is {layer.name} with {layer.parameters}"
+                f"{where} is another model's profile: its layer {number} is {layer.name} with {layer.parameters}"
                 f" parameters, the model's is {name} with {parameters}; {way_out}"
             )
 

@@ -12,8 +12,12 @@ from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
 from tiny_jobs import STEPS, tiny
 
 from orchestrator import events
+from orchestrator.folder import JobFolder
+from orchestrator.preparation import prepare
+from orchestrator.resumption import adopt
 from orchestrator.survey import absolute, survey
 from orchestrator.trainer import PipelineTrainer
+from planner.profile import Profile
 from workers.protocol import FreezeStarted
 
 AUTO: dict[str, Any] = {"ranks": "auto", "schedule": "auto", "microbatches": "auto", "partition": "dynpipe"}
@@ -61,6 +65,17 @@ def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Pat
     assert (kept.plan.layers, kept.plan.microbatches) == (plan.layers, plan.microbatches)
     assert kept.plan.predicted_step_s == plan.predicted_step_s
     assert log.of(events.Submitted)[0].spec["pipeline"] == settled
+    # Freezing and the cuts to come rest on the same profile, though it is in no cache; on another device on none.
+    folder = JobFolder(str(tmp_path / "planned"))
+    marker = folder.marker()
+    assert marker is not None
+    spec = adopt(absolute(longer), marker.spec)
+    emulated = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"device": "emulated"})})
+    known = [
+        prepare(each, found, folder, resume=True, profile_file=None, say=print) for each in (spec, emulated)
+    ]
+    assert [each.profile for each in known] == [Profile.from_json(profile.read_text()), None]
+    assert [each.replanner.profile is not None for each in known] == [True, False]
     assert not unmeasured.exists()
 
 
