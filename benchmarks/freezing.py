@@ -316,7 +316,7 @@ def main() -> None:
     )
     parser.add_argument("--parts", default="throughput,loss,sweep")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--page", type=Path, help="an HTML file")
     parser.add_argument(
         "--method", default="timelyfreeze", choices=("timelyfreeze", *HYBRIDS), help="of the part `loss`"
     )
@@ -325,6 +325,8 @@ def main() -> None:
     unknown = [part for part in parts if part not in ("throughput", "loss", "sweep")]
     if unknown:
         parser.error(f"no part {', '.join(unknown)}; there are throughput, loss and sweep")
+    if options.page is not None and (options.page.is_dir() or not options.page.parent.is_dir()):
+        parser.error(f"--page {options.page}: is to be a file in a folder that there is")
     pairs = 3 if options.quick else 20
     print(f"torch {torch.__version__}; {JOB}")
     with tempfile.TemporaryDirectory() as folder:

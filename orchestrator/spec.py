@@ -99,7 +99,8 @@ class ClusterConfig(Section):
     device: DeviceKind | Literal["auto"] = "auto"
     """`auto`: `cuda` if the cluster has GPUs for all ranks, else `cpu`. `emulated`: times are modelled."""
     memory_per_rank_bytes: Positive | None = None
-    """What a rank may use; no plan that needs more is taken. Unset: the device's memory."""
+    """What a rank may use; no plan that needs more is taken. Unset: the device's memory, for plans that are made on a
+    profile."""
     wait_s: PositiveSeconds = 60.0
     """How long to wait for the cluster's resources and for the ranks to start, each."""
     timeout_s: PositiveSeconds = 300.0

@@ -141,10 +141,12 @@ class FreezeConfig(Section):
     `monitoring`."""
     check_every: Positive = 10
     """APF and AutoFreeze: steps between stability checks."""
-    apf_threshold: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """APF: a parameter whose score falls below it is frozen, T_APF."""
+    apf_threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """APF: a tensor whose score falls below it is frozen, T_APF. The score is the mean of |E| / E_abs over its scalars:
+    1 while all move one way, sqrt((1 - apf_alpha) / (1 + apf_alpha)) where nothing but noise is left, which is 0.23 by
+    default. Below that hardly anything settles; the paper's 0.01 is for single scalars."""
     apf_alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """APF: decay of the moving averages of eq. 2."""
+    """APF: decay of the moving averages of eq. 2, per check."""
     autofreeze_percentile: Annotated[float, Field(ge=0, le=100)] = 80.0
     """AutoFreeze: layers whose score is in this lowest percentile may freeze, P_Auto."""
 
