@@ -24,7 +24,8 @@ from planner.freezing import FreezePlan, Phase, Phases
 from workers.launch import run_threads
 from workers.protocol import FreezeReport, FreezeStarted, Request, StepReport, TimelineReport
 
-PHASES = Phases(warm_up=100, monitoring=180, ramp=186)
+PHASES = Phases(warm_up=50, monitoring=150, ramp=200)
+"""Each long enough for a planner to start and be killed in it."""
 SHORT = Phases(warm_up=8, monitoring=48, ramp=54)
 STEPS = 120
 """Of a job with `SHORT` phases."""
@@ -40,10 +41,17 @@ def two_nodes() -> Iterator[None]:
 
 
 def freezing(
-    folder: Path, name: str, phases: Phases, *, device: str = "emulated", steps: int = FAR, **sections: Any
+    folder: Path,
+    name: str,
+    phases: Phases,
+    *,
+    device: str = "emulated",
+    steps: int = FAR,
+    slower: float = 1.0,
+    **sections: Any,
 ) -> Spec:
-    """A job of steps of about an eighth of a second: a planner starts within a few of them."""
-    times = {"forward_s": 0.002, "input_grad_s": 0.002, "weight_grad_s": 0.004}
+    """A job of steps of about an eighth of a second, `slower` times as long."""
+    times = {"forward_s": 0.002 * slower, "input_grad_s": 0.002 * slower, "weight_grad_s": 0.004 * slower}
     return tiny(
         folder,
         name,
@@ -92,41 +100,39 @@ class Assassin:
 
     def strike(self) -> None:
         phase = PHASES.of(max(1, self.step))
-        wanted = len(self.killed)
-        monitored = any(r.step == PHASES.monitoring for r in self.log.of(TimelineReport))
-        due = (
-            phase is Phase.WARM_UP,
-            phase in (Phase.UPPER, Phase.LOWER),
-            # With the last timeline the planner is asked; what comes of it may or may not have been heard.
-            monitored,
-            phase is Phase.STABLE and bool(self.log.of(FreezeStarted)),
-        )
-        if wanted < len(due):
-            if self.pid is not None and due[wanted]:
-                os.kill(self.pid, signal.SIGKILL)
-                self.pid = None
-                self.killed.append(phase)
-        elif self.pid is not None and self.step < FAR and not self.stopped:
-            self.stopped = True
-            find(self.job).request.remote(Request.STOP)
+        missed = len(self.killed) < list(Phase).index(phase)
+        if missed or (len(self.killed) == len(Phase) and self.pid is not None):
+            if not self.stopped:
+                self.stopped = True
+                find(self.job).request.remote(Request.STOP)
+        elif self.pid is not None and len(self.killed) == list(Phase).index(phase) and self._ready(phase):
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = None
+            self.killed.append(phase)
+
+    def _ready(self, phase: Phase) -> bool:
+        """In the ramp once the planner has been asked, whether or not its answer has been heard; after it once the job
+        trains by that answer."""
+        if phase is Phase.RAMP:
+            return any(report.step == PHASES.monitoring for report in self.log.of(TimelineReport))
+        return phase is not Phase.STABLE or bool(self.log.of(FreezeStarted))
 
 
 def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     assassin = Assassin("struck")
-    spec = freezing(tmp_path, "struck", PHASES)
+    spec = freezing(tmp_path, "struck", PHASES, slower=3.0)
     done = run(spec, resume=False, observe=assassin.log, say=lambda text: None)
     log = assassin.log
 
     # The faults fired, each in its phase, and each was answered.
-    assert assassin.killed[:2] == [Phase.WARM_UP, Phase.UPPER]
-    assert assassin.killed[3] is Phase.STABLE
-    assert [started.life for started in log.of(events.PlannerStarted)] == [1, 2, 3, 4, 5]
+    assert assassin.killed == list(Phase)
+    assert [started.life for started in log.of(events.PlannerStarted)] == [1, 2, 3, 4, 5, 6]
     deaths = [warned.text for warned in log.of(events.Warned) if "the planner died" in warned.text]
     assert (
         deaths
-        == ["the planner died: killed, out of memory, or its node is gone; another one takes its place"] * 4
+        == ["the planner died: killed, out of memory, or its node is gone; another one takes its place"] * 5
     )
-    assert len({started.pid for started in log.of(events.PlannerStarted)}) == 5
+    assert len({started.pid for started in log.of(events.PlannerStarted)}) == 6
 
     log.assert_processes_gone()
 
