@@ -22,9 +22,10 @@ STARTS_A_CLUSTER = ("test_ray_", "test_cli_train", "test_local_nodes")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one of the processes that share the tests take all that start a Ray cluster, one after another."""
+    """Have one of the processes that share the tests take all tests of a file that start Ray clusters: they share one,
+    which has an address of its own."""
     for item in items:
         if item.path.name.startswith(STARTS_A_CLUSTER):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(900))
