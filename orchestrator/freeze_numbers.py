@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any, Literal
 
 from orchestrator.phase_bands import phases_of
 from orchestrator.run_record import RunRecord
 from planner.freezing import Phase
-from planner.time_to_accuracy import average_effective_update, time_to_accuracy_ratio, warning
+from planner.time_to_accuracy import (
+    anything_frozen,
+    average_effective_update,
+    kappa,
+    time_to_accuracy_ratio,
+    warning,
+)
 from workers.protocol import StepReport
+
+Side = Literal["unfrozen", "frozen"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +44,7 @@ class FreezeNumbers:
         """What a person must know while freezing costs more than it brings."""
         if self.kappa is None or self.p_eff is None:
             return None
-        return warning(self.kappa, self.p_eff)
+        return warning(self.kappa, self.p_eff, self.method)
 
 
 def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
@@ -44,22 +53,20 @@ def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
     method = str(freeze.get("method", "none"))
     if method == "none":
         return None
-    base, full = compared(run)
+    unfrozen, full = compared(run)
     solved = run.freeze.solved
-    kappa = None
-    if base and full:
-        kappa = median(step.step_s for step in full) / median(step.step_s for step in base)
+    measured = measured_kappa([step.step_s for step in full], [step.step_s for step in unfrozen])
     predicted = solved.kappa if solved is not None else None
     p_eff = None
     if full:
         p_eff = average_effective_update(
             [step.effective_update for step in full], [step.gradient_energy for step in full]
         )
-    best = kappa if kappa is not None else predicted
+    best = measured if measured is not None else predicted
     return FreezeNumbers(
         method=method,
         average_freeze_ratio=run.freeze.average_ratio(len(run.steps)),
-        kappa=kappa,
+        kappa=measured,
         predicted_kappa=predicted,
         p_eff=p_eff,
         time_to_accuracy=time_to_accuracy_ratio(best, p_eff)
@@ -69,18 +76,34 @@ def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
 
 
 def compared(run: RunRecord) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
-    """Steps with nothing frozen, and steps with full freezing. In neither are the job's first step, which warms caches,
-    and skipped ones, whose gradient has no finite energy."""
-    freeze = run.spec.get("freeze", {})
+    """Steps with nothing frozen, and steps with full freezing, in order."""
+    freeze, start = run.spec.get("freeze", {}), run.freeze.start
+    steps = [(side(step, freeze, start), step) for _, step in sorted(run.steps.items())]
+    return [step for at, step in steps if at == "unfrozen"], [step for at, step in steps if at == "frozen"]
+
+
+def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side | None:
+    """Which of the two `step` is. None for neither: the job's first step warms caches, and a skipped one's
+    gradient has no finite energy. In a step with full freezing something was frozen indeed.
+
+    Args:
+        freeze: the resolved `[freeze]` section.
+        start: the first step that follows solved ratios, which may come late, or never.
+    """
+    if step.step <= 1 or step.step_s <= 0 or step.skipped:
+        return None
     phases = phases_of(freeze)
-    steps = [
-        step
-        for number, step in sorted(run.steps.items())
-        if number > 1 and step.step_s > 0 and not step.skipped
-    ]
-    if phases is not None:
-        base = [step for step in steps if phases.of(step.step) is Phase.UPPER]
-        return base, [step for step in steps if phases.of(step.step) is Phase.STABLE]
-    warm_up = freeze.get("warm_up") or 0
-    frozen = [step for step in steps if step.step > warm_up]
-    return [step for step in steps if step.step <= warm_up], frozen
+    if phases is None:
+        unfrozen = step.step <= (freeze.get("warm_up") or 0)
+        full = not unfrozen
+    else:
+        unfrozen = phases.of(step.step) is Phase.UPPER
+        full = phases.of(step.step) is Phase.STABLE and start is not None and step.step >= start
+    if unfrozen:
+        return "unfrozen"
+    return "frozen" if full and anything_frozen(step.effective_update) else None
+
+
+def measured_kappa(frozen_s: Sequence[float], unfrozen_s: Sequence[float]) -> float | None:
+    """Median step with full freezing over that with none (eq. 12); None while there are not both."""
+    return kappa(median(frozen_s), median(unfrozen_s)) if frozen_s and unfrozen_s else None

@@ -28,8 +28,8 @@ def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) 
     if not freeze.timely:
         if warm_up >= steps:
             raise JobError(
-                f"freeze.warm_up = {warm_up} leaves nothing to freeze in job.steps = {steps}: set"
-                f" freeze.warm_up to less than {steps}, leave it unset, or train longer"
+                f"freeze.warm_up = {warm_up} leaves nothing to freeze in job.steps = {steps}: set job.steps to"
+                f" more than {warm_up}, or, in a job that is not resumed, lower freeze.warm_up or leave it unset"
             )
         return freeze.model_copy(update={"warm_up": warm_up})
     if monitoring is None:
@@ -43,7 +43,7 @@ def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) 
     if phases.ramp > steps:
         raise JobError(
             f"[freeze]: the phases are longer than the job: warm_up = {warm_up}, monitoring = {monitoring}, ramp ="
-            f" {ramp} are steps, and job.steps = {steps}: set all three to {steps} at most, train longer, or set"
-            ' freeze.method = "none"'
+            f" {ramp} are steps, and job.steps = {steps}: set job.steps to {ramp} at least, or, in a job that is not"
+            f" resumed, all three to {steps} at most or freeze.method to none"
         )
     return freeze.model_copy(update={"warm_up": warm_up, "monitoring": monitoring, "ramp": ramp})

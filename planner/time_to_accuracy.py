@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+ROUNDING = 1e-9
+"""Shares that are as near as this, relatively, are alike: sums and quotients of floats leave them apart."""
+
+_CONTROLS = {"apf": "freeze.apf_threshold", "autofreeze": "freeze.autofreeze_percentile"}
+"""What to lower for less freezing. All other methods have budgets, which freeze.r_max bounds."""
+
 
 def kappa(frozen_s: float, unfrozen_s: float) -> float:
     """Step time with freezing over step time without (eq. 12).
@@ -85,10 +91,19 @@ def time_to_accuracy_ratio(kappa: float, p_eff: float) -> float:
     return kappa / p_eff if p_eff > 0 else float("inf")
 
 
-def warning(kappa: float, p_eff: float) -> str | None:
-    """What to tell the user while freezing costs more than it brings: kappa above p_eff (eq. 55). None otherwise, also
-    while both are alike, as where nothing is frozen."""
-    if kappa <= p_eff:
+def anything_frozen(p_eff: float) -> bool:
+    """Whether less than the whole gradient reaches the weights."""
+    return _above(1.0, p_eff)
+
+
+def warning(kappa: float, p_eff: float, method: str) -> str | None:
+    """What to tell the user while freezing costs more than it brings: kappa above p_eff (eq. 55). None
+    otherwise, also while both are alike, and where nothing is frozen: then steps take longer for other reasons.
+
+    Args:
+        method: `freeze.method`, whose own control the text names.
+    """
+    if not anything_frozen(p_eff) or not _above(kappa, p_eff):
         return None
     longer = (
         f"so the same loss is expected to take {time_to_accuracy_ratio(kappa, p_eff):.2f} times as long"
@@ -97,5 +112,11 @@ def warning(kappa: float, p_eff: float) -> str | None:
     )
     return (
         f"freezing costs more than it brings: a step takes {kappa:.2f} of its time (kappa), but {p_eff:.2f} of the"
-        f" gradient's energy reaches the weights, {longer}. Lower freeze.r_max, or set freeze.method to none"
+        f" gradient's energy reaches the weights, {longer}. Lower {_CONTROLS.get(method, 'freeze.r_max')}, or set"
+        " freeze.method to none"
     )
+
+
+def _above(larger: float, smaller: float) -> bool:
+    """Whether it is more than rounding that makes `larger` so."""
+    return larger > smaller * (1 + ROUNDING)

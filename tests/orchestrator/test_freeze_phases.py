@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.freeze_phases import settle_phases
+from orchestrator.resumption import adopt
+from orchestrator.spec import JobConfig, Spec
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.protocol import JobError
 
@@ -47,7 +49,12 @@ def test_unset_phases_become_numbers(
         (100, {"warm_up": 30, "monitoring": 20}, "come in order.*warm_up = 30, monitoring = 20, ramp = 30"),
         (100, {"warm_up": 30, "monitoring": 40, "ramp": 35}, "come in order.*ramp = 35"),
         (100, {"warm_up": 30, "monitoring": 31}, "two steps of monitoring"),
-        (100, {"ramp": 101}, "longer than the job.*ramp = 101.*job.steps = 100.*to 100 at most"),
+        (
+            100,
+            {"ramp": 101},
+            "longer than the job.*ramp = 101.*job.steps = 100: set job.steps to 101 at least, or, in a job that"
+            " is not resumed, all three to 100 at most or freeze.method to none",
+        ),
         (6, {"warm_up": 5}, "longer than the job.*monitoring = 7, ramp = 7.*job.steps = 6"),
         (1, {}, "longer than the job.*monitoring = 2.*job.steps = 1"),
     ],
@@ -58,5 +65,24 @@ def test_phases_that_do_not_fit(steps: int, freeze: dict[str, Any], told: str) -
 
 
 def test_a_warm_up_as_long_as_the_job() -> None:
-    with pytest.raises(JobError, match=r"freeze.warm_up = 5 leaves nothing to freeze in job.steps = 5"):
+    told = (
+        "freeze.warm_up = 5 leaves nothing to freeze in job.steps = 5: set job.steps to more than 5, or, in a job"
+        " that is not resumed,"
+    )
+    with pytest.raises(JobError, match=told):
         settled(5, method="autofreeze", warm_up=5)
+
+
+def test_a_resumed_job_that_is_too_short_for_its_phases_is_told_to_be_longer() -> None:
+    """Its phases are those of its run: other ones, or none, would be refused next, so they are for other jobs."""
+    begun = Spec(job=JobConfig(name="a", steps=1000), freeze=FreezeConfig(method="timelyfreeze"))
+    phases = settle_phases(begun.freeze, begun.optimizer, 1000)
+    adopted = adopt(begun, {"freeze": phases.model_dump(mode="json")}).freeze
+    assert settle_phases(adopted, begun.optimizer, 210) == phases
+    with pytest.raises(JobError) as refused:
+        settle_phases(adopted, begun.optimizer, 200)
+    assert str(refused.value) == (
+        "[freeze]: the phases are longer than the job: warm_up = 100, monitoring = 110, ramp = 210 are steps,"
+        " and job.steps = 200: set job.steps to 210 at least, or, in a job that is not resumed, all three to 200 at"
+        " most or freeze.method to none"
+    )

@@ -39,16 +39,43 @@ def test_the_average_over_the_horizon_weighs_steps_by_their_gradient_energy():
 def test_the_ratio_and_its_warning():
     assert time_to_accuracy_ratio(0.6, 0.8) == pytest.approx(0.75)
     assert time_to_accuracy_ratio(0.6, 0.0) == float("inf")
-    assert warning(0.6, 0.8) is None
-    text = warning(0.8, 0.5)
+    assert warning(0.6, 0.8, "timelyfreeze") is None
+    text = warning(0.8, 0.5, "timelyfreeze")
     assert text is not None
     assert "a step takes 0.80 of its time (kappa), but 0.50 of the gradient's energy" in text
     assert "1.60 times as long. Lower freeze.r_max" in text
-    nothing = warning(0.8, 0.0)
+    nothing = warning(0.8, 0.0, "timelyfreeze")
     assert nothing is not None
     assert (
         "0.00 of the gradient's energy reaches the weights, so the loss is expected to stay where it is"
         in nothing
     )
-    assert warning(0.8, 0.8) is None
-    assert warning(1.0, 1.0) is None, "nothing is frozen"
+    assert warning(0.8, 0.8, "timelyfreeze") is None
+
+
+def test_nothing_is_warned_of_where_nothing_is_frozen():
+    for kappa_of_noise in (1.0, 1.003, 1.4):
+        assert warning(kappa_of_noise, 1.0, "apf") is None
+        assert warning(kappa_of_noise, 1.0 - 1e-15, "apf") is None, "a sum that rounds is all of it"
+
+
+def test_rounding_does_not_make_freezing_cost_more():
+    assert 0.1 + 0.2 > 0.3
+    assert warning(0.1 + 0.2, 0.3, "timelyfreeze") is None
+    assert warning(0.300001, 0.3, "timelyfreeze") is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "control"),
+    [
+        ("timelyfreeze", "freeze.r_max"),
+        ("timelyfreeze+apf", "freeze.r_max"),
+        ("timelyfreeze+autofreeze", "freeze.r_max"),
+        ("apf", "freeze.apf_threshold"),
+        ("autofreeze", "freeze.autofreeze_percentile"),
+    ],
+)
+def test_the_way_out_is_the_method_s_own(method: str, control: str):
+    text = warning(0.8, 0.5, method)
+    assert text is not None
+    assert text.endswith(f". Lower {control}, or set freeze.method to none")
