@@ -160,7 +160,11 @@ class Cluster:
     devices: tuple[DeviceProfile, ...]
     """By rank."""
     links: tuple[tuple[Link | None, ...], ...]
-    """`links[source][target]`; None on the diagonal."""
+    """`links[source][target]`; None on the diagonal. Measured: of up to 16 GPUs every pair; else neighbours, a pair
+    within each machine and one between any two of up to 16 machines; on a single machine of CPUs only some neighbours.
+    Inferred: on CPUs all pairs between the same two machines, or within one, have the median of those measured there;
+    of more than 16 GPUs, so have the pairs that were not measured; machines of which no pair was measured have the
+    slowest link that was."""
     commit_s: float = 0.0
     """The collective at the end of a step."""
     receives_ahead: int = 0

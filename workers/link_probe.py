@@ -1,8 +1,10 @@
 """Measures the links between ranks over the channel that the job uses, and what a commit costs.
 
-Pairs of ranks are probed in rounds of disjoint pairs. On CPUs all pairs of ranks on the same two machines are alike,
-and the medians over them all are taken; GPUs may be linked pair by pair. Where there are too many pairs, the others
-are taken for the slowest link that was measured.
+Ranks are probed in rounds of disjoint pairs: neighbours, a pair within each machine, and one between any two
+machines. On CPUs all pairs of ranks on the same two machines, or on one, are alike: the medians over those that were
+probed stand for all. GPUs may be linked pair by pair: of up to 16 all pairs are probed; of more, a pair that was not is
+taken for the median between its two machines, or within its one. Of more than 16 machines not every two meet: where
+they did not, the slowest link that was measured is taken.
 """
 
 from __future__ import annotations
@@ -22,9 +24,7 @@ from workers.probe_rounds import rounds
 from workers.transport.channel import Channel, Stream, Tensors
 
 MOST_ROUNDS = 15
-"""Enough for all pairs of up to 16 ranks: each pair of GPUs may be linked in its own way."""
-FEW_ROUNDS = 3
-"""Enough where all ranks of a machine are linked alike; on a single machine one is."""
+"""Enough for all pairs of up to 16 GPUs, or of up to 16 machines. It bounds the time that probing takes."""
 TRIPS = 9
 """Of each size and direction, to and fro: once idle and once busy."""
 WARM_UP = 3
@@ -42,12 +42,9 @@ FASTEST_BYTES_PER_S = 1e12
 """Said of a link on which size makes no difference."""
 COMMITS = 20
 
-Place = tuple[int | str, int | str]
-"""Links of one place are alike: those from machine to machine, or each pair of GPUs by itself."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
+class Seen:
     """What one end saw of messages of one size from `source` to `target`: medians of seconds."""
 
     source: int
@@ -73,10 +70,9 @@ def probe_links(
     apart = device.type == "cuda"
     probing = _Probing(channel, device, sleeps=sleeps)
     largest = max([*sizes, 2 * SMALL_BYTES])
-    seen: list[_Seen] = []
+    seen: list[Seen] = []
     machines = [name.decode() for name in channel.all_gather(machine.encode())]
-    on_one_machine = not apart and len(set(machines)) == 1
-    for pairs in rounds(channel.size, MOST_ROUNDS if apart else FEW_ROUNDS)[: 1 if on_one_machine else None]:
+    for pairs in rounds(machines, MOST_ROUNDS, apart=apart):
         for a, b in pairs:
             if channel.rank in (a, b):
                 for number, size in enumerate((SMALL_BYTES, largest)):
@@ -84,21 +80,33 @@ def probe_links(
                     seen.append(probing.probe(b, a, 4 * number + 2, size))
         channel.all_gather(b"")
     facts = map(json.loads, channel.all_gather(json.dumps([asdict(one) for one in seen]).encode()))
+    return all_links([Seen(**fact) for rank in facts for fact in rank], machines, apart=apart)
 
-    def place(source: int, target: int) -> Place:
-        return (source, target) if apart else (machines[source], machines[target])
 
-    every: dict[Place, list[_Seen]] = defaultdict(list)
-    for fact in (_Seen(**fact) for rank in facts for fact in rank):
-        every[place(fact.source, fact.target)].append(fact)
-    links = {where: _fit(alike) for where, alike in every.items()}
+def all_links(
+    seen: Iterable[Seen], machines: Sequence[str], *, apart: bool
+) -> tuple[tuple[Link | None, ...], ...]:
+    """`links[source][target]` from what was seen of some of them.
+
+    A pair of ranks has its own link where such are `apart` and it was probed; else the one between its machines, from
+    all their pairs that were; where these never met, the slowest for a message of middling size.
+    """
+    own: dict[tuple[int, int], list[Seen]] = defaultdict(list)
+    shared: dict[tuple[str, str], list[Seen]] = defaultdict(list)
+    for one in seen:
+        if apart:
+            own[one.source, one.target].append(one)
+        shared[machines[one.source], machines[one.target]].append(one)
+    of_ranks = {ends: _fit(alike) for ends, alike in own.items()}
+    of_machines = {ends: _fit(alike) for ends, alike in shared.items()}
 
     def link(source: int, target: int) -> Link | None:
         if source == target:
             return None
-        return links.get(place(source, target)) or _typical(list(links.values()))
+        between = of_machines.get((machines[source], machines[target]))
+        return of_ranks.get((source, target)) or between or _slowest([*of_machines.values()])
 
-    ranks = range(channel.size)
+    ranks = range(len(machines))
     return tuple(tuple(link(source, target) for target in ranks) for source in ranks)
 
 
@@ -140,7 +148,7 @@ class _Probing:
         self._sleeps = sleeps
         self._trips = TRIPS_ASLEEP if sleeps else TRIPS
 
-    def probe(self, source: int, target: int, tag: int, size: int) -> _Seen:
+    def probe(self, source: int, target: int, tag: int, size: int) -> Seen:
         """Messages of `size` bytes go from `source` to `target` and back.
 
         Each end does other work before it sends, as in training: caches are full of other things then. First the
@@ -157,7 +165,7 @@ class _Probing:
         self._channel.flush()
         return seen
 
-    def _begin(self, there: Stream, back: Stream, size: int) -> _Seen:
+    def _begin(self, there: Stream, back: Stream, size: int) -> Seen:
         sends: list[float] = []
         round_trips: list[float] = []
         for trip in range(2 * self._trips):
@@ -172,7 +180,7 @@ class _Probing:
             if not busy:
                 # The other end says how long it worked before it answered.
                 round_trips.append(time.perf_counter() - begun_s - float(answer[0][0]))
-        return _Seen(
+        return Seen(
             source=there.source,
             target=there.target,
             size_bytes=size,
@@ -180,7 +188,7 @@ class _Probing:
             transfer_s=median(round_trips[WARM_UP:]) / 2,
         )
 
-    def _answer(self, there: Stream, back: Stream, size: int) -> _Seen:
+    def _answer(self, there: Stream, back: Stream, size: int) -> Seen:
         waits: list[float] = []
         receives: list[float] = []
         for trip in range(2 * self._trips):
@@ -198,7 +206,7 @@ class _Probing:
             answer = self._message(size)
             answer[0][0] = time.perf_counter() - received_s
             self._channel.send(back, answer)
-        return _Seen(source=there.source, target=there.target, size_bytes=size, held_s=median(receives))
+        return Seen(source=there.source, target=there.target, size_bytes=size, held_s=median(receives))
 
     def _message(self, size: int) -> Tensors:
         return (torch.ones(size // 4, device=self._device),)
@@ -221,7 +229,7 @@ def _receive(channel: Channel, stream: Stream) -> Tensors:
     return tensors
 
 
-def _fit(seen: Sequence[_Seen]) -> Link:
+def _fit(seen: Sequence[Seen]) -> Link:
     """The link on which messages take what was seen, of links that are all alike."""
     sends = [one for one in seen if one.transfer_s is not None]
     receives = [one for one in seen if one.transfer_s is None]
@@ -258,6 +266,5 @@ def _line(values: Mapping[int, float]) -> tuple[float, float]:
     return max(0.0, values[small] - slope * small), slope
 
 
-def _typical(links: Sequence[Link]) -> Link:
-    """What a link that was not probed is taken for: the slowest for a message of middling size."""
+def _slowest(links: Sequence[Link]) -> Link:
     return max(links, key=lambda link: link.transfer_s(2**16))

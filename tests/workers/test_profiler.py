@@ -21,9 +21,7 @@ from workers.cost_settings import cost_settings
 from workers.counted_memory import LiveStorages
 from workers.freezing.mask import LayerParameters
 from workers.launch import assignment
-from workers.link_probe import MOST_ROUNDS
 from workers.measured import Measured, combine
-from workers.probe_rounds import rounds
 from workers.profile_launch import Request, profile_processes
 from workers.profiler import REPEATS
 from workers.protocol import Generation, JobError, Report
@@ -189,26 +187,6 @@ def test_a_layer_that_does_not_work_is_told(tmp_path: Path) -> None:
     wrong = config(tmp_path, data=DataConfig(source="measured_model:Nothing"))
     with pytest.raises(JobError, match="Nothing"):
         profile_processes(Request(config=wrong, ranks=2, budget_s=0.05))
-
-
-@pytest.mark.parametrize("ranks", range(2, 17))
-def test_every_pair_is_probed_once_in_rounds_of_disjoint_pairs(ranks: int) -> None:
-    found = rounds(ranks, MOST_ROUNDS)
-    pairs = [pair for one in found for pair in one]
-    assert sorted(pairs) == [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
-    for one in found:
-        ends = [end for pair in one for end in pair]
-        assert len(ends) == len(set(ends))
-
-
-def test_many_ranks_are_probed_as_a_ring_and_beyond() -> None:
-    found = rounds(64, 3)
-    assert len(found) <= 4
-    pairs = {pair for one in found for pair in one}
-    assert {(a, a + 1) for a in range(63)} | {(0, 63)} <= pairs
-    for one in found:
-        ends = [end for pair in one for end in pair]
-        assert len(ends) == len(set(ends))
 
 
 def slow(rank: int, repeats_s: tuple[float, ...], like: Profile) -> Measured:
