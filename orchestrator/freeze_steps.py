@@ -57,8 +57,9 @@ def freeze_steps(run: RunRecord) -> tuple[FreezeStep, ...]:
         report = run.steps[number]
         foreseen_s = foreseen = measured = None
         if predicted is not None and step_s is not None:
-            foreseen_s = step_s(predicted.share(number))
-            foreseen = kappa(foreseen_s, step_s(0.0))
+            windows = predicted.windows.get(report.generation)
+            foreseen_s = step_s(predicted.share(number), windows)
+            foreseen = kappa(foreseen_s, step_s(0.0, windows))
         if unfrozen_s is not None:
             measured = kappa(report.step_s, unfrozen_s)
         best = measured if measured is not None else foreseen

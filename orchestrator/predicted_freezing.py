@@ -5,17 +5,20 @@ out by the simulator. Pure: a run's record in, predictions out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.freeze_history import observation
 from orchestrator.phase_bands import phases_of
 from orchestrator.run_record import RunRecord
+from planner.csv_format import frozen_prefix
 from planner.freezing import Phases
 from planner.heat_map import Shares
-from planner.ir import FREEZABLE, Action, Schedule
+from planner.ir import FREEZABLE, Action, Program, Schedule
 from planner.monitoring import Bounds, Observation, measure
+from planner.passes import repeat
 from planner.plan import Plan
 from planner.simulate import Costs, Simulation, simulate
+from planner.validate import ScheduleError, validate
 from workers.protocol import TimelineReport
 
 Ranks = Mapping[int, TimelineReport]
@@ -23,10 +26,23 @@ Ranks = Mapping[int, TimelineReport]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What one pipeline ran in a step."""
+
+    window: Schedule
+    """Of one replica."""
+    windows: int
+    """How often in a row: once for each of its replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictedFreezing:
     """The steps of one pipeline after its monitoring phase."""
 
-    schedule: Schedule
+    ran: Ran
+    """In the newest step."""
+    windows: Mapping[int, int]
+    """Generation -> windows in a row, as told by the number of its ranks."""
     phases: Phases
     bounds: Bounds
     ratios: Shares
@@ -43,13 +59,19 @@ class PredictedFreezing:
     def frozen(self, share: float) -> Shares:
         return [(stage, microbatch, share * ratio) for stage, microbatch, ratio in self.ratios]
 
-    def simulate(self, share: float) -> Simulation:
-        """A window in which every draw takes what is expected of it."""
-        return simulate(self.schedule, _interpolated(self.schedule, self.bounds, self.frozen(share)))
+    def simulate(self, share: float, windows: int | None = None) -> Simulation:
+        """All windows of a step, with microbatches numbered on, in which every draw takes what is expected of it.
 
-    def step_s(self, share: float) -> float:
-        """Mean step, with what is outside the window."""
-        whole_s = self.simulate(share).makespan_s + self.bounds.outside_s
+        Args:
+            windows: how many; None: those of the newest step.
+        """
+        whole = repeat(self.ran.window, self.ran.windows if windows is None else windows)
+        costs = _interpolated(whole, self.ran.window.microbatches, self.bounds, self.frozen(share))
+        return simulate(whole, costs)
+
+    def step_s(self, share: float, windows: int | None = None) -> float:
+        """Mean step, with what is outside the windows; see `simulate`."""
+        whole_s = self.simulate(share, windows).makespan_s + self.bounds.outside_s
         return whole_s * self.spread if share > 0 else whole_s
 
 
@@ -62,15 +84,16 @@ def predict_freezing(run: RunRecord) -> PredictedFreezing | None:
         return None
     newest_first = (run.measured[step] for step in sorted(run.measured, reverse=True))
     try:
-        schedule = next((found for ranks in newest_first if (found := schedule_of(plan, ranks))), None)
-        if schedule is None:
+        ran = next((found for ranks in newest_first if (found := ran_in(plan, ranks))), None)
+        if ran is None:
             return None
-        bounds = measure(schedule, phases, observations(run.measured.values()))
+        bounds = measure(ran.window, phases, observations(run.measured.values()))
     except ValueError:
         # Times of a plan that a resume has changed since, or not of every action.
         return None
     return PredictedFreezing(
-        schedule=schedule,
+        ran=ran,
+        windows=_windows(run, plan),
         phases=phases,
         bounds=bounds,
         ratios=solved.ratios,
@@ -79,14 +102,33 @@ def predict_freezing(run: RunRecord) -> PredictedFreezing | None:
     )
 
 
-def schedule_of(plan: Plan, ranks: Ranks) -> Schedule | None:
-    """What the first replica ran, from its own spans: a table of the user's own is no longer at hand."""
-    if any(rank not in ranks or not ranks[rank].spans for rank in range(plan.pipeline_ranks)):
+def ran_in(plan: Plan, ranks: Ranks) -> Ran | None:
+    """What the first pipeline ran, from its own spans: a table of the user's own is no longer at hand. None where they
+    are not those of whole windows of `plan`."""
+    programs: list[Program] = []
+    windows: set[int] = set()
+    for rank in range(plan.pipeline_ranks):
+        actions = tuple(Action.parse(span.action) for span in ranks[rank].spans) if rank in ranks else ()
+        times = actions.count(actions[0]) if actions else 1
+        window = actions[: len(actions) // times]
+        if not window or window * times != actions:
+            return None
+        programs.append(window)
+        windows.add(times)
+    if len(windows) != 1:
         return None
-    programs = tuple(
-        tuple(Action.parse(span.action) for span in ranks[rank].spans) for rank in range(plan.pipeline_ranks)
+    schedule = Schedule(
+        name=plan.schedule,
+        stages=plan.stages,
+        microbatches=plan.microbatches,
+        programs=tuple(programs),
+        frozen_stages=frozen_prefix(programs),
     )
-    return Schedule(name=plan.schedule, stages=plan.stages, microbatches=plan.microbatches, programs=programs)
+    try:
+        validate(schedule)
+    except ScheduleError:
+        return None
+    return Ran(window=schedule, windows=windows.pop())
 
 
 def observations(steps: Iterable[Ranks]) -> list[Observation]:
@@ -94,8 +136,21 @@ def observations(steps: Iterable[Ranks]) -> list[Observation]:
     return [observation(report) for ranks in steps for report in ranks.values()]
 
 
-def _interpolated(schedule: Schedule, bounds: Bounds, frozen: Shares) -> Costs:
-    """Every action between its longest and its shortest time, as its ratio says (TimelyFreeze eq. 4)."""
+def _windows(run: RunRecord, plan: Plan) -> dict[int, int]:
+    """Generation -> windows in a row, if each of its pipelines had as many ranks as those of `plan`."""
+    pipelines = {
+        generation.number: len(generation.members) // plan.pipeline_ranks
+        for generation in run.recovery.generations
+    }
+    return {number: replace(plan, pipelines=count).windows for number, count in pipelines.items() if count}
+
+
+def _interpolated(schedule: Schedule, microbatches: int, bounds: Bounds, frozen: Shares) -> Costs:
+    """Every action between its longest and its shortest time, as its ratio says (TimelyFreeze eq. 4).
+
+    Args:
+        microbatches: of one window.
+    """
     ratios = {(stage, microbatch): ratio for stage, microbatch, ratio in frozen}
     actions = {}
     for program in schedule.programs:
@@ -103,6 +158,8 @@ def _interpolated(schedule: Schedule, bounds: Bounds, frozen: Shares) -> Costs:
             longest_s = bounds.upper.of_action(action)
             if action.kind in FREEZABLE:
                 shortest_s = bounds.lower.of_action(action)
-                longest_s -= ratios.get((action.stage, action.index), 0.0) * (longest_s - shortest_s)
+                longest_s -= ratios.get((action.stage, action.index % microbatches), 0.0) * (
+                    longest_s - shortest_s
+                )
             actions[action] = longest_s
     return Costs(seconds={}, communication_s=bounds.upper.communication_s, actions=actions)

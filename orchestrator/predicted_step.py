@@ -7,16 +7,17 @@ other measured steps. Pure: a run's record in, a timeline out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from orchestrator.predicted_freezing import Ranks, observations, predict_freezing, schedule_of
+from orchestrator.predicted_freezing import Ran, Ranks, observations, predict_freezing, ran_in
 from orchestrator.quantities import counted
 from orchestrator.run_record import MONITORING, RunRecord
 from planner.freezing import Phase
 from planner.heat_map import Shares
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, Kind
 from planner.monitoring import mean_costs, observed_outside_s
+from planner.passes import repeat
 from planner.simulate import Simulation, TimedAction, simulate
 from workers.protocol import TimelineReport
 
@@ -26,7 +27,8 @@ class PredictedStep:
     """One pipeline's step."""
 
     timeline: tuple[tuple[TimedAction, ...], ...]
-    """Per rank. Begins when measured steps begin their first action, after their first batch was read."""
+    """Per rank, all windows of the step, whose actions have the same names as in measured ones. Begins when measured
+    steps begin their first action, after their first batch was read."""
     step_s: float
     """With what is outside the window: first batch, exchange, commit, update."""
     frozen: Shares
@@ -39,11 +41,11 @@ def predict_newest(run: RunRecord) -> PredictedStep | None:
     """A prediction of the step that `run.timelines` measured; None where the log says too little."""
     if run.plan is None or not run.timelines:
         return None
-    schedule = schedule_of(run.plan, run.timelines)
-    if schedule is None:
+    ran = ran_in(run.plan, run.timelines)
+    if ran is None:
         return None
     try:
-        return _from_monitoring(run) or _from_others(run, schedule)
+        return _from_monitoring(run) or _from_others(run, ran)
     except ValueError:
         # Times of a plan that a resume has changed since.
         return None
@@ -75,17 +77,27 @@ def _from_monitoring(run: RunRecord) -> PredictedStep | None:
         ranks for step, ranks in run.measured.items() if phases.of(step) in MONITORING and _timed(ranks)
     ]
     return PredictedStep(
-        timeline=_shifted(freezing.simulate(share), monitored),
+        timeline=_shifted(freezing.simulate(share), freezing.ran, monitored),
         step_s=freezing.step_s(share),
         frozen=freezing.frozen(share),
         source=f"from the times of the monitoring phase, steps {phases.warm_up + 1:,} to {phases.monitoring:,}",
     )
 
 
-def _shifted(simulation: Simulation, measured: Sequence[Ranks]) -> tuple[tuple[TimedAction, ...], ...]:
+def _shifted(
+    simulation: Simulation, ran: Ran, measured: Sequence[Ranks]
+) -> tuple[tuple[TimedAction, ...], ...]:
     begin_s = median(min(map(_begin_s, ranks.values())) for ranks in measured)
+    count = ran.window.microbatches
     return tuple(
-        tuple(TimedAction(span.action, begin_s + span.start_s, begin_s + span.end_s) for span in spans)
+        tuple(
+            TimedAction(
+                replace(span.action, index=span.action.index % count),
+                begin_s + span.start_s,
+                begin_s + span.end_s,
+            )
+            for span in spans
+        )
         for spans in simulation.timeline
     )
 
@@ -98,15 +110,16 @@ def _begin_s(report: TimelineReport) -> float:
     return report.spans[0].start_s
 
 
-def _from_others(run: RunRecord, schedule: Schedule) -> PredictedStep | None:
+def _from_others(run: RunRecord, ran: Ran) -> PredictedStep | None:
     newest = max(run.measured)
     others = {step: ranks for step, ranks in run.measured.items() if step != newest and _timed(ranks)}
     if not others or run.phases:
         return None
-    simulation = simulate(schedule, mean_costs(schedule, observations(others.values())))
+    costs = mean_costs(ran.window, observations(others.values()))
+    simulation = simulate(repeat(ran.window, ran.windows), costs)
     outside_s = median(observed_outside_s(observations([ranks])) for ranks in others.values())
     return PredictedStep(
-        timeline=_shifted(simulation, list(others.values())),
+        timeline=_shifted(simulation, ran, list(others.values())),
         step_s=simulation.makespan_s + outside_s,
         frozen=(),
         source=f"from the mean times of {counted(len(others), 'earlier measured step')}",

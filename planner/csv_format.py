@@ -8,10 +8,11 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.graph import build_graph
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, Kind, Program, Schedule
 from planner.validate import ScheduleError, validate
 
 _NOT_IN_FORMAT = (Kind.RECOMPUTE, Kind.UPDATE)
@@ -26,7 +27,7 @@ class _Cell:
 
 
 def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int | None = None) -> Schedule:
-    """The validated schedule that `text` holds.
+    """The validated schedule that `text` holds; the first stages are frozen if they only go forward.
 
     Args:
         text: the whole file.
@@ -42,11 +43,13 @@ def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int |
     cells = [cell for row in rows for cell in row]
     if not cells:
         raise ScheduleError(f"{name}: no actions: expected one row per rank with tokens such as 2F0")
+    programs = tuple(tuple(cell.action for cell in row) for row in rows)
     schedule = Schedule(
         name=name,
         stages=max(cell.action.stage for cell in cells) + 1,
         microbatches=max(cell.action.index for cell in cells) + 1,
-        programs=tuple(tuple(cell.action for cell in row) for row in rows),
+        programs=programs,
+        frozen_stages=frozen_prefix(programs),
     )
     try:
         validate(schedule)
@@ -62,6 +65,14 @@ def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int |
         if wanted is not None and has != wanted:
             raise ScheduleError(f"{name}: the table has {has} {what}, but {wanted} are asked for")
     return schedule
+
+
+def frozen_prefix(programs: Iterable[Program]) -> int:
+    """How many stages from the input up have only F; 0 where all have, as a training window goes backward."""
+    return min(
+        (action.stage for program in programs for action in program if action.kind is not Kind.FORWARD),
+        default=0,
+    )
 
 
 def dump(schedule: Schedule) -> str:

@@ -56,31 +56,33 @@ def nothing_frozen(stage: int, microbatch: int) -> float:
 
 
 def timelines(
-    step: int, random: Random, frozen: Callable[[int, int], float] = nothing_frozen
+    step: int, random: Random, frozen: Callable[[int, int], float] = nothing_frozen, windows: int = 1
 ) -> list[TimelineReport]:
     """What each rank did, on a clock where a forward takes about 4 ms and a backward 8 ms, of which freezing saves 4.
 
     Args:
         frozen: (stage, microbatch) -> share that is frozen.
+        windows: of as many replicas, one after the other.
     """
-    programs = [one_f_one_b(rank) for rank in range(RANKS)]
-    done: dict[str, float] = {}
+    programs = [one_f_one_b(rank) * windows for rank in range(RANKS)]
+    done: dict[tuple[int, str], float] = {}
     spans: list[list[Span]] = [[] for _ in range(RANKS)]
     while any(len(spans[rank]) < len(programs[rank]) for rank in range(RANKS)):
         for rank in range(RANKS):
             if len(spans[rank]) == len(programs[rank]):
                 continue
             token = programs[rank][len(spans[rank])]
+            window = len(spans[rank]) // (2 * MICROBATCHES)
             kind, index = token[1], token[2:]
             source = rank - 1 if kind == "F" else rank + 1
-            needs = f"{source}{kind}{index}" if 0 <= source < RANKS else None
+            needs = (window, f"{source}{kind}{index}") if 0 <= source < RANKS else None
             if needs is not None and needs not in done:
                 continue
             free = spans[rank][-1].end_s if spans[rank] else 0.001
             start_s = max(free, done[needs] + 0.0004 if needs else 0.0)
             usual_s = 0.004 if kind == "F" else 0.008 - 0.004 * frozen(rank, int(index))
             end_s = start_s + usual_s * random.uniform(0.93, 1.1)
-            done[token] = end_s
+            done[window, token] = end_s
             spans[rank].append(Span(action=token, start_s=start_s, end_s=end_s))
     step_s = max(done.values()) + 0.003
     return [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 from report_page import Page
@@ -19,6 +21,8 @@ from synthetic_run import (
     plan,
     records,
     solved,
+    step_report,
+    timelines,
 )
 
 from orchestrator import histogram
@@ -31,7 +35,7 @@ from orchestrator.quantities import significant
 from orchestrator.report import render
 from orchestrator.run_record import RunRecord, fold
 from planner.considered import Considered
-from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, TimelineReport
+from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, TimelineReport
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +167,82 @@ def test_without_a_solution_the_prediction_comes_from_earlier_measured_steps() -
     assert predict_newest(first) == predicted
 
 
+def shrunk(run: RunRecord, measured: Sequence[TimelineReport]) -> RunRecord:
+    """`run` after a loss: of two pipelines one is left, which runs both replicas, as `measured` in the last step."""
+    generation = Generation(
+        number=2,
+        epoch=1,
+        members=tuple(range(RANKS)),
+        store_host="10.0.0.4",
+        store_port=29501,
+        timeout_s=300.0,
+    )
+    last = measured[0].step
+    run.recovery.generations[0].members = tuple(range(2 * RANKS))
+    run.take(Record(time_s=run.ended_s, event=Formed(generation=generation, start=None, step=last - 1)))
+    run.take(Record(time_s=run.ended_s, event=Issued(plan=replace(plan(), replicas=2, pipelines=1))))
+    for report in measured:
+        run.take(Record(time_s=run.ended_s, event=report))
+    step = replace(step_report(last, Random(1)), generation=2, step_s=measured[0].step_s)
+    run.take(Record(time_s=run.ended_s, event=step))
+    return run
+
+
+def test_a_pipeline_that_runs_several_replicas_is_predicted_with_all_its_windows() -> None:
+    run, random = fold(records(steps=30)), Random(4)
+    run.measured = {}
+    for report in timelines(10, random):
+        run.take(Record(time_s=run.ended_s, event=report))
+        run.take(Record(time_s=run.ended_s, event=replace(report, rank=report.rank + RANKS)))
+    run = shrunk(run, timelines(30, random, windows=2))
+    predicted = predict_newest(run)
+    assert predicted is not None
+    assert predicted.step_s / run.timelines[0].step_s == pytest.approx(1, abs=0.05)
+    for rank, spans in enumerate(predicted.timeline):
+        assert [str(span.action) for span in spans] == [span.action for span in run.timelines[rank].spans]
+        assert spans[-1].end_s == pytest.approx(run.timelines[rank].spans[-1].end_s, rel=0.05)
+    assert forward_speed(predicted, run.timelines) == pytest.approx(1, abs=0.02)
+    assert "Step 30 predicted and measured" in render(run)
+
+
+def test_steps_with_freezing_are_predicted_with_the_windows_that_they_ran() -> None:
+    ratios = {(stage, microbatch): ratio for stage, microbatch, ratio in RATIOS}
+    before = freeze_steps(fold(freezing_records()))[-2]
+    run = fold(freezing_records())
+    run = shrunk(run, timelines(STEPS, Random(4), lambda *action: ratios[action], windows=2))
+    predicted = predict_newest(run)
+    assert predicted is not None
+    assert list(predicted.frozen) == list(RATIOS)
+    assert predicted.step_s / run.timelines[0].step_s == pytest.approx(1, abs=0.05)
+    one, two = freeze_steps(run)[-2:]
+    assert (one.step, two.step) == (STEPS - 1, STEPS)
+    assert one.predicted_step_s == before.predicted_step_s
+    assert one.predicted_kappa == before.predicted_kappa
+    assert two.predicted_step_s == predicted.step_s
+    Page(render(run))
+
+
+@pytest.mark.parametrize("spoilt", ["one window less", "cut off", "in a circle"])
+def test_spans_that_are_no_whole_windows_show_only_what_was_measured(spoilt: str) -> None:
+    run = fold(records(steps=30))
+    run.measured[10] = run.measured[30]
+    run = shrunk(run, timelines(30, Random(4), windows=2))
+    spans = run.timelines[1].spans
+    swapped = list(spans[: 2 * MICROBATCHES])
+    forward, backward = (
+        next(n for n, span in enumerate(swapped) if span.action == token) for token in ("1F7", "1B0")
+    )
+    swapped[forward], swapped[backward] = swapped[backward], swapped[forward]
+    left = {
+        "one window less": spans[: 2 * MICROBATCHES],
+        "cut off": spans[:-1],
+        "in a circle": (*swapped, *swapped),
+    }
+    run.measured[30][1] = replace(run.timelines[1], spans=left[spoilt])
+    assert predict_newest(run) is None
+    assert "Step 30 as measured" in render(run)
+
+
 def test_a_log_that_lacks_a_rank_or_does_not_fit_its_plan_shows_only_what_was_measured(
     run: RunRecord,
 ) -> None:
@@ -271,6 +351,57 @@ def test_there_is_no_warning_while_freezing_pays() -> None:
         for record in freezing_records()
     ]
     assert "freezing costs more" not in render(fold(log))
+
+
+def slowed(share: float, kappa: float, **freeze: object) -> RunRecord:
+    """A job that lets `share` of the gradient through after its 30th step, and then takes `kappa` of its time."""
+    run = fold(records())
+    run.spec = {**run.spec, "freeze": freeze}
+    for number, step in run.steps.items():
+        frozen = number > PHASES.monitoring
+        run.steps[number] = replace(
+            step,
+            step_s=kappa if frozen else 1.0,
+            effective_update=share if frozen else 1.0,
+            gradient_energy=1.0,
+        )
+    return run
+
+
+TIMELY = {"method": "timelyfreeze", **asdict(PHASES)}
+
+
+@pytest.mark.parametrize("freeze", [TIMELY, {"method": "apf", "warm_up": PHASES.monitoring}])
+def test_where_nothing_was_frozen_noise_is_no_cost_of_freezing(freeze: dict[str, object]) -> None:
+    run = slowed(1.0, 1.003, **freeze)
+    for start in (None, PHASES.monitoring + 1):  # never solved; solved with r_max 0
+        run.freeze.start = start
+        numbers = freeze_numbers(run)
+        assert numbers is not None
+        assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, None, None)
+        assert "freezing costs more" not in render(run)
+
+
+def test_full_freezing_begins_with_the_step_that_follows_the_solution() -> None:
+    run = slowed(0.5, 0.75, **TIMELY)
+    run.freeze.start = 151
+    for number in range(PHASES.monitoring + 1, 151):
+        run.steps[number] = replace(run.steps[number], step_s=1.0, effective_update=1.0)
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff) == (0.75, 0.5)
+    run.freeze.start = None
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, None, None)
+
+
+def test_steps_before_anything_settled_are_not_held_against_those_with_nothing_frozen() -> None:
+    run = slowed(0.5, 0.75, method="autofreeze", warm_up=20)
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff) == (0.75, 0.5)
+    assert "Lower freeze.autofreeze_percentile, or" in render(run)
 
 
 def test_each_rank_has_a_histogram_of_its_parameters(page: str) -> None:

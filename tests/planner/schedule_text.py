@@ -23,7 +23,13 @@ def lines(block: str) -> str:
 
 def forwards_of(schedule: Schedule) -> Schedule:
     """The forward-only window with the forwards of `schedule`: all its stages are frozen."""
+    return freeze_prefix(schedule, schedule.stages)
+
+
+def freeze_prefix(schedule: Schedule, stages: int) -> Schedule:
+    """`schedule` with its first `stages` stages frozen: they only go forward."""
     programs = tuple(
-        tuple(action for action in program if action.kind is Kind.FORWARD) for program in schedule.programs
+        tuple(action for action in program if action.kind is Kind.FORWARD or action.stage >= stages)
+        for program in schedule.programs
     )
-    return replace(schedule, programs=programs, frozen_stages=schedule.stages)
+    return replace(schedule, programs=programs, frozen_stages=stages)

@@ -1,13 +1,13 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_text import forwards_of, lines, text
+from schedule_text import forwards_of, freeze_prefix, lines, text
 from torch.distributed.pipelining.schedules import _Action, _validate_schedule
 
 from planner.csv_format import dump, parse
 from planner.passes import add_recompute
 from planner.schedules.registry import build
-from planner.validate import ScheduleError
+from planner.validate import ScheduleError, validate
 
 FAMILIES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv"]
 
@@ -30,6 +30,22 @@ def test_round_trip(name: str, ranks: int, rounds: int):
     schedule = build(name, ranks, ranks * rounds)
     assert parse(dump(schedule), name) == schedule
     assert parse(dump(add_recompute(schedule, range(schedule.stages))), name) == schedule
+
+
+@given(name=st.sampled_from(FAMILIES), ranks=st.integers(1, 6), rounds=st.integers(1, 4), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_round_trip_with_a_frozen_prefix(name: str, ranks: int, rounds: int, data: st.DataObject):
+    schedule = build(name, ranks, ranks * rounds)
+    frozen = freeze_prefix(schedule, data.draw(st.integers(0, schedule.stages - 1)))
+    validate(frozen)
+    assert parse(dump(frozen), name) == frozen
+    assert parse(dump(add_recompute(frozen, range(frozen.stages))), name) == frozen
+
+
+def test_the_first_stages_may_only_go_forward():
+    schedule = parse("0F0,0F1\n,1F0,1F1\n,,2F0,2I0,2F1,2I1,2W0,2W1", "csv:x")
+    assert schedule.frozen_stages == 2
+    assert text(schedule) == "0F0 0F1\n1F0 1F1\n2F0 2I0 2F1 2I1 2W0 2W1"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -70,6 +86,22 @@ TRAPS = {
     "out of order": ("0F0,0F1,,0B1,0B0", "row 1, column 5: csv:x: rank 0, position 3, 0B0: comes after 0B1"),
     "two ranks": ("0F0,0F1\n,,0B0,0B1", "row 2, column 3: csv:x: rank 1, position 0, 0B0: stage 0 is on two"),
     "missing": ("0F0,0B0\n2F0,2B0", "csv:x: no rank holds stage 1: 1F0 is missing"),
+    "missing backward of a later stage": (
+        "0F0,,,0B0\n,1F0\n,,2F0,2B0",
+        "row 2, column 2: csv:x: rank 1, position 0, 1F0: its backward is missing: 1B0, or 1I0 and 1W0",
+    ),
+    "missing backward above a frozen stage": (
+        "0F0\n,1F0,,1B0\n,,2F0",
+        "row 3, column 3: csv:x: rank 2, position 0, 2F0: its backward is missing: 2B0, or 2I0 and 2W0",
+    ),
+    "a backward of one microbatch only": (
+        "0F0,0F1,,0B0\n,1F0,1B0,1F1,1B1",
+        "row 1, column 2: csv:x: rank 0, position 1, 0F1: its backward is missing: 0B1, or 0I1 and 0W1",
+    ),
+    "no backward at all": (
+        "0F0\n,1F0",
+        "row 1, column 1: csv:x: rank 0, position 0, 0F0: its backward is missing: 0B0, or 0I0 and 0W0",
+    ),
     "missing weight gradient": (
         "0F0,0I0",
         "row 1, column 2: csv:x: rank 0, position 1, 0I0: its weight grad",
