@@ -75,7 +75,7 @@ def settings_of(job: Job, profile: Profile) -> list[Setting]:
     settings = []
     for r_max in R_MAX:
         solution = solve(job.schedule, *bounds(profile, job.plan, job.schedule), r_max)
-        ratios = layer_ratios(solution, job.plan)
+        ratios = layer_ratios(solution.ratios, job.plan)
         expected_s = expected_step_s(profile, job.plan, job.schedule, ratios, DRAWS, seed=1)
         settings.append(
             Setting(

@@ -69,11 +69,12 @@ class JobFolder:
         return Path.home() / ".cache" / "freshet" / "events" / key / EVENTS
 
     def fetch_events(self) -> Path:
-        """`events_path`, with what the folder holds of it."""
+        """`events_path`, with what the folder holds of it; and beside it the profile that was kept last, if any."""
         path = self.events_path
-        if "://" in self.location and self._folder.exists(EVENTS):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self._folder.read(EVENTS))
+        for name in (EVENTS, PROFILE):
+            if "://" in self.location and self._folder.exists(name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.with_name(name).write_bytes(self._folder.read(name))
         return path
 
     def publish(self, path: Path) -> None:
@@ -208,20 +209,23 @@ class JobFolder:
         return issued[-1] if issued else None
 
     def keep_profile(self, text: str) -> None:
-        """Write what the run's plan rests on, for whoever resumes it.
+        """Write what the run's plan rests on beside the event log, for its pictures and for whoever resumes it.
 
         Raises:
             JobError: it cannot be written.
         """
+        path = self.events_path.with_name(PROFILE)
         try:
-            self._folder.write(PROFILE, text.encode())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            self.publish(path)
         except OSError as error:
             raise self._unwritable(error) from error
 
     def profile(self) -> str | None:
         """The profile that was kept last; None: there is none, or it cannot be read."""
         try:
-            return self._folder.read(PROFILE).decode()
+            return self.fetch_events().with_name(PROFILE).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
 

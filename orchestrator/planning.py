@@ -144,7 +144,7 @@ def freezing(spec: Spec, choice: Choice) -> Freezing:
         solution = solve(schedule, upper, lower, spec.freeze.r_max)
     except ValueError as error:
         raise JobError(f'{error}; or set freeze.method = "none"') from error
-    frozen = predict(base.profile, plan, schedule, layer_ratios(solution, plan))
+    frozen = predict(base.profile, plan, schedule, layer_ratios(solution.ratios, plan))
     return Freezing(
         prediction=frozen,
         r_max=spec.freeze.r_max,

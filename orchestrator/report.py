@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained page about a job, made from its event log alone.
+"""`report.html`: one self-contained page about a job, made from its event log, and the profile beside it.
 
 No script, no font, no file from elsewhere: styles and pictures are inline, and the page's own
 Content-Security-Policy forbids the rest. Every value is escaped. The sections are in `report_sections.py`.
@@ -32,12 +32,18 @@ from orchestrator.report_sections import (
 from orchestrator.report_style import STYLE
 from orchestrator.report_timeline import timeline
 from orchestrator.run_record import RunRecord, fold
+from orchestrator.step_memory import profile_beside
+from planner.profile import Profile
 
 REPORT_NAME = "report.html"
 
 
-def render(run: RunRecord) -> str:
-    """The page about `run`, as HTML."""
+def render(run: RunRecord, profile: Profile | None = None) -> str:
+    """The page about `run`, as HTML.
+
+    Args:
+        profile: that the run was planned with: it tells of memory.
+    """
     body = "\n".join(
         section
         for section in (
@@ -48,7 +54,7 @@ def render(run: RunRecord) -> str:
             recovery(run),
             moves(run),
             freezing(run),
-            timeline(run),
+            timeline(run, profile),
             planning(run),
             f'<div class="columns">{facts(run)}{checkpoints(run)}</div>',
             sample(run),
@@ -76,7 +82,8 @@ def policy(styles: list[str]) -> str:
 
 
 def write_report(log: Path, destination: Path | None = None) -> Path:
-    """Write the page about the event log `log`, by default beside it, and return its path.
+    """Write the page about the event log `log`, by default beside it, and return its path. Where a profile lies beside
+    the log, the page tells of memory, too.
 
     A reader sees the page before or the new one, never half of one.
 
@@ -85,7 +92,7 @@ def write_report(log: Path, destination: Path | None = None) -> Path:
         ValueError: the log is damaged; names the line.
     """
     destination = destination or log.with_name(REPORT_NAME)
-    page = render(fold(events.read(log)))
+    page = render(fold(events.read(log)), profile_beside(log))
     scratch = destination.with_name(f".{destination.name}.{os.getpid()}")
     try:
         scratch.write_text(page, encoding="utf-8")

@@ -10,11 +10,16 @@ from orchestrator.predicted_step import PredictedStep, forward_speed, predict_ne
 from orchestrator.quantities import percent, seconds
 from orchestrator.report_facts import schedule_text
 from orchestrator.run_record import RunRecord
+from orchestrator.step_memory import step_memory
 from planner.heat_map import Shares
+from planner.memory import OverTime
+from planner.memory_picture import peak_of
+from planner.memory_use import bytes_text, used
 from planner.picture import compare_svg, svg
+from planner.profile import Profile
 from planner.spans import Timeline
 from planner.terminal_picture import legend, terminal
-from planner.trace import action_lanes, chrome_trace
+from planner.trace import action_lanes, chrome_trace, memory_counters
 
 NOTICED = 0.02
 """A change of the machine's speed that is worth a word."""
@@ -34,6 +39,8 @@ class StepTimeline:
     frozen: Shares
     """What the measured backward passes left out."""
     predicted: PredictedStep | None
+    memory: tuple[tuple[OverTime, ...], tuple[OverTime, ...]] = ((), ())
+    """Predicted and measured, what each rank's memory is used for as the profile counts it; empty where it cannot."""
 
     @property
     def summary(self) -> str:
@@ -57,7 +64,7 @@ class StepTimeline:
     def svg(self, width: int | None = None) -> str:
         """The step as SVG, below its prediction where there is one, on one time axis."""
         if self.predicted is None:
-            return svg(self.measured, self.title, self.measured_s, width, self.frozen)
+            return svg(self.measured, self.title, self.measured_s, width, self.frozen, self.memory[1])
         return compare_svg(
             self.predicted.timeline,
             self.measured,
@@ -65,6 +72,7 @@ class StepTimeline:
             ends_s=(self.predicted.step_s, self.measured_s),
             width=width,
             frozen=(self.predicted.frozen, self.frozen),
+            memory=self.memory,
         )
 
     def page(self) -> str:
@@ -72,12 +80,27 @@ class StepTimeline:
         heading = f"Step {self.step:,}: {self.summary}"
         return picture_page(f"Step {self.step:,} · Freshet", heading, self.title, [self.svg()])
 
+    @property
+    def memory_text(self) -> str:
+        """The measured step's peaks; empty where nothing is known of them."""
+        if not self.memory[1]:
+            return ""
+        peaks = ", ".join(
+            f"rank {rank} {bytes_text(peak_of(used(levels)))}" for rank, levels in enumerate(self.memory[1])
+        )
+        return f"peak memory, as the profile counts it: {peaks}"
+
     def trace(self) -> str:
         """A trace for Perfetto."""
         lanes = list(action_lanes("measured", self.measured, self.frozen))
         if self.predicted is not None:
             lanes = [*action_lanes("predicted", self.predicted.timeline, self.predicted.frozen), *lanes]
-        return chrome_trace(lanes)
+        counters = [
+            counter
+            for group, ranks in zip(("predicted", "measured"), self.memory, strict=True)
+            for counter in memory_counters(group, ranks)
+        ]
+        return chrome_trace(lanes, counters)
 
     def text(self, width: int, *, markup: bool) -> str:
         """The picture for a terminal of `width` columns."""
@@ -87,7 +110,7 @@ class StepTimeline:
         if predicted is not None:
             parts += ["predicted", terminal(predicted.timeline, width, end_s, markup, predicted.frozen)]
         parts += ["measured", terminal(self.measured, width, end_s, markup, self.frozen)]
-        return "\n".join(parts)
+        return "\n".join([*parts, *([self.memory_text] if self.memory_text else [])])
 
     @property
     def forms(self) -> dict[str, Form]:
@@ -95,23 +118,32 @@ class StepTimeline:
         return {".svg": self.svg, ".html": self.page, ".json": self.trace}
 
 
-def newest_step(run: RunRecord) -> StepTimeline | None:
-    """The newest step that was measured; None where none was."""
+def newest_step(run: RunRecord, profile: Profile | None = None) -> StepTimeline | None:
+    """The newest step that was measured; None where none was.
+
+    Args:
+        profile: that the run was planned with.
+    """
     if not run.timelines:
         return None
     newest = max(run.timelines.values(), key=lambda report: report.step_s)
+    measured = [
+        run.timelines[rank].spans if rank in run.timelines else () for rank in range(max(run.timelines) + 1)
+    ]
+    frozen = [
+        (action.stage, action.microbatch, action.actual) for action in run.freeze.recent.get(newest.step, ())
+    ]
+    predicted = predict_newest(run)
+    foretold = (
+        step_memory(run, profile, predicted.timeline, predicted.frozen) if predicted is not None else ()
+    )
     return StepTimeline(
         step=newest.step,
         title=schedule_text(run.plan, run.spec.get("pipeline", {})) if run.plan is not None else "",
         ranks=run.timelines,
-        measured=[
-            run.timelines[rank].spans if rank in run.timelines else ()
-            for rank in range(max(run.timelines) + 1)
-        ],
+        measured=measured,
         measured_s=newest.step_s,
-        frozen=[
-            (action.stage, action.microbatch, action.actual)
-            for action in run.freeze.recent.get(newest.step, ())
-        ],
-        predicted=predict_newest(run),
+        frozen=frozen,
+        predicted=predicted,
+        memory=(foretold, step_memory(run, profile, measured, frozen)),
     )

@@ -77,7 +77,7 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     question = replace(question, profile=_fitting(question.profile, question.plan.pipeline_ranks))
     bounds = _bounds(question, observations)
     solution = solve(question.schedule, bounds.upper, bounds.lower, question.r_max)
-    ratios = layer_ratios(solution, question.plan)
+    ratios = layer_ratios(solution.ratios, question.plan)
     return FreezeDecision(
         solution=solution,
         ratios=ratios,

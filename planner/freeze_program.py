@@ -5,7 +5,7 @@ Knows bounds of times and a schedule; not which parameters, not when, and not ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,11 +130,11 @@ def solve(schedule: Schedule, upper: Costs, lower: Costs, r_max: float) -> Freez
     return FreezeProgram(schedule).solve(upper, lower, r_max)
 
 
-def layer_ratios(solution: FreezeSolution, plan: Plan) -> Ratios:
-    """`ratios[layer][microbatch]`: every layer of a stage has the stage's ratio. A layer whose stage forms no weight
-    gradient at all, in a frozen prefix, has 1."""
+def layer_ratios(shares: Iterable[tuple[int, int, float]], plan: Plan) -> Ratios:
+    """`ratios[layer][microbatch]` of `shares`, (stage, microbatch, ratio) of every action that forms weight gradients:
+    every layer of a stage has the stage's ratio. A layer whose stage forms none at all, in a frozen prefix, has 1."""
     of_stage = [[1.0] * plan.microbatches for _ in range(plan.stages)]
-    for stage, microbatch, ratio in solution.ratios:
+    for stage, microbatch, ratio in shares:
         of_stage[stage][microbatch] = ratio
     return tuple(
         tuple(of_stage[stage]) for stage, (first, stop) in enumerate(plan.layers) for _ in range(first, stop)

@@ -117,16 +117,18 @@ def compare_svg(
     ends_s: tuple[float | None, float | None] = (None, None),
     width: int | None = None,
     frozen: tuple[Shares, Shares] = ((), ()),
+    memory: tuple[Sequence[OverTime], Sequence[OverTime]] = ((), ()),
 ) -> str:
     """Two timelines of one step, one under the other on the same axis; a line marks where each ends.
 
     Args:
         ends_s: where the predicted and the measured step end; unset, with their last spans.
         frozen: what the predicted and what the measured step leaves out, as of `svg`; so are `title` and `width`.
+        memory: what the ranks' memory is used for in each, as of `svg`, all to one scale.
     """
     groups = [
-        _Group.of("predicted", predicted, ends_s[0], frozen[0]),
-        _Group.of("measured", measured, ends_s[1], frozen[1]),
+        _Group.of("predicted", predicted, ends_s[0], frozen[0], memory[0]),
+        _Group.of("measured", measured, ends_s[1], frozen[1], memory[1]),
     ]
     return _draw(groups, title, width)
 

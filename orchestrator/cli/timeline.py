@@ -10,6 +10,7 @@ from orchestrator.events import read
 from orchestrator.folder import JobFolder
 from orchestrator.picture_page import check_suffix, write_form
 from orchestrator.run_record import fold
+from orchestrator.step_memory import profile_beside
 from orchestrator.step_timeline import newest_step
 from workers.protocol import JobError
 
@@ -24,7 +25,7 @@ def timeline_command(run: str, out: Path | None) -> None:
         check_suffix(out, "--out")
     log = JobFolder(run).fetch_events()
     try:
-        step = newest_step(fold(read(log)))
+        step = newest_step(fold(read(log)), profile_beside(log))
     except OSError as error:
         raise JobError(
             f"{run} holds no event log: {error.strerror or error}; name a job's output folder"

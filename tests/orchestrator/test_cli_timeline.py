@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
-from synthetic_run import freezing_records, records
+from made_profile import made_profile
+from synthetic_run import STEPS, freezing_records, plan, records, timelines
 from test_cli_train import freshet_here
 
 from orchestrator.cli.main import DONE, USER_ERROR
-from orchestrator.events import Record, StepReport
+from orchestrator.events import Issued, Record, StepReport
+from orchestrator.folder import PROFILE
+from orchestrator.report import write_report
+from planner.memory_use import bytes_text
+from planner.predict import predict
+from planner.schedules.registry import build
 from workers.protocol import TimelineReport
 
 
@@ -63,6 +72,70 @@ def test_pictures(tmp_path: Path) -> None:
     svg = (tmp_path / "step.svg").read_text()
     ElementTree.fromstring(svg)
     assert svg in (tmp_path / "step.html").read_text()
+
+
+def test_a_step_of_several_windows(tmp_path: Path) -> None:
+    log = [record for record in records() if not isinstance(record.event, TimelineReport)]
+    log[1] = replace(log[1], event=Issued(plan=replace(plan(), replicas=2, pipelines=1)))
+    measured = [report for step in (100, STEPS) for report in timelines(step, Random(4), windows=2)]
+    log[-1:-1] = [Record(time_s=log[-1].time_s, event=report) for report in measured]
+    run = write_run(tmp_path, log)
+    out = tmp_path / "step.json"
+    assert freshet_here("timeline", str(run), "--out", str(out)) == DONE
+    boxes = Counter(e["name"] for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X")
+    assert set(boxes.values()) == {4}  # in two windows, as predicted and as measured
+    assert boxes.keys() == {span.action for report in measured for span in report.spans}
+    assert write_report(run / "events.jsonl").is_file()
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+def test_memory_is_that_of_the_profile_beside_the_log(
+    freezes: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = freezing_records() if freezes else records()
+    run, out = write_run(tmp_path, log), tmp_path / "step.json"
+    assert freshet_here("timeline", str(run)) == DONE
+    assert "memory" not in capsys.readouterr().out
+    profile = made_profile([f"layer{i}" for i in range(10)], [500, *[100] * 8, 500], 4)
+    (run / PROFILE).write_text(profile.to_json())
+
+    # Without freezing, and however long its actions took: what is predicted for the plan.
+    predicted = predict(profile, plan(), build("1f1b", 4, 8)).memory.peak_bytes
+    assert freshet_here("timeline", str(run)) == DONE
+    told = " ".join(capsys.readouterr().out.split())
+    told = told[told.index("peak memory, as the profile counts it: rank 0 ") :]
+    if not freezes:
+        assert told.endswith(", ".join(f"rank {r} {bytes_text(peak)}" for r, peak in enumerate(predicted)))
+
+    # A strip per rank of each group that is drawn, and a counter in the trace.
+    groups = {"predicted", "measured"} if freezes else {"measured"}
+    page = write_report(run / "events.jsonl").read_text()
+    assert page.count('class="room"') == 4 * len(groups)
+    assert told in page
+    assert freshet_here("timeline", str(run), "--out", str(out)) == DONE
+    trace = json.loads(out.read_text())["traceEvents"]
+    of_process = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
+    most = Counter[tuple[str, str]]()
+    for each in trace:
+        if each["ph"] == "C" and "bytes" in each["args"]:
+            key = (of_process[each["pid"]], each["name"])
+            most[key] = max(most[key], each["args"]["bytes"])
+    assert most.keys() == {(group, f"rank {rank} memory, all") for group in groups for rank in range(4)}
+    for (_, name), peak in most.items():
+        rank = int(name.split()[1])
+        # Frozen weight gradients are neither formed nor kept.
+        assert peak <= predicted[rank] if freezes else peak == predicted[rank]
+
+
+def test_a_profile_of_fewer_devices_or_none_at_all_shows_no_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, records())
+    few = made_profile([f"layer{i}" for i in range(10)], [100] * 10, 2).to_json()
+    for text in (few, "no profile"):
+        (run / PROFILE).write_text(text)
+        assert freshet_here("timeline", str(run)) == DONE
+        assert "memory" not in capsys.readouterr().out
 
 
 def test_a_run_without_a_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

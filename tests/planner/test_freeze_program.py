@@ -145,14 +145,14 @@ def test_a_frozen_prefix_has_nothing_to_decide():
     assert solution.solved_s == pytest.approx(6.0, rel=NEAR)
     assert solution.mean_per_stage == pytest.approx((0.0, 0.5), abs=NEAR)
     assert solution.duals == pytest.approx((0.0, 2.0))
-    table_of_layers = layer_ratios(solution, plan(2, 1))
+    table_of_layers = layer_ratios(solution.ratios, plan(2, 1))
     assert table_of_layers[:2] == ((1.0, 1.0), (1.0, 1.0))
     assert sum(table_of_layers[2]) == pytest.approx(1.0, abs=NEAR)
 
 
 def test_every_layer_of_a_stage_has_its_ratio():
     solution = solve(build("gpipe", 2, 2), UPPER, LOWER, 0.5)
-    rows = layer_ratios(solution, plan(1, 2, schedule="gpipe"))
+    rows = layer_ratios(solution.ratios, plan(1, 2, schedule="gpipe"))
     assert [[round(ratio, 6) for ratio in row] for row in rows] == [[0, 1], [1, 0], [1, 0]]
 
 

@@ -1,0 +1,55 @@
+"""What the ranks' memory was used for over one step, as the run's profile counts it: bytes of the profile, times of the
+step. Nobody measures memory while a job trains. Pure: a run's record in, levels out.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+from orchestrator.folder import PROFILE
+from orchestrator.predicted_freezing import ran_in
+from orchestrator.run_record import RunRecord
+from planner.freeze_program import layer_ratios
+from planner.heat_map import Shares
+from planner.memory import OverTime, memory_over_time
+from planner.profile import Profile, ProfileError
+from planner.simulate import Simulation
+from planner.spans import Timeline
+
+
+def profile_beside(log: Path) -> Profile | None:
+    """The profile that the run of the event log `log` was planned with; None: there is none that can be read."""
+    try:
+        return Profile.from_json(log.with_name(PROFILE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ProfileError):
+        return None
+
+
+def step_memory(
+    run: RunRecord, profile: Profile | None, timeline: Timeline, frozen: Shares
+) -> tuple[OverTime, ...]:
+    """Per rank of one pipeline, what its memory is used for; empty where there is no profile that the plan fits, and in
+    steps of several windows.
+
+    Args:
+        timeline: the newest measured step, as it was or as it was foretold.
+        frozen: what its backward passes leave out.
+    """
+    plan = run.plan
+    ran = ran_in(plan, run.timelines) if plan is not None else None
+    if profile is None or plan is None or ran is None or ran.windows != 1:
+        return ()
+    spans = tuple(chain.from_iterable(timeline))
+    laid_out = Simulation(
+        schedule=ran.window,
+        start_s=tuple(span.start_s for span in spans),
+        end_s=tuple(span.end_s for span in spans),
+        busy_s=tuple(sum(span.end_s - span.start_s for span in rank) for rank in timeline),
+        on_link=(),
+    )
+    try:
+        return memory_over_time(profile, plan, laid_out, layer_ratios(frozen, plan) if frozen else None)
+    except ValueError:
+        # The profile tells of fewer devices than the plan has by now.
+        return ()
