@@ -226,8 +226,10 @@ def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, 
     """The settings that decide the trajectory and differ: dotted key -> (in the checkpoint, now)."""
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
-    if before["freeze"]["method"] == now["freeze"]["method"] == "none":
-        before["freeze"] = now["freeze"]
+    if before["freeze"]["method"] == now["freeze"]["method"]:
+        # Of the others it does not matter what they are.
+        for spec in (before, now):
+            spec["freeze"] = {key: spec["freeze"].get(key) for key in config.freeze.used}
     keys = (
         "seed",
         "precision",

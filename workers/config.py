@@ -156,6 +156,20 @@ class FreezeConfig(Section):
         return self.method.startswith("timelyfreeze")
 
     @property
+    def used(self) -> frozenset[str]:
+        """The keys that decide what is frozen by `method`; another value of any other key changes nothing."""
+        if self.method == "none":
+            return frozenset({"method"})
+        keys = {"method", "warm_up"}
+        if self.timely:
+            keys |= {"r_max", "monitoring", "ramp"}
+        if self.method.endswith("apf"):
+            keys |= {"check_every", "apf_threshold", "apf_alpha"}
+        if self.method.endswith("autofreeze"):
+            keys |= {"check_every", "autofreeze_percentile"}
+        return frozenset(keys)
+
+    @property
     def phases(self) -> Phases | None:
         """TimelyFreeze's phases, once resolved; None for the methods that have none."""
         if not self.timely:

@@ -218,6 +218,52 @@ def test_resuming_with_another_way_to_freeze_is_named() -> None:
     assert "freeze.method" in mismatch(old, APF)
 
 
+@pytest.mark.parametrize(
+    ("method", "used"),
+    [
+        ("none", set()),
+        ("timelyfreeze", {"r_max", "warm_up", "monitoring", "ramp"}),
+        ("apf", {"warm_up", "check_every", "apf_threshold", "apf_alpha"}),
+        ("autofreeze", {"warm_up", "check_every", "autofreeze_percentile"}),
+        (
+            "timelyfreeze+apf",
+            {"r_max", "warm_up", "monitoring", "ramp", "check_every", "apf_threshold", "apf_alpha"},
+        ),
+        (
+            "timelyfreeze+autofreeze",
+            {"r_max", "warm_up", "monitoring", "ramp", "check_every", "autofreeze_percentile"},
+        ),
+    ],
+)
+def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) -> None:
+    """Else a job could not go on once another method's default has changed."""
+    given = {"warm_up": 2, "monitoring": 6, "ramp": 9}
+    others = {
+        "r_max": 0.25,
+        "warm_up": 1,
+        "monitoring": 5,
+        "ramp": 8,
+        "check_every": 7,
+        "apf_threshold": 0.125,
+        "apf_alpha": 0.75,
+        "autofreeze_percentile": 60.0,
+    }
+    assert {"method", *others} == set(FreezeConfig.model_fields)
+    freeze = FreezeConfig.model_validate({"method": method, **given})
+    config = small_config(Path("x"), freeze=freeze)
+    manifest = Manifest(
+        step=1,
+        generation=1,
+        spec=config.model_dump(mode="json"),
+        plan={},
+        layers=(),
+        samples=0,
+        files={},
+    )
+    now = config.model_copy(update={"freeze": freeze.model_copy(update=others)})
+    assert set(manifest_mismatch(manifest, now)) == {f"freeze.{key}" for key in used}
+
+
 def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
     sent = [
         CommitRecord(
