@@ -76,9 +76,13 @@ def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
 
 
 def compared(run: RunRecord) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
-    """Steps with nothing frozen, and steps with full freezing, in order."""
+    """Steps with nothing frozen, and steps with full freezing, in order: those of as many ranks as the newest, as
+    a step takes another time with fewer or more, whatever is frozen."""
     freeze, start = run.spec.get("freeze", {}), run.freeze.start
-    steps = [(side(step, freeze, start), step) for _, step in sorted(run.steps.items())]
+    ranks = {each.number: len(each.members) for each in run.recovery.generations}
+    ordered = [step for _, step in sorted(run.steps.items())]
+    now = ranks.get(ordered[-1].generation) if ordered else None
+    steps = [(side(step, freeze, start), step) for step in ordered if ranks.get(step.generation) == now]
     return [step for at, step in steps if at == "unfrozen"], [step for at, step in steps if at == "frozen"]
 
 

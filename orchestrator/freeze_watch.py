@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from workers.protocol import FreezeStarted, StepReport
 
 EVERY = 10
 """Frozen steps from one look at measured times to the next: a few that were disturbed are no median then."""
+NEWEST = 1000
+"""Of so many of the newest steps the times are compared."""
 
 
 class FreezeWatch:
@@ -34,8 +37,10 @@ class FreezeWatch:
         """The resolved `[freeze]` section."""
         self._shape: object = None
         """What of the plan the time of a step depends on."""
-        self._times_s: dict[Side, list[float]] = {"unfrozen": [], "frozen": []}
+        self._times_s = _no_times()
         """Of the steps that are compared where nothing was foretold."""
+        self._frozen = 0
+        """How many of them were frozen."""
         self._average = RunningUpdate()
         self._warned = False
 
@@ -48,7 +53,7 @@ class FreezeWatch:
                 shape = (cut(plan), plan.windows)
                 if shape != self._shape:
                     # Steps take another time now, whatever is frozen.
-                    self._times_s = {"unfrozen": [], "frozen": []}
+                    self._times_s = _no_times()
                 self._shape = shape
             case FreezeSolved(kappa=kappa):
                 self._foretold = kappa
@@ -80,8 +85,14 @@ class FreezeWatch:
         of = side(report, self._freeze, self._start)
         if of is not None:
             self._times_s[of].append(report.step_s)
+        self._frozen += of == "frozen"
         return of == "frozen"
 
     def _measured(self) -> float | None:
-        frozen_s = self._times_s["frozen"]
-        return None if len(frozen_s) % EVERY else measured_kappa(frozen_s, self._times_s["unfrozen"])
+        if self._frozen % EVERY:
+            return None
+        return measured_kappa(self._times_s["frozen"], self._times_s["unfrozen"])
+
+
+def _no_times() -> dict[Side, deque[float]]:
+    return {"unfrozen": deque(maxlen=NEWEST), "frozen": deque(maxlen=NEWEST)}

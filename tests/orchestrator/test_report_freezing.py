@@ -396,6 +396,17 @@ def test_full_freezing_begins_with_the_step_that_follows_the_solution() -> None:
     assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, None, None)
 
 
+def test_steps_of_fewer_ranks_are_not_held_against_those_of_more() -> None:
+    run = slowed(0.5, 0.75, method="apf", warm_up=PHASES.monitoring)
+    run = shrunk(run, timelines(STEPS + 1, Random(4), windows=2))
+    last = run.steps[STEPS + 1]
+    run.steps[STEPS + 1] = replace(last, step_s=1.5, effective_update=0.5, gradient_energy=1.0)
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, 0.5, None)
+    assert "freezing costs more" not in render(run)
+
+
 def test_steps_before_anything_settled_are_not_held_against_those_with_nothing_frozen() -> None:
     run = slowed(0.5, 0.75, method="autofreeze", warm_up=20)
     numbers = freeze_numbers(run)
