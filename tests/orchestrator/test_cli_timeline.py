@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ from synthetic_run import STEPS, freezing_records, plan, records, timelines
 from test_cli_train import freshet_here
 
 from orchestrator.cli.main import DONE, USER_ERROR
-from orchestrator.events import Issued, Record, StepReport
+from orchestrator.events import Issued, Record, StepReport, Submitted
 from orchestrator.folder import PROFILE
+from orchestrator.planning import as_planned
 from orchestrator.report import write_report
+from orchestrator.spec import Spec
 from planner.memory_use import bytes_text
 from planner.predict import predict
 from planner.schedules.registry import build
@@ -125,6 +128,49 @@ def test_memory_is_that_of_the_profile_beside_the_log(
         rank = int(name.split()[1])
         # Frozen weight gradients are neither formed nor kept.
         assert peak <= predicted[rank] if freezes else peak == predicted[rank]
+
+
+@pytest.mark.parametrize("method", ["none", "apf"])
+def test_memory_of_all_pipelines_with_what_the_method_keeps(method: str, tmp_path: Path) -> None:
+    log = [record for record in records() if not isinstance(record.event, TimelineReport)]
+    twice = replace(plan(), replicas=2)
+    log[1] = replace(log[1], event=Issued(plan=twice))
+    submitted = log[0].event
+    assert isinstance(submitted, Submitted)
+    spec = Spec.model_validate(submitted.spec)
+    spec = spec.model_copy(update={"freeze": spec.freeze.model_copy(update={"method": method})})
+    log[0] = replace(log[0], event=replace(submitted, spec=spec.model_dump(mode="json")))
+    for step in (100, STEPS):
+        for report in timelines(step, Random(step)):
+            log[-1:-1] = [
+                Record(time_s=log[-1].time_s, event=replace(report, rank=report.rank + first))
+                for first in (0, 4)
+            ]
+    run, out = write_run(tmp_path, log), tmp_path / "step.svg"
+    profile = made_profile([f"layer{i}" for i in range(10)], [500, *[100] * 8, 500], 4)
+    (run / PROFILE).write_text(profile.to_json())
+    assert freshet_here("timeline", str(run), "--out", str(out)) == DONE
+    planned = predict(as_planned(profile, spec), twice, build("1f1b", 4, 8)).memory.peak_bytes
+    assert (max(planned) > max(predict(profile, twice, build("1f1b", 4, 8)).memory.peak_bytes)) is (
+        method == "apf"
+    )
+    told = re.findall(r"<title>rank (\d): at most ([^<]*)</title>", out.read_text())
+    peaks = [(str(rank), bytes_text(peak)) for rank, peak in enumerate(planned)]
+    both = [(str(rank + 4), text) for rank, (_, text) in enumerate(peaks)]
+    foretold = peaks if method == "none" else []  # of one pipeline; no step of apf's is foretold
+    assert told == [*foretold, *peaks, *both]
+
+
+def test_a_step_of_another_plan_shows_no_memory(tmp_path: Path) -> None:
+    """Cut anew for fewer ranks since the newest step that was measured."""
+    log = records()
+    fewer = replace(plan(), layers=((0, 5), (5, 8), (8, 10)), stage_ranks=(0, 1, 2))
+    run = write_run(tmp_path, [*log[:-1], replace(log[-1], event=Issued(plan=fewer))])
+    profile = made_profile([f"layer{i}" for i in range(10)], [100] * 10, 4)
+    (run / PROFILE).write_text(profile.to_json())
+    out = tmp_path / "step.svg"
+    assert freshet_here("timeline", str(run), "--out", str(out)) == DONE
+    assert 'class="room"' not in out.read_text()
 
 
 def test_a_profile_of_fewer_devices_or_none_at_all_shows_no_memory(
