@@ -118,12 +118,19 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
             raise JobError("pipeline.chunks does not go with a csv: schedule, whose table places the stages")
         path = Path(pipeline.schedule.removeprefix(CSV_PREFIX))
         text = path.read_text(encoding="utf-8")
-        return csv_format.parse(text, pipeline.schedule, ranks=ranks, microbatches=microbatches)
+        table = csv_format.parse(text, pipeline.schedule, ranks=ranks, microbatches=microbatches)
     except ScheduleError as error:
         raise JobError(f"pipeline.schedule: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise JobError(f"pipeline.schedule = {pipeline.schedule!r}: cannot read it: {reason}") from error
+    if table.frozen_stages:
+        # With other ranks, or another partition, other layers would be frozen: that is not for a table to say.
+        raise JobError(
+            f"pipeline.schedule = {pipeline.schedule!r}: the first {table.frozen_stages} of its {table.stages} stages"
+            " have no backward, and a job trains all layers: give every forward of the table its backward"
+        )
+    return table
 
 
 def with_recompute(schedule: Schedule, layers: tuple[tuple[int, int], ...], recompute: set[int]) -> Schedule:

@@ -304,6 +304,7 @@ def test_a_profile_is_needed_where_costs_decide(
         ("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1", "2 microbatches, but 1 are asked for"),
         ("0B0,0F0\n1F0,1B0", "row 1, column 1"),
         ("", "no actions"),
+        ("0F0\n1F0,1B0", "the first 1 of its 2 stages have no backward, and a job trains all layers"),
     ],
 )
 def test_a_table_with_a_mistake_is_named_with_its_place(tmp_path: Path, table: str, expected: str) -> None:
