@@ -33,7 +33,8 @@ def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
         )
     recorded_freeze = submitted[-1].spec.get("freeze", {})
     freeze = resolved.config.freeze.model_dump(mode="json")
-    for key, value in freeze.items():
+    for key in sorted(resolved.config.freeze.used):
+        value = freeze[key]
         if recorded_freeze.get(key) != value:
             raise JobError(
                 f"--replay {path}: freeze.{key} was {recorded_freeze.get(key)!r} there and is {value!r} here:"

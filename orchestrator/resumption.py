@@ -15,15 +15,13 @@ from orchestrator.spec_checks import searched
 from orchestrator.survey import Survey
 from planner.plan import Plan
 
-_PHASES = ("warm_up", "monitoring", "ramp")
-
 
 def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
     """`spec` with what it leaves open as the run of the resolved spec `before` had it."""
     pipeline, freeze = before.get("pipeline", {}), before.get("freeze", {})
     left_open = [key for key in searched(spec.pipeline) if key in pipeline]
     chunks_too = "schedule" in left_open and spec.pipeline.chunks is None
-    unset = [key for key in _PHASES if getattr(spec.freeze, key) is None]
+    given = spec.freeze.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     same_method = freeze.get("method") == spec.freeze.method
     return spec.model_copy(
         update={
@@ -31,7 +29,9 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
                 update={key: pipeline[key] for key in (*left_open, *(("chunks",) if chunks_too else ()))}
             ),
             "freeze": spec.freeze.model_copy(
-                update={key: freeze[key] for key in unset if key in freeze} if same_method else {}
+                update={key: value for key, value in freeze.items() if key not in given}
+                if same_method
+                else {}
             ),
         }
     )

@@ -63,6 +63,13 @@ def test_decisions_come_with_their_steps_and_no_new_ones_are_taken(tmp_path: Pat
     assert history.replayed
 
 
+def test_what_the_method_does_not_use_may_differ(tmp_path: Path) -> None:
+    told = submitted(job())
+    told.spec["freeze"]["apf_threshold"] = 0.01
+    path = log(tmp_path, told, FreezeStarted(plan=plan(1, 21)))
+    assert recorded(path, job()).plans == (plan(1, 21),)
+
+
 @pytest.mark.parametrize(
     ("here", "layers", "told"),
     [

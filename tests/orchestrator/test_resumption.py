@@ -58,6 +58,16 @@ def test_default_phases_stay_when_the_job_is_made_longer() -> None:
     assert other.warm_up == 100
 
 
+def test_what_the_freezing_was_by_default_stays_where_a_default_has_changed_since() -> None:
+    earlier = before(spec(freeze=FreezeConfig(method="apf", apf_threshold=0.01)))
+    assert adopt(spec(freeze=FreezeConfig(method="apf")), earlier).freeze.apf_threshold == 0.01
+    assert (
+        adopt(spec(freeze=FreezeConfig(method="apf", apf_threshold=0.5)), earlier).freeze.apf_threshold == 0.5
+    )
+    other = FreezeConfig(method="timelyfreeze+apf")
+    assert adopt(spec(freeze=other), earlier).freeze == other
+
+
 @pytest.mark.parametrize(
     ("changes", "right"),
     [
