@@ -208,17 +208,20 @@ class JobFolder:
         issued = [record.event.plan for record in self._records() if isinstance(record.event, events.Issued)]
         return issued[-1] if issued else None
 
-    def keep_profile(self, text: str) -> None:
-        """Write what the run's plan rests on beside the event log, for its pictures and for whoever resumes it.
+    def keep_profile(self, text: str | None) -> None:
+        """Write what the run's plan rests on, also beside the event log, for its pictures and for whoever resumes it;
+        None: on no profile, and that of an earlier start goes.
 
         Raises:
             JobError: it cannot be written.
         """
-        path = self.events_path.with_name(PROFILE)
+        beside = open_folder(str(self.events_path.parent))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            self.publish(path)
+            for folder in (self._folder, beside) if "://" in self.location else (self._folder,):
+                if text is not None:
+                    folder.write(PROFILE, text.encode())
+                else:
+                    folder.remove(PROFILE)
         except OSError as error:
             raise self._unwritable(error) from error
 

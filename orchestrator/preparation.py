@@ -90,9 +90,9 @@ def prepare(
 def _kept(settled: Spec, found: Survey, folder: JobFolder) -> Profile | None:
     """The profile that the run's plan rests on, or another of this job's, if there still is one: a resumed job does
     not wait for a measurement."""
-    before = folder.marker()
-    same_device = (
-        before is not None and before.spec.get("cluster", {}).get("device") == settled.cluster.device
+    before, now = folder.marker(), settled.cluster.model_dump(mode="json")
+    same_device = before is not None and all(
+        before.spec.get("cluster", {}).get(key) == now[key] for key in ("device", "emulated")
     )
     if same_device and (text := folder.profile()) is not None:
         with suppress(JobError):

@@ -33,7 +33,7 @@ from workers.config import WorkerConfig
 from workers.measured import combine
 from workers.protocol import JobError
 
-MEASUREMENT = 1
+MEASUREMENT = 2
 """Version of what is measured and how; another one makes old profiles useless."""
 CACHE_VARIABLE = "FRESHET_PROFILES"
 """Environment variable that names another folder for the cache."""

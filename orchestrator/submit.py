@@ -79,8 +79,7 @@ def run(
             # Once more: measuring and planning may have taken a while.
             _make_way(spec.job.name)
             marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
-            if prepared.profile is not None:
-                folder.keep_profile(prepared.profile.to_json() + "\n")
+            folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
             interrupts.hold()
             controller = _submit(prepared, folder, start, marker, freezing)
             following = Following(resolved.spec, controller, connection, interrupts=interrupts, ours=True)

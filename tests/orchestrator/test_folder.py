@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events
-from orchestrator.folder import EVENTS, LOCK, MARKER, JobFolder, starting_points
+from orchestrator.folder import EVENTS, LOCK, MARKER, PROFILE, JobFolder, starting_points
 from orchestrator.resolve import resolve
 from orchestrator.spec import JobConfig, Spec
 from orchestrator.survey import Survey, absolute
@@ -159,6 +159,27 @@ def test_a_uri_keeps_its_log_beside_it_and_gets_copies(
     folder.events_path.unlink()
     assert JobFolder(location).steps() == 7
     assert (tmp_path / "bucket" / "run" / EVENTS).exists()
+
+    # So it does with the profile, for pictures; another machine fetches it.
+    folder.keep_profile("measured")
+    beside = folder.events_path.with_name(PROFILE)
+    assert beside.read_text() == (tmp_path / "bucket" / "run" / PROFILE).read_text() == "measured"
+    beside.unlink()
+    assert JobFolder(location).profile() == "measured"
+    assert beside.exists()
+    folder.keep_profile(None)
+    assert JobFolder(location).profile() is None
+    assert not beside.exists()
+
+
+def test_a_start_without_a_profile_leaves_none_of_another(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path / "run"))
+    assert folder.profile() is None
+    folder.keep_profile(None)
+    folder.keep_profile("measured")
+    assert folder.profile() == (tmp_path / "run" / PROFILE).read_text() == "measured"
+    folder.keep_profile(None)
+    assert folder.profile() is None
 
 
 def ranks_config(output: Path) -> WorkerConfig:
