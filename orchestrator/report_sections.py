@@ -235,4 +235,7 @@ def spec(run: RunRecord) -> str:
 
 def footer(run: RunRecord) -> str:
     runs = f" over {run.runs} runs" if run.runs > 1 else ""
-    return f"<footer>Made from events.jsonl alone: {counted(len(run.steps), 'step')}{runs}.</footer>"
+    return (
+        f"<footer>Made from events.jsonl: {counted(len(run.steps), 'step')}{runs}; the memory of a step from"
+        " profile.json, where there is one.</footer>"
+    )
