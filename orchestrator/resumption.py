@@ -14,6 +14,7 @@ from orchestrator.spec import Spec
 from orchestrator.spec_checks import searched
 from orchestrator.survey import Survey
 from planner.plan import Plan
+from workers.config import FreezeConfig
 
 
 def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
@@ -29,7 +30,11 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
                 update={key: pipeline[key] for key in (*left_open, *(("chunks",) if chunks_too else ()))}
             ),
             "freeze": spec.freeze.model_copy(
-                update={key: value for key, value in freeze.items() if key not in given}
+                update={
+                    key: freeze[key]
+                    for key in FreezeConfig.model_fields
+                    if key in freeze and key not in given
+                }
                 if same_method
                 else {}
             ),
