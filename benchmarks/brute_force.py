@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 
-from planner.partition.end_to_end import SharedStage
 from planner.partition.stage_costs import Ranges
 from planner.profile import Link, Profile
+from planner.search.end_to_end import SharedStage
 
 Objective = Callable[[Profile, Ranges, int], float]
 """(profile, one stage per device, microbatches) -> what is to be least."""

@@ -17,11 +17,11 @@ from time import perf_counter, process_time
 import numpy as np
 
 from benchmarks.reference_freeze_program import reference_solve
-from planner.freeze_program import FreezeProgram, FreezeSolution, solve
-from planner.graph import build_graph
+from planner.freeze.program import FreezeProgram, FreezeSolution, solve
 from planner.ir import Action, Kind, Schedule
-from planner.schedules.registry import build
-from planner.simulate import Costs
+from planner.schedule.graph import build_graph
+from planner.schedule.registry import build
+from planner.simulation.simulate import Costs
 
 R_MAX = 0.8
 CASES = (("interleaved", 8, 64), ("1f1b", 32, 128))

@@ -27,12 +27,12 @@ from benchmarks.pipelining import WARM_UP, make_job
 from benchmarks.planner_in_process import PlannerInProcess
 from benchmarks.sweep_page import Outcome, write_page
 from benchmarks.turns import in_turns, same
-from planner.freeze_decision import FreezeDecision
+from planner.freeze.decision import FreezeDecision
+from planner.freeze.time_to_accuracy import average_effective_update, kappa, time_to_accuracy_ratio
 from planner.freezing import Ratios
 from planner.plan import Plan
-from planner.time_to_accuracy import average_effective_update, kappa, time_to_accuracy_ratio
 from workers.config import DataConfig, FreezeConfig, ModelConfig, OptimizerConfig
-from workers.launch import Job, run_processes
+from workers.launch.ranks import Job, run_processes
 from workers.protocol import (
     CheckpointRef,
     CheckpointReport,

@@ -24,14 +24,14 @@ from typing import Any, get_args
 
 import torch
 
-from orchestrator import events
-from orchestrator.migration import Mode, path
-from orchestrator.move_request import move_of_layers
-from orchestrator.resolve import Resolved, resolve
-from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec
-from orchestrator.states import Finished, Training
-from orchestrator.stimuli import Migrate
-from orchestrator.survey import absolute, survey
+from orchestrator.controller.move_request import move_of_layers
+from orchestrator.events import types as events
+from orchestrator.lifecycle.migration import Mode, path
+from orchestrator.lifecycle.states import Finished, Training
+from orchestrator.lifecycle.stimuli import Migrate
+from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.resolve import Resolved, resolve
+from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.process_hosts import ElasticJob
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
 from workers.protocol import StepReport, SwitchReport

@@ -30,13 +30,13 @@ import torch
 from benchmarks.pipelining import WARM_UP, make_job
 from benchmarks.shaped_link import ADDRESSES, INTERFACE, ShapedLink
 from workers.config import EmulatedConfig, ModelConfig
-from workers.launch import Job, assignment
+from workers.launch.ranks import Job, assignment
 from workers.layer_state import LayerState
 from workers.protocol import Generation, Report, Request, StepReport
 from workers.rank import Rank
-from workers.transport.flow import Flow
+from workers.state_stream.flow import Flow
+from workers.state_stream.stream import StateServer, fetch
 from workers.transport.open_channel import open_channel
-from workers.transport.state_stream import StateServer, fetch
 
 SECRET = b"benchmark"
 EMULATED = EmulatedConfig(forward_s=0.02, input_grad_s=0.02, weight_grad_s=0.02)

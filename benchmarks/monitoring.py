@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from orchestrator import events
+from orchestrator.events import types as events
 from planner.freezing import Phase, Phases
 from workers.protocol import FreezeStarted, StepReport
 

@@ -26,13 +26,14 @@ from benchmarks.brute_force import (
     slowest_stage_s,
 )
 from benchmarks.random_pipelines import random_profile
-from planner.judge import Judge
-from planner.partition import bottleneck, dynpipe, end_to_end, memory, time
+from planner.partition import bottleneck, dynpipe, memory, time
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.profile import Profile
-from planner.schedules.registry import build, families
-from planner.search import Choice, Wish, choose
-from planner.shapes import Shape
+from planner.schedule.registry import build, families
+from planner.search import end_to_end
+from planner.search.evaluate import Judge
+from planner.search.search import Choice, Wish, choose
+from planner.search.shapes import Shape
 
 PROGRAMS: Mapping[str, tuple[Callable[[StageCosts], Ranges], Objective]] = {
     "memory": (memory.partition, fullest_share),

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.plan import Plan
-from planner.schedules.registry import build, families
+from planner.schedule.registry import build, families
 from workers.build import build_module
 from workers.config import (
     CheckpointConfig,
@@ -34,7 +34,7 @@ from workers.config import (
 )
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
-from workers.launch import Job, run_processes
+from workers.launch.ranks import Job, run_processes
 from workers.models.registry import build_definition
 from workers.protocol import StepReport
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from orchestrator.freeze_history import observation
-from planner.freeze_decision import FreezeDecision, FreezeQuestion, decide
+from orchestrator.history.freeze_history import observation
+from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
+from planner.freeze.monitoring import Observation, complete
 from planner.freezing import FreezePlan, Phase
-from planner.monitoring import Observation, complete
-from workers.launch import Job
+from workers.launch.ranks import Job
 from workers.protocol import Report, TimelineReport
 
 

@@ -29,19 +29,19 @@ import torch
 
 from benchmarks.pipelining import WARM_UP, make_job
 from benchmarks.turns import in_turns, same
-from planner.costs import action_costs, bounds
-from planner.draws import expected_step_s
-from planner.freeze_program import layer_ratios, solve
+from planner.freeze.program import layer_ratios, solve
 from planner.freezing import Ratios
 from planner.ir import FREEZABLE, Action, Kind
-from planner.predict import predict
 from planner.profile import Profile
-from planner.schedules.registry import build, families
-from planner.simulate import Costs, simulate
+from planner.schedule.registry import build, families
+from planner.simulation.costs import action_costs, bounds
+from planner.simulation.monte_carlo import expected_step_s
+from planner.simulation.predict import predict
+from planner.simulation.simulate import Costs, simulate
 from workers.config import EmulatedConfig, ModelConfig
-from workers.launch import Job, run_processes
-from workers.measured import combine
-from workers.profile_launch import Request, profile_processes
+from workers.launch.profile import Request, profile_processes
+from workers.launch.ranks import Job, run_processes
+from workers.profiling.measured import combine
 from workers.protocol import TimelineReport
 
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")

@@ -26,11 +26,11 @@ from statistics import median
 import psutil
 import torch
 
-from orchestrator import events
-from orchestrator.events import Record
-from orchestrator.local_nodes import LocalNodes
-from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec
-from orchestrator.submit import run
+from orchestrator.client.submit import run
+from orchestrator.events import types as events
+from orchestrator.events.types import Record
+from orchestrator.rehearsal.local_nodes import LocalNodes
+from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.resting import Resting
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
 from workers.protocol import CheckpointReport, Request, StepReport
@@ -121,7 +121,7 @@ class Striker:
 
     def _stop(self) -> None:
         # Brings Ray along, which reads the environment of the nodes as it is imported.
-        from orchestrator.controller import find
+        from orchestrator.controller.actor import find
 
         find(JOB).request.remote(Request.STOP)
 

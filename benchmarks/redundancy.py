@@ -19,7 +19,7 @@ from statistics import mean, median
 
 from benchmarks.pipelining import WARM_UP, make_job
 from workers.config import CheckpointConfig
-from workers.launch import Job, run_processes
+from workers.launch.ranks import Job, run_processes
 from workers.protocol import StepReport
 
 EVERY = 20

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from planner.freeze_model import MAKESPAN_SLACK
-from planner.graph import build_graph
+from planner.freeze.linear_program import MAKESPAN_SLACK
 from planner.ir import Kind, Schedule
-from planner.simulate import Costs
+from planner.schedule.graph import build_graph
+from planner.simulation.simulate import Costs
 
 
 def reference_solve(

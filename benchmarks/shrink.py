@@ -21,18 +21,18 @@ import torch
 
 from benchmarks.pipelining import WARM_UP, make_job
 from benchmarks.prediction import profile_of
-from orchestrator.replanning import Replanner
+from orchestrator.prepare.replanning import Replanner
 from planner.ir import Schedule
-from planner.judge import Judge
 from planner.partition import parameter
 from planner.plan import Plan
-from planner.predict import predict
 from planner.profile import Profile
-from planner.schedules.registry import build, families
-from planner.search import END_TO_END, THOROUGH, Choice, Wish, choose, choose_among
-from planner.shapes import shapes
+from planner.schedule.registry import build, families
+from planner.search.evaluate import Judge
+from planner.search.search import END_TO_END, THOROUGH, Choice, Wish, choose, choose_among
+from planner.search.shapes import shapes
+from planner.simulation.predict import predict
 from workers.config import EmulatedConfig, ModelConfig
-from workers.launch import Job, run_processes
+from workers.launch.ranks import Job, run_processes
 from workers.protocol import StepReport
 
 RANKS, LAYERS, MICROBATCHES = 8, 24, 16

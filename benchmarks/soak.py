@@ -24,18 +24,18 @@ from pathlib import Path
 import psutil
 import torch
 
-from orchestrator import events
-from orchestrator.resolve import Resolved, resolve
-from orchestrator.spec import ClusterConfig, JobConfig, PipelineConfig, Spec
-from orchestrator.states import Finished
-from orchestrator.stimuli import Asked
-from orchestrator.survey import survey
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.prepare.model_outline import survey
+from orchestrator.prepare.resolve import Resolved, resolve
+from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.process_hosts import ElasticJob, Ran
 from tests.orchestrator.resting import Resting
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
-from workers.fault import Fault
-from workers.fault_kinds import FaultKind, Phase
-from workers.launch import Job, run_threads
+from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import FaultKind, Phase
+from workers.launch.ranks import Job, run_threads
 from workers.protocol import Request, StepReport
 
 RANKS, SPARES = 4, 2

@@ -16,9 +16,9 @@ import torch
 
 from workers.build import build_module
 from workers.config import ModelConfig
+from workers.deferred.weight_grad import Workspace
 from workers.layer import Layer
 from workers.models.registry import build_definition
-from workers.weight_grad import Workspace
 
 
 def main() -> None:

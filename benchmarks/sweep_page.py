@@ -8,9 +8,9 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from orchestrator.axes import Scale, tick_text
+from orchestrator.pictures.axes import Scale, tick_text
 from orchestrator.quantities import percent
-from orchestrator.report_style import STYLE
+from orchestrator.report.style import STYLE
 
 WIDTH, HEIGHT = 900.0, 460.0
 LEFT, RIGHT, TOP, BOTTOM = 70.0, 230.0, 30.0, 46.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from benchmarks.pipelining import WARM_UP
 from planner.freezing import FreezePlan, Ratios
 from workers.config import FreezeConfig
-from workers.launch import Job
+from workers.launch.ranks import Job
 
 FREEZE = FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2)
 """The shortest phases: what is frozen is said by plans that are known beforehand, one per step."""

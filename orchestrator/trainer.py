@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from orchestrator import events
-from orchestrator.following import Run
-from orchestrator.freeze_steps import freeze_steps
-from orchestrator.run_record import fold
-from orchestrator.spec import Spec
-from orchestrator.submit import run
-from orchestrator.summary import summarize
+from orchestrator.analysis.freeze_steps import freeze_steps
+from orchestrator.analysis.summary import summarize
+from orchestrator.client.following import Run
+from orchestrator.client.submit import run
+from orchestrator.events import types as events
+from orchestrator.history.run_record import fold
+from orchestrator.spec.job_spec import Spec
 from workers.protocol import CheckpointReport
 
 if TYPE_CHECKING:

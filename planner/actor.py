@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import ray
 
-from planner.freeze_decision import FreezeDecision, FreezeQuestion, decide
-from planner.monitoring import Observation, complete
+from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
+from planner.freeze.monitoring import Observation, complete
 
 
 @dataclass(frozen=True, kw_only=True)

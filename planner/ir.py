@@ -2,7 +2,7 @@
 
 A schedule says, for each rank, which actions it takes in which order during one window. Sends and receives
 are not written down: they follow from the actions and from where the stages live. This module knows no
-schedule family, no cost and no device; `planner/validate.py` says which schedules are legal.
+schedule family, no cost and no device; `planner/schedule/validate.py` says which schedules are legal.
 """
 
 from __future__ import annotations

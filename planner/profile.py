@@ -1,7 +1,7 @@
 """What a model costs on given devices and links: the planner's view of a job. A leaf: values with JSON both ways.
 
-All times are for one microbatch. Whoever measures (`workers/profiler.py`), predicts or invents a profile, says so in
-its `source`.
+All times are for one microbatch. Whoever measures (`workers/profiling/profiler.py`), predicts or invents a profile,
+says so in its `source`.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Profile:
     cluster: Cluster
     """What they were measured on, and what messages cost there."""
     key: str
-    """Hash of what the measurement depends on; see `orchestrator/profiling.py`."""
+    """Hash of what the measurement depends on; see `orchestrator/prepare/profiling.py`."""
     source: str
     """Where the numbers come from, in words: `measured on ...`, `emulated`, a file."""
 

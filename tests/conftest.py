@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from orchestrator.cluster import prepare_local
+from orchestrator.cluster.connection import prepare_local
 
 # Ray reads its environment when it is first imported, by whichever test that is: it is set before any of them.
 prepare_local(os.environ)  # pyright: ignore[reportArgumentType]

@@ -20,13 +20,16 @@ from ray.exceptions import RayError
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
-from workers.checkpoint_manifest import FileRecord
+from workers.checkpoint.manifest import FileRecord
+from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
-from workers.fault import Fault
-from workers.host_memory import collect_objects, settle_objects
-from workers.measured import Measured
-from workers.name_lookups import keep_lookups_short
+from workers.control.report_mail import ReportMail
+from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
+from workers.process.host_memory import collect_objects, settle_objects
+from workers.process.name_lookups import keep_lookups_short
+from workers.process.stacks import stacks
+from workers.profiling.measured import Measured
 from workers.protocol import (
     Assignment,
     DamagedCheckpoint,
@@ -40,9 +43,6 @@ from workers.protocol import (
     Request,
     Settlement,
 )
-from workers.report_mail import ReportMail
-from workers.stacks import stacks
-from workers.storage import open_folder
 
 CONTROL = "control"
 """Concurrency group of the calls that must not wait for training."""
@@ -214,7 +214,7 @@ class RankActor:
 
     @ray.method(concurrency_group=CONTROL)
     def stacks(self) -> str:
-        """See `workers.stacks`."""
+        """See `workers.process.stacks`."""
         return stacks()
 
     @ray.method(concurrency_group=CONTROL)
@@ -311,8 +311,8 @@ def travelling_errors(cut_off: bool = False) -> Iterator[None]:
     except JobError as error:
         raise RankError(str(error), user_error=True) from None
     except Exception as error:
+        from workers.state_stream.frames import StateStreamError
         from workers.transport.channel import ChannelError
-        from workers.transport.state_frames import StateStreamError
 
         elsewhere = isinstance(error, ChannelError | StateStreamError)
         message = f"{type(error).__name__}: {error}"

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from workers import rng
+from workers.deferred.weight_grad import Workspace
 from workers.layer import Layer
 from workers.layer_state import LayerState
 from workers.models.definition import ModelDefinition, ParameterRef
 from workers.optim import Optimizer
 from workers.protocol import JobError
-from workers.weight_grad import Workspace
+from workers.reproducibility import rng
 
 
 def build_module(definition: ModelDefinition, layer: int, seed: int) -> nn.Module:

@@ -1,6 +1,6 @@
 """The sections of a job spec that the ranks consume. Values only: no torch here, so that any process can read a spec.
 
-Every section is keyword-only, frozen, and refuses unknown keys; `orchestrator/spec.py` composes them and turns
+Every section is keyword-only, frozen, and refuses unknown keys; `orchestrator/spec/job_spec.py` composes them and turns
 validation errors into sentences for people.
 """
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from workers.canonical import canonical
 from workers.protocol import CurvatureReport
+from workers.reproducibility.canonical import canonical
 
 Place = tuple[int, str]
 """Layer and parameter."""

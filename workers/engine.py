@@ -15,7 +15,7 @@ from torch import Tensor
 from planner.ir import Action, Kind, Schedule
 from workers.data.dataset import Batch
 from workers.devices.device import Device
-from workers.fault_points import FaultPoints, Phase
+from workers.fault_injection.points import FaultPoints, Phase
 from workers.protocol import Span
 from workers.stage import Stage
 from workers.transport.channel import Channel, Stream

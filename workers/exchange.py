@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workers.canonical import canonical
+from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
 Parameters = dict[tuple[int, str], nn.Parameter]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workers import rng
-from workers.canonical import canonical
+from workers.deferred.weight_grad import WeightGradQueue, Workspace, cover
 from workers.protocol import JobError
-from workers.weight_grad import WeightGradQueue, Workspace, cover
+from workers.reproducibility import rng
+from workers.reproducibility.canonical import canonical
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]

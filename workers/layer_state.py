@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from workers.digest import state_digest as state_digest
 from workers.protocol import JobError, Part
+from workers.reproducibility.digest import state_digest as state_digest
 
 if TYPE_CHECKING:
     from workers.optim import Optimizer

@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from workers.canonical import canonical
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
 from workers.engine import Engine, Window
 from workers.exchange import Parameters, ReplicaExchange, TieExchange
 from workers.freezing.freezer import Freezer
-from workers.setting import Setting, make_stages, tied_uses
+from workers.generation import Setting, make_stages, tied_uses
+from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
 Buffers = Mapping[int, Mapping[str, Tensor]]

@@ -15,30 +15,31 @@ import torch.distributed as dist
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
-from workers import determinism
-from workers.checkpoint import DamagedCheckpointError
-from workers.checkpoint_manifest import FileRecord
-from workers.checkpoint_writer import write_layers
-from workers.checkpointing import seal
+from workers.checkpoint.coordination import seal
+from workers.checkpoint.folder import DamagedCheckpointError
+from workers.checkpoint.manifest import FileRecord
+from workers.checkpoint.writer import write_layers
 from workers.config import WorkerConfig
+from workers.control.mailbox import Mailbox
+from workers.control.next_plan import NextPlan, check_next
 from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
 from workers.devices.registry import make_device
-from workers.fault_points import FaultPoints, Phase
+from workers.elastic.layer_source import Built, Haul, LayerSource
+from workers.elastic.standby import Standbys
+from workers.elastic.switch import take_up
+from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.plans import Plans, check_plan
-from workers.host_memory import keep_freed_pages
-from workers.layer_source import Built, Haul, LayerSource
+from workers.generation import Setting
 from workers.layer_state import LayerState, host_copy
-from workers.left_over import Greeting, LeftOver
-from workers.mailbox import Mailbox
-from workers.measured import Measured
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
-from workers.name_lookups import keep_lookups_short
-from workers.next_plan import NextPlan, check_next
 from workers.optim import Optimizer, make_optimizer
-from workers.profiler import BUDGET_S, Subject, measure
+from workers.process.host_memory import keep_freed_pages
+from workers.process.name_lookups import keep_lookups_short
+from workers.profiling.measured import Measured
+from workers.profiling.profiler import BUDGET_S, Subject, measure
 from workers.protocol import (
     Assignment,
     DamagedCheckpoint,
@@ -53,15 +54,14 @@ from workers.protocol import (
     Settlement,
     SwitchReport,
 )
-from workers.setting import Setting
-from workers.standby import Standbys
-from workers.switch import take_up
+from workers.reproducibility import determinism
+from workers.state_stream.frames import StateStreamError
+from workers.state_stream.stream import StateServer
 from workers.training import Training
 from workers.transport.channel import Channel, ChannelError
 from workers.transport.joining import Joining
 from workers.transport.open_channel import open_channel
-from workers.transport.state_frames import StateStreamError
-from workers.transport.state_stream import StateServer
+from workers.unfinished import Greeting, LeftOver
 
 
 class Rank:
@@ -505,7 +505,7 @@ class Rank:
 
         Args:
             held: (layer, place): layers whose updates are held back while it is followed, and where they are to go;
-                see `workers.deferral`.
+                see `workers.elastic.held_updates`.
 
         Raises:
             JobError: it is not newer than the plan in force, or takes another generation.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers import rng
 from workers.data.dataset import Batch, OpenData
 from workers.engine import Engine
+from workers.reproducibility import rng
 from workers.transport.channel import Channel
 
 PROMPT_TOKENS = 32

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from workers import rng
 from workers.freezing.mask import NOTHING, Mask
 from workers.layer import Layer, Loss, Pass, Tensors
+from workers.reproducibility import rng
 
 Masks = Callable[[int, int], Mask]
 """Layer, global microbatch -> what the layer leaves out in that microbatch of the step at hand."""

@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from workers.announcements import Announcements
-from workers.checkpointing import Checkpointing
+from workers.checkpoint.coordination import Checkpointing
 from workers.commit import CommitRecord, Decision, Prepared, settle
+from workers.control.announcements import Announcements
+from workers.control.next_plan import NextPlan
 from workers.curvature import CurvatureProbe
 from workers.data.sampling import samples_digest
-from workers.deferral import Deferral
+from workers.elastic.held_updates import Deferral
+from workers.elastic.redundancy import Shipping
+from workers.elastic.standby_watch import StandbyWatch
 from workers.engine import Window
-from workers.fault_points import Phase
+from workers.fault_injection.points import Phase
+from workers.generation import Setting, make_freezer
 from workers.layer_state import digest
-from workers.left_over import Greeting, LeftOver, agree
 from workers.minibatch import Buffers, Minibatch
-from workers.next_plan import NextPlan
 from workers.protocol import (
     Generation,
     Outcome,
@@ -36,11 +38,9 @@ from workers.protocol import (
     TimelineReport,
     ValidationReport,
 )
-from workers.redundancy import Shipping
 from workers.sample_text import sample_text
-from workers.setting import Setting, make_freezer
-from workers.standby_watch import StandbyWatch
 from workers.transport.channel import Channel
+from workers.unfinished import Greeting, LeftOver, agree
 from workers.validation import SAMPLING, validate
 
 

@@ -8,7 +8,7 @@ from array import array
 from workers.data.dataset import Batch
 from workers.data.sampling import validation_indices, validation_windows
 from workers.engine import Engine
-from workers.setting import Setting
+from workers.generation import Setting
 from workers.transport.channel import Channel
 
 VALIDATION, SAMPLING = 1, 2

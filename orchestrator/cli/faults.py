@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workers.fault_kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import JobError
 
 if TYPE_CHECKING:
-    from orchestrator.faults import Drill
+    from orchestrator.controller.faults import Drill
 
 
 def fault(
@@ -113,7 +113,7 @@ def drill_of(
     Raises:
         JobError: they do not go together.
     """
-    from orchestrator.faults import Drill
+    from orchestrator.controller.faults import Drill
 
     fault = {"kind": kind, "after_s": after, **fields}
     if kind is not FaultKind.DRAIN:

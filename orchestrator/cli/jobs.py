@@ -11,8 +11,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from orchestrator import cluster
-from orchestrator.asking import NoController, ask, controller_of, job_names, joined, known_controller, listed
+from orchestrator.client.asking import (
+    NoController,
+    ask,
+    controller_of,
+    job_names,
+    joined,
+    known_controller,
+    listed,
+)
+from orchestrator.cluster import connection as cluster
 from orchestrator.quantities import counted
 from workers.protocol import JobError, Request
 
@@ -53,7 +61,7 @@ def reap_job(job: str, address: str, *, force: bool) -> str:
     with joined(address):
         import ray
 
-        from orchestrator.ray_hosts import reap
+        from orchestrator.cluster.ray_hosts import reap
 
         controller, ranks = controller_of(job), _ranks()
         if controller is None and job not in ranks:
@@ -100,7 +108,7 @@ def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:
     """Have a drill strike `job`; returns what will happen, in words.
 
     Args:
-        drill: an `orchestrator.faults.Drill`, as JSON values.
+        drill: an `orchestrator.controller.faults.Drill`, as JSON values.
 
     Raises:
         JobError: there is no such cluster, job, rank or node, the job allows no faults, or its controller does not

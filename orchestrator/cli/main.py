@@ -139,7 +139,7 @@ def export(
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
     """Write the weights of a run's newest checkpoint into one safetensors file."""
-    from workers.checkpoint import export as export_checkpoint
+    from workers.checkpoint.folder import export as export_checkpoint
     from workers.protocol import DamagedCheckpoint
 
     def tell(damage: DamagedCheckpoint) -> None:

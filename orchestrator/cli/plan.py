@@ -12,18 +12,18 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from orchestrator.outlook import Outlook, convergence_of, outlook
-from orchestrator.picture_page import check_suffix
-from orchestrator.plan_page import write_timeline
-from orchestrator.plan_text import show
-from orchestrator.planning import Freezing, first_plan, freezing, redundancy
-from orchestrator.profiling import profile_of, read
-from orchestrator.resolve import settle
-from orchestrator.spec import Spec, load
-from orchestrator.spec_checks import check
-from orchestrator.survey import Survey, absolute, survey
+from orchestrator.analysis.outlook import Outlook, convergence_of, outlook
+from orchestrator.cli.plan_text import show
+from orchestrator.pictures.page import check_suffix
+from orchestrator.prepare.model_outline import Survey, absolute, survey
+from orchestrator.prepare.planning import Freezing, first_plan, freezing, redundancy
+from orchestrator.prepare.profiling import profile_of, read
+from orchestrator.prepare.resolve import settle
+from orchestrator.report.plan_page import write_timeline
+from orchestrator.spec.checks import check
+from orchestrator.spec.job_spec import Spec, load
 from planner.profile import Profile
-from planner.search import Choice, Considered
+from planner.search.search import Choice, Considered
 from workers.protocol import JobError
 
 

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.profiling import profile_of, write
+from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.profiling import profile_of, write
 from orchestrator.quantities import counted, rate, seconds, significant, size
-from orchestrator.spec import load
-from orchestrator.spec_checks import check
-from orchestrator.survey import absolute, survey
+from orchestrator.spec.checks import check
+from orchestrator.spec.job_spec import load
 from planner.profile import Cluster, Profile
 from workers.protocol import JobError
 

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestrator import events
 from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
+from orchestrator.cli.progress import open_progress
 from orchestrator.cli.train import observer
-from orchestrator.folder import JobFolder
-from orchestrator.progress import open_progress
-from orchestrator.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
-from orchestrator.rehearsal_text import lines
-from orchestrator.report import write_report
-from orchestrator.spec import Spec, load
-from orchestrator.synthetic_trace import MINUTE_MS, Preemption, synthetic
-from orchestrator.traces import Trace, keep, parse, to_csv, window
+from orchestrator.events import types as events
+from orchestrator.events.folder import JobFolder
+from orchestrator.rehearsal.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
+from orchestrator.rehearsal.synthetic_trace import MINUTE_MS, Preemption, synthetic
+from orchestrator.rehearsal.traces import Trace, keep, parse, to_csv, window
+from orchestrator.report.page import write_report
+from orchestrator.report.rehearsal_text import lines
+from orchestrator.spec.job_spec import Spec, load
 from workers.protocol import JobError
 
 SYNTHETIC_MIN = 60.0

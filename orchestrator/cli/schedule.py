@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from planner import csv_format
+from orchestrator.pictures.spans import seconds_text
+from orchestrator.pictures.timeline_svg import svg as draw
+from orchestrator.pictures.timeline_text import legend, terminal
 from planner.ir import Schedule
-from planner.picture import svg as draw
-from planner.schedules.registry import build
-from planner.simulate import Costs, Simulation, simulate
-from planner.spans import seconds_text
-from planner.terminal_picture import legend, terminal
+from planner.schedule import table_format
+from planner.schedule.registry import build
+from planner.simulation.simulate import Costs, Simulation, simulate
 
 CSV_PREFIX = "csv:"
 
@@ -49,7 +49,7 @@ def schedule(
         costs = _costs(f, i, w, comm)
         simulation = simulate(_load(name, ranks, microbatches, chunks), costs)
         if csv is not None:
-            csv.write_text(csv_format.dump(simulation.schedule), encoding="utf-8")
+            csv.write_text(table_format.dump(simulation.schedule), encoding="utf-8")
         if svg is not None:
             svg.write_text(draw(simulation.timeline, _title(simulation)), encoding="utf-8")
     except (ValueError, OSError) as error:
@@ -75,7 +75,7 @@ def _load(name: str, ranks: int | None, microbatches: int | None, chunks: int | 
             raise ValueError(
                 f"{path} is not UTF-8 text: expected a CSV table of tokens such as 2F0"
             ) from None
-        return csv_format.parse(text, name, ranks=ranks, microbatches=microbatches)
+        return table_format.parse(text, name, ranks=ranks, microbatches=microbatches)
     if ranks is None or microbatches is None:
         missing = " and ".join(
             option

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestrator.events import read
-from orchestrator.folder import JobFolder
-from orchestrator.picture_page import check_suffix, write_form
-from orchestrator.run_record import fold
-from orchestrator.step_memory import profile_beside
-from orchestrator.step_timeline import newest_step
+from orchestrator.analysis.step_memory import profile_beside
+from orchestrator.events.folder import JobFolder
+from orchestrator.events.types import read
+from orchestrator.history.run_record import fold
+from orchestrator.pictures.page import check_suffix, write_form
+from orchestrator.report.step_timeline import newest_step
 from workers.protocol import JobError
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from orchestrator import events
+from orchestrator.analysis.summary import summarize
 from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
-from orchestrator.drains import noticed_text
-from orchestrator.faults import struck_text
-from orchestrator.folder import JobFolder
-from orchestrator.following import Run, attached
-from orchestrator.progress import BarProgress, LineProgress, open_progress
+from orchestrator.cli.progress import BarProgress, LineProgress, open_progress
+from orchestrator.client.following import Run, attached
+from orchestrator.client.submit import run
+from orchestrator.controller.drains import noticed_text
+from orchestrator.controller.faults import struck_text
+from orchestrator.events import types as events
+from orchestrator.events.folder import JobFolder
 from orchestrator.quantities import counted, seconds
-from orchestrator.report import write_report
-from orchestrator.spec import load
-from orchestrator.submit import run
-from orchestrator.summary import summarize
+from orchestrator.report.page import write_report
+from orchestrator.spec.job_spec import load
 from workers.protocol import JobError
 
 

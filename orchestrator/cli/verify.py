@@ -12,7 +12,7 @@ def verify(
 ) -> None:
     """Prove from the log that no step is missing or doubled, no sample used twice or skipped, no checkpoint altered."""
     from orchestrator.cli.main import FAILED
-    from orchestrator.verification import verify_run
+    from orchestrator.verify.verification import verify_run
 
     ledger, lines = verify_run(run)
     for line in lines:

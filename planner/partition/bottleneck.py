@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.partition.limits import within_limits
-from planner.partition.smallest_largest import smallest_largest
+from planner.partition.minmax import smallest_largest
 from planner.partition.stage_costs import WHOLE, Matrix, Ranges, StageCosts, Vector, Window
 from planner.profile import Link
 

@@ -1,8 +1,8 @@
 """DynPipe's partition (section IV-C2): the cut with the shortest iteration by eq. 4-5, as corrected.
 
 The stages before the last count as one merged stage of their own iteration time. That averages, and so hides an
-early bottleneck: `planner/search.py` simulates this pick beside others. One device per stage here, as the engine runs
-it; `end_to_end.py` gives a stage several.
+early bottleneck: `planner/search/search.py` simulates this pick beside others. One device per stage here, as the engine
+runs it; `search/end_to_end.py` gives a stage several.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from planner.partition.limits import within_limits
-from planner.partition.smallest_largest import backtrack, check_stages, legal, window
+from planner.partition.minmax import backtrack, check_stages, legal, window
 from planner.partition.stage_costs import Matrix, Ranges, StageCosts, Vector, Window
 
 

@@ -5,7 +5,7 @@ The heuristic for training near the memory limit (TimelyFreeze, appendix G.1). K
 
 from __future__ import annotations
 
-from planner.partition.smallest_largest import smallest_largest
+from planner.partition.minmax import smallest_largest
 from planner.partition.stage_costs import Ranges, StageCosts
 
 

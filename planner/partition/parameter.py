@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.partition.smallest_largest import check_stages
+from planner.partition.minmax import check_stages
 
 
 def partition(parameter_counts: Sequence[int], stages: int) -> tuple[tuple[int, int], ...]:

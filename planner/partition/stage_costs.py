@@ -68,8 +68,8 @@ class StageCosts:
     def memory_bytes(self, stage: int, at: Window = WHOLE) -> Matrix:
         """Weights, gradients, optimizer state, and the most activations and waiting weight gradients at once.
 
-        What an action needs meanwhile, scratch and messages that wait are left out: `planner/memory.py` counts those,
-        and `planner/judge.py` reserves what they take.
+        What an action needs meanwhile, scratch and messages that wait are left out: `planner/simulation/memory.py`
+        counts those, and `planner/search/evaluate.py` reserves what they take.
         """
         arrives = stage > 0 and self.stage_ranks[stage - 1] != self.stage_ranks[stage]
         most = self.activation_bytes(self.in_flight[stage], arrives=arrives, at=at)

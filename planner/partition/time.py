@@ -6,7 +6,7 @@ The heuristic for throughput (TimelyFreeze, appendix G.1). Knows no communicatio
 from __future__ import annotations
 
 from planner.partition.limits import within_limits
-from planner.partition.smallest_largest import smallest_largest
+from planner.partition.minmax import smallest_largest
 from planner.partition.stage_costs import Ranges, StageCosts
 
 

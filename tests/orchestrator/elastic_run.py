@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.events import (
+from orchestrator.events.rehearsed import NodeLife, Rehearsed
+from orchestrator.events.types import (
     Event,
     Finished,
     Formed,
@@ -16,10 +17,10 @@ from orchestrator.events import (
     Regrouped,
     Submitted,
 )
-from orchestrator.ledger import Batches
+from orchestrator.verify.ledger import Batches
 from workers.data.dataset import Batch
-from workers.digest import state_digest
 from workers.protocol import CheckpointRef, CheckpointReport, Generation, Outcome, StepReport
+from workers.reproducibility.digest import state_digest
 
 TRAIN_SAMPLES = 50
 SPEC: dict[str, Any] = {
@@ -187,3 +188,15 @@ def eventful() -> ElasticRun:
     run.save()
     run.finish()
     return run
+
+
+def rehearse(
+    run: ElasticRun, lives: tuple[NodeLife, ...], *, began_s: float, ended_s: float, speedup: float = 10.0
+) -> None:
+    run.put(
+        Rehearsed(trace="t.csv", speedup=speedup, grace_s=None, began_s=began_s, ended_s=ended_s, lives=lives)
+    )
+
+
+def life(rank: int, up_s: float, down_s: float | None = None, noticed_s: float | None = None) -> NodeLife:
+    return NodeLife(name=f"slot{rank}", node=f"node-{rank}", up_s=up_s, down_s=down_s, noticed_s=noticed_s)

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from process_hosts import Ran
 from resting import Resting
 
-from orchestrator import events
-from orchestrator.stimuli import Asked
-from workers.fault import Fault
-from workers.fault_kinds import FaultKind, Phase
+from orchestrator.events import types as events
+from orchestrator.lifecycle.stimuli import Asked
+from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import FaultReport, Request, StepReport
 
 PATIENCE_STEPS = 3000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-from orchestrator import events
-from orchestrator.commands import Command, Log
-from orchestrator.lifecycle import handle
-from orchestrator.states import Live, Order, Pending, Planning, Roster, Settling, State
-from orchestrator.stimuli import (
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import Command, Log
+from orchestrator.lifecycle.machine import handle
+from orchestrator.lifecycle.states import Live, Order, Pending, Planning, Roster, Settling, State
+from orchestrator.lifecycle.stimuli import (
     Joined,
     Loaded,
     Placed,
@@ -22,7 +22,7 @@ from orchestrator.stimuli import (
 )
 from planner.freezing import FreezePlan
 from planner.plan import Plan
-from planner.schedules.registry import build
+from planner.schedule.registry import build
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, Outcome, Position, StepReport
 

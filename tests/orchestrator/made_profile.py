@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.profile import (
-    Cluster,
-    DeviceProfile,
-    LayerProfile,
-    Link,
-    Matrix,
-    ModelProfile,
-    Profile,
-)
+from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, Matrix, ModelProfile, Profile
 
 MEMORY_BYTES = 10**9
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from lifecycle_jobs import checkpoint_report, order_of, plan_of, position, step_report
 
-from orchestrator import events
-from orchestrator.commands import (
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import (
     Ask,
     Assess,
     Command,
@@ -29,8 +29,8 @@ from orchestrator.commands import (
     Wait,
     Weigh,
 )
-from orchestrator.lifecycle import handle
-from orchestrator.states import (
+from orchestrator.lifecycle.machine import handle
+from orchestrator.lifecycle.states import (
     Closing,
     Failed,
     Finished,
@@ -41,7 +41,7 @@ from orchestrator.states import (
     Stopping,
     Training,
 )
-from orchestrator.stimuli import (
+from orchestrator.lifecycle.stimuli import (
     Asked,
     Departed,
     Going,
@@ -62,7 +62,7 @@ from orchestrator.stimuli import (
     WaitOver,
     Weighed,
 )
-from planner.schedules.registry import build
+from planner.schedule.registry import build
 from workers.config import ElasticConfig
 from workers.protocol import (
     Assignment,

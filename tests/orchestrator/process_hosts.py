@@ -20,19 +20,19 @@ from typing import Any, TypeVar
 
 import psutil
 
-from orchestrator import events
-from orchestrator.crank import Crank
-from orchestrator.crew import Crew
-from orchestrator.hosts import Gone
-from orchestrator.replanning import replanner_of
-from orchestrator.resolve import Resolved
-from orchestrator.runtime import Runtime
-from orchestrator.states import Finished, Order, State
-from orchestrator.stimuli import Reported, Stimulus
+from orchestrator.cluster.hosts import Gone
+from orchestrator.controller.config import Crew
+from orchestrator.controller.event_loop import Crank
+from orchestrator.controller.runtime import Runtime
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Finished, Order, State
+from orchestrator.lifecycle.stimuli import Reported, Stimulus
+from orchestrator.prepare.replanning import replanner_of
+from orchestrator.prepare.resolve import Resolved
 from workers.actor import Home, RankError, travelling_errors
 from workers.config import WorkerConfig
+from workers.process.stacks import stacks
 from workers.protocol import Outcome, Parted, Report
-from workers.stacks import stacks
 
 Kind = TypeVar("Kind")
 

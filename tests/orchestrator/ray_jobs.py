@@ -18,12 +18,13 @@ from ray.core.generated import autoscaler_pb2
 from ray.job_config import JobConfig
 from ray.util.placement_group import placement_group_table
 
-from orchestrator import cluster, events
-from orchestrator.controller import find
-from orchestrator.resolve import Resolved, resolve
-from orchestrator.spec import Spec
-from orchestrator.survey import absolute, survey
-from workers.launch import Job, run_threads
+from orchestrator.cluster import connection as cluster
+from orchestrator.controller.actor import find
+from orchestrator.events import types as events
+from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.resolve import Resolved, resolve
+from orchestrator.spec.job_spec import Spec
+from workers.launch.ranks import Job, run_threads
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")

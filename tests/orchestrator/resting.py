@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator import events
+from orchestrator.events import types as events
 from workers.protocol import CheckpointReport, StandbyReport, StepReport
 
 LEAST_MEMBERS = 3

@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from orchestrator.events import (
+from orchestrator.events.types import (
     Event,
     Finished,
     Formed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.spec import Spec
+from orchestrator.spec.job_spec import Spec
 
 STEPS = 6
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.plan import Plan
 from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, ModelProfile, Profile
-from planner.schedules.registry import family
+from planner.schedule.registry import family
 
 FAST = Link(latency_s=0.0, bytes_per_s=1e18)
 DEVICE = DeviceProfile(kind="emulated", name="test", memory_bytes=10_000)

@@ -19,8 +19,9 @@ import torch
 
 from planner.plan import Plan
 from workers.config import ElasticConfig, WorkerConfig
-from workers.fault import Fault
-from workers.launch import Job, run_threads
+from workers.fault_injection.fault import Fault
+from workers.launch.processes import Died, RankProcesses
+from workers.launch.ranks import Job, run_threads
 from workers.layer_state import state_digest
 from workers.protocol import (
     Assignment,
@@ -37,7 +38,6 @@ from workers.protocol import (
     StepReport,
 )
 from workers.rank import Rank
-from workers.rank_processes import Died, RankProcesses
 from workers.transport.channel import ChannelError
 from workers.transport.process_group import ProcessGroupChannel
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
-from workers.fault import Fault
-from workers.fault_kinds import Phase
-from workers.fault_points import FaultPoints
+from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import Phase
+from workers.fault_injection.points import FaultPoints
 
 
 def struck(pipe: Connection, values: dict[str, Any], step: int) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from workers.fault import Fault
-from workers.launch import Job, assignment
+from workers.fault_injection.fault import Fault
+from workers.launch.processes import Died, RankProcesses
+from workers.launch.ranks import Job, assignment
 from workers.layer_state import state_digest
 from workers.protocol import FaultReport, Generation, Outcome, Report
 from workers.rank import Rank
-from workers.rank_processes import Died, RankProcesses
 
 Kind = TypeVar("Kind")
 

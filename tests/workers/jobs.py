@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from planner.passes import add_recompute
 from planner.plan import Plan
-from planner.schedules.registry import build, families
+from planner.schedule.passes import add_recompute
+from planner.schedule.registry import build, families
 from workers.config import (
     CheckpointConfig,
     DataConfig,
@@ -14,7 +14,7 @@ from workers.config import (
     OptimizerConfig,
     WorkerConfig,
 )
-from workers.launch import Job
+from workers.launch.ranks import Job
 
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from workers import rng
 from workers.build import build_module
-from workers.canonical import canonical
 from workers.config import WorkerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.layer_state import LayerState, digest, state_digest
 from workers.models.registry import build_definition
 from workers.optim import make_optimizer
+from workers.reproducibility import rng
+from workers.reproducibility.canonical import canonical
 
 
 class Boundary(torch.autograd.Function):

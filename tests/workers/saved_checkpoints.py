@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from planner.plan import Plan
-from workers.checkpoint import checkpoint_folder, write_layer, write_manifest
-from workers.checkpoint_manifest import FileRecord, Manifest, layer_files
+from workers.checkpoint.folder import checkpoint_folder, write_layer, write_manifest
+from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.config import OptimizerConfig
 from workers.layer_state import LayerState, host_copy
 from workers.optim import make_optimizer

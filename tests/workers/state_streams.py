@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from workers.layer_state import LayerState
-from workers.transport.flow import Flow
-from workers.transport.state_stream import StateServer, fetch
+from workers.state_stream.flow import Flow
+from workers.state_stream.stream import StateServer, fetch
 
 SECRET = b"the job's secret"
 HOST = "127.0.0.1"

@@ -12,11 +12,11 @@ from jobs import job, small_config
 from quadratic import SMOOTHNESS, WIDTH
 from test_freezing_training import METHODS, frozen_job
 
-from planner.convergence import CurvatureSample, estimate
-from workers.checkpoint import checkpoints
+from planner.search.convergence import CurvatureSample, estimate
+from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.curvature import CurvatureProbe
-from workers.launch import Run, run_threads
+from workers.launch.ranks import Run, run_threads
 from workers.protocol import CurvatureReport
 
 LR = 0.02

@@ -7,7 +7,7 @@ from jobs import FAMILIES, job, small_config
 from reference import train_plainly
 
 from workers.config import DataConfig, ModelConfig, WorkerConfig
-from workers.launch import run_threads
+from workers.launch.ranks import run_threads
 from workers.protocol import StepReport
 
 TRAITS = ("plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-matrix", "attention")

@@ -7,9 +7,9 @@ import pytest
 from jobs import FAMILIES, job, small_config
 from test_engine_bits import losses, real_config
 
-from workers.checkpoint import checkpoints, read_layer, read_manifest
+from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig
-from workers.launch import Run, run_processes, run_threads
+from workers.launch.ranks import Run, run_processes, run_threads
 from workers.protocol import SampleReport, ValidationReport
 
 TRAITS = ("plain", "dropout", "twice", "tied", "batchnorm")

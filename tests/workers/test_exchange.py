@@ -10,15 +10,15 @@ import torch
 from jobs import job, small_config
 from torch import nn
 
-from workers import rng
 from workers.build import build_module
 from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.exchange import ReplicaExchange, TiedUse, TieExchange
-from workers.launch import run_threads
+from workers.launch.ranks import run_threads
 from workers.models.registry import build_definition
 from workers.protocol import StepReport
+from workers.reproducibility import rng
 from workers.transport.local import Hub, LocalChannel
 
 PARTS = (1e8, 5.0, -6e7)

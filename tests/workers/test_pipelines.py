@@ -13,8 +13,8 @@ from test_engine_bits import losses
 from test_freezing_training import FIRST, METHODS, SECOND
 
 from workers.config import CheckpointConfig
-from workers.fault import Fault, FaultKind, Phase
-from workers.launch import Job, run_processes, run_threads
+from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.ranks import Job, run_processes, run_threads
 from workers.protocol import FrozenCounts, ValidationReport
 
 

@@ -23,7 +23,7 @@ from workers.data.digits import open_digits
 from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import load_tokenizer, tokenizer_identity
 from workers.data.windows import TokenWindows
-from workers.import_path import call_import_path
+from workers.process.import_path import call_import_path
 from workers.protocol import JobError
 
 _TEXT_SOURCES = ("python-docs", "text", "jsonl")

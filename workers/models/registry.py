@@ -6,12 +6,12 @@ Checks what a user can get wrong before any layer is built; knows nothing of sta
 from __future__ import annotations
 
 from workers.config import ModelConfig
-from workers.import_path import call_import_path
 from workers.models.definition import ModelDefinition
 from workers.models.factory import as_definition
 from workers.models.gpt import gpt
 from workers.models.llama import llama
 from workers.models.vit import vit
+from workers.process.import_path import call_import_path
 from workers.protocol import JobError
 
 _FAMILIES = "gpt, llama or vit"

@@ -1,0 +1,113 @@
+"""What freezing bought and what it cost, in the paper's numbers, from a run's record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from orchestrator.history.phase_bands import phases_of
+from orchestrator.history.run_record import RunRecord
+from planner.freeze.time_to_accuracy import (
+    anything_frozen,
+    average_effective_update,
+    kappa,
+    time_to_accuracy_ratio,
+    warning,
+)
+from planner.freezing import Phase
+from workers.protocol import StepReport
+
+Side = Literal["unfrozen", "frozen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeNumbers:
+    """None where a run has no such number (yet)."""
+
+    method: str
+    average_freeze_ratio: float | None
+    """Share of scalars that was frozen, mean over all steps, actions and scalars (TimelyFreeze, section 4.2)."""
+    kappa: float | None
+    """Measured step time with full freezing over that with none: medians (TimelyFreeze eq. 12)."""
+    predicted_kappa: float | None
+    """The same as the freeze program foretold it."""
+    p_eff: float | None
+    """Share of gradient energy that was let through over the steps with full freezing (definition D.8)."""
+    time_to_accuracy: float | None
+    """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13); infinite if no
+    update is let through."""
+
+    @property
+    def warning(self) -> str | None:
+        """What a person must know while freezing costs more than it brings."""
+        if self.kappa is None or self.p_eff is None:
+            return None
+        return warning(self.kappa, self.p_eff, self.method)
+
+
+def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
+    """The numbers of `run`; None if its method is `none`."""
+    freeze = run.spec.get("freeze", {})
+    method = str(freeze.get("method", "none"))
+    if method == "none":
+        return None
+    unfrozen, full = compared(run)
+    solved = run.freeze.solved
+    measured = measured_kappa([step.step_s for step in full], [step.step_s for step in unfrozen])
+    predicted = solved.kappa if solved is not None else None
+    p_eff = None
+    if full:
+        p_eff = average_effective_update(
+            [step.effective_update for step in full], [step.gradient_energy for step in full]
+        )
+    best = measured if measured is not None else predicted
+    return FreezeNumbers(
+        method=method,
+        average_freeze_ratio=run.freeze.average_ratio(len(run.steps)),
+        kappa=measured,
+        predicted_kappa=predicted,
+        p_eff=p_eff,
+        time_to_accuracy=time_to_accuracy_ratio(best, p_eff)
+        if best is not None and p_eff is not None
+        else None,
+    )
+
+
+def compared(run: RunRecord) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
+    """Steps with nothing frozen, and steps with full freezing, in order: those of as many ranks as the newest, as
+    a step takes another time with fewer or more, whatever is frozen."""
+    freeze, start = run.spec.get("freeze", {}), run.freeze.start
+    ranks = {each.number: len(each.members) for each in run.recovery.generations}
+    ordered = [step for _, step in sorted(run.steps.items())]
+    now = ranks.get(ordered[-1].generation) if ordered else None
+    steps = [(side(step, freeze, start), step) for step in ordered if ranks.get(step.generation) == now]
+    return [step for at, step in steps if at == "unfrozen"], [step for at, step in steps if at == "frozen"]
+
+
+def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side | None:
+    """Which of the two `step` is. None for neither: the job's first step warms caches, and a skipped one's
+    gradient has no finite energy. In a step with full freezing something was frozen indeed.
+
+    Args:
+        freeze: the resolved `[freeze]` section.
+        start: the first step that follows solved ratios, which may come late, or never.
+    """
+    if step.step <= 1 or step.step_s <= 0 or step.skipped:
+        return None
+    phases = phases_of(freeze)
+    if phases is None:
+        unfrozen = step.step <= (freeze.get("warm_up") or 0)
+        full = not unfrozen
+    else:
+        unfrozen = phases.of(step.step) is Phase.UPPER
+        full = phases.of(step.step) is Phase.STABLE and start is not None and step.step >= start
+    if unfrozen:
+        return "unfrozen"
+    return "frozen" if full and anything_frozen(step.effective_update) else None
+
+
+def measured_kappa(frozen_s: Sequence[float], unfrozen_s: Sequence[float]) -> float | None:
+    """Median step with full freezing over that with none (eq. 12); None while there are not both."""
+    return kappa(median(frozen_s), median(unfrozen_s)) if frozen_s and unfrozen_s else None

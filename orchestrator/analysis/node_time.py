@@ -1,0 +1,190 @@
+"""Every second of every live node of a rehearsal, each under one use. Pure: history in, node-seconds out.
+
+A node lives from when the cluster had it until it was killed. The job's own start, before the trace begins, is left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from orchestrator.events.rehearsed import NodeLife, Rehearsed
+from orchestrator.events.types import Regrouped
+from orchestrator.history.recovery_history import RecoveryHistory
+
+PARTS = ("detect", "settle", "plan", "move", "resume")
+"""Of a recovery."""
+
+
+class Use(StrEnum):
+    """What a live node's time went to."""
+
+    TRAINED = "trained"
+    """In steps that were committed and stand."""
+    IN_FLIGHT = "in_flight"
+    """In a step that was cut off, from the commit before it to the first sign."""
+    RECOVERING = "recovering"
+    """From the first sign until the next generation trained."""
+    UNDONE = "undone"
+    """In committed steps that a return to a checkpoint voided."""
+    JOINING = "joining"
+    """A node that is not yet a member of a generation, and becomes one."""
+    PAUSED = "paused"
+    """The job waited for capacity."""
+    LEAVING = "leaving"
+    """A node that had word that it was to go, and has been left already."""
+    IDLE = "idle"
+    """A node that no generation has any use for."""
+
+
+PER_EVENT = (Use.IN_FLIGHT, Use.RECOVERING, Use.UNDONE, Use.JOINING)
+"""What a change of nodes costs however seldom changes come; the rest lasts as long as the trace makes it last."""
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """A stretch of time in which all members of the generations concerned did the same."""
+
+    start_s: float
+    end_s: float
+    use: Use
+    nodes: frozenset[str]
+    """Node ids that it concerns; other nodes join, leave or are idle."""
+    caused: int | None
+    """Index of the generation that it was the price of."""
+
+
+@dataclass
+class Spent:
+    """Node-seconds."""
+
+    by_use: dict[Use, float] = field(default_factory=lambda: dict.fromkeys(Use, 0.0))
+    by_generation: dict[int, dict[Use, float]] = field(default_factory=dict)
+    """Index of a generation -> what it cost to get to it."""
+
+
+def spend(history: RecoveryHistory, rehearsed: Rehearsed) -> Spent:
+    """What became of the node-seconds of `rehearsed`."""
+    spent = Spent()
+    first_use = _first_use(history)
+    for phase in _phases(history, rehearsed):
+        for life in rehearsed.lives:
+            up_s, down_s = _life(life, rehearsed)
+            for start_s, end_s, use in _uses(phase, life, first_use.get(life.node)):
+                seconds = min(end_s, down_s) - max(start_s, up_s)
+                if seconds <= 0:
+                    continue
+                spent.by_use[use] += seconds
+                if phase.caused is not None and use is phase.use:
+                    price = spent.by_generation.setdefault(phase.caused, {})
+                    price[use] = price.get(use, 0.0) + seconds
+    return spent
+
+
+def _phases(history: RecoveryHistory, rehearsed: Rehearsed) -> Iterator[_Phase]:
+    """All time from the beginning of the trace to its end, in order."""
+    last_s, last = float("-inf"), None
+    for stretch in history.stretches():
+        if stretch.start_s > last_s:
+            yield from _gap(history, last_s, stretch.start_s, last, stretch.generation)
+        use = Use.TRAINED if stretch.stands else Use.UNDONE
+        caused = None if stretch.stands else _voided_by(history, stretch.end_s)
+        yield _Phase(stretch.start_s, stretch.end_s, use, _nodes(history, stretch.generation), caused)
+        last_s, last = stretch.end_s, stretch.generation
+    if last_s < rehearsed.ended_s:
+        yield from _gap(history, last_s, rehearsed.ended_s, last, None)
+
+
+def _gap(
+    history: RecoveryHistory, start_s: float, end_s: float, last: int | None, index: int | None
+) -> Iterator[_Phase]:
+    """From the last commit of a generation until another one trained: a step cut off, perhaps a pause, the recovery.
+
+    Args:
+        last: index of the generation before.
+        index: of the one that trained next; None: none did.
+    """
+    before, either = _nodes(history, last), _nodes(history, last) | _nodes(history, index)
+    first = 0 if last is None else last + 1
+    # A second loss may have ended the generations in between before they committed anything.
+    signs = [
+        generation.trains_s - sum(parts(generation.regrouped))
+        for generation in history.generations[
+            first : len(history.generations) if index is None else index + 1
+        ]
+        if generation.regrouped is not None and generation.trains_s is not None
+    ]
+    sign_s = min(max(min(signs, default=start_s), start_s), end_s)
+    yield _Phase(start_s, sign_s, Use.IN_FLIGHT, before, index)
+    pause_s = next((time_s for time_s in history.pauses if start_s <= time_s < end_s), None)
+    if pause_s is None:
+        yield _Phase(sign_s, end_s, Use.RECOVERING, either, index)
+        return
+    # What was known when the job paused had been settled; the rest of the recovery came when it went on.
+    regrouped = history.generations[index].regrouped if index is not None else None
+    rest_s = sum(parts(regrouped)[2:]) if regrouped is not None else 0.0
+    pause_s = max(pause_s, sign_s)
+    resume_s = max(end_s - rest_s, pause_s)
+    yield _Phase(sign_s, pause_s, Use.RECOVERING, either, index)
+    yield _Phase(pause_s, resume_s, Use.PAUSED, either, None)
+    yield _Phase(resume_s, end_s, Use.RECOVERING, either, index)
+
+
+def _uses(phase: _Phase, life: NodeLife, joins_s: float | None) -> Iterator[tuple[float, float, Use]]:
+    """What a node, if it is live, does in `phase`; `joins_s`: when it first trained, if ever."""
+    if life.node in phase.nodes:
+        yield phase.start_s, phase.end_s, phase.use
+        return
+    if joins_s is not None and phase.start_s < joins_s:
+        yield phase.start_s, phase.end_s, Use.JOINING
+        return
+    if life.noticed_s is None or joins_s is None:
+        yield phase.start_s, phase.end_s, Use.IDLE
+        return
+    told_s = min(max(life.noticed_s, phase.start_s), phase.end_s)
+    yield phase.start_s, told_s, Use.IDLE
+    yield told_s, phase.end_s, Use.LEAVING
+
+
+def _life(life: NodeLife, rehearsed: Rehearsed) -> tuple[float, float]:
+    """What of a life lies in the rehearsal."""
+    down_s = rehearsed.ended_s if life.down_s is None else min(life.down_s, rehearsed.ended_s)
+    return max(life.up_s, rehearsed.began_s), down_s
+
+
+def _first_use(history: RecoveryHistory) -> dict[str, float]:
+    """Node id -> when a generation that trained first had it as a member."""
+    first: dict[str, float] = {}
+    for stretch in history.stretches():
+        for node in _nodes(history, stretch.generation):
+            first.setdefault(node, stretch.start_s)
+    return first
+
+
+def _nodes(history: RecoveryHistory, index: int | None) -> frozenset[str]:
+    """Where the members of a generation live."""
+    if index is None or index < 0:
+        return frozenset()
+    return frozenset(
+        history.homes[rank] for rank in history.generations[index].members if rank in history.homes
+    )
+
+
+def _voided_by(history: RecoveryHistory, end_s: float) -> int | None:
+    """The generation that went back before the commit at `end_s`."""
+    return next(
+        (by for number, by in history.voided.items() if history.commits[number].time_s == end_s), None
+    )
+
+
+def parts(regrouped: Regrouped) -> tuple[float, ...]:
+    """Seconds of each of `PARTS`."""
+    return (
+        regrouped.detect_s,
+        regrouped.settle_s,
+        regrouped.plan_s,
+        regrouped.move_s,
+        regrouped.resume_s,
+    )

@@ -1,0 +1,165 @@
+"""What a step with freezing takes: the monitored times of its actions, brought together as the solved ratios say, laid
+out by the simulator. Pure: a run's record in, predictions out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from orchestrator.history.freeze_history import observation
+from orchestrator.history.phase_bands import phases_of
+from orchestrator.history.run_record import RunRecord
+from orchestrator.pictures.heat_map import Shares
+from planner.freeze.monitoring import Bounds, Observation, measure
+from planner.freezing import Phases
+from planner.ir import FREEZABLE, Action, Program, Schedule
+from planner.plan import Plan
+from planner.schedule.passes import repeat
+from planner.schedule.table_format import frozen_prefix
+from planner.schedule.validate import ScheduleError, validate
+from planner.simulation.simulate import Costs, Simulation, simulate
+from workers.protocol import TimelineReport
+
+Ranks = Mapping[int, TimelineReport]
+"""What the ranks did in one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What one pipeline ran in a step."""
+
+    window: Schedule
+    """Of one replica."""
+    windows: int
+    """How often in a row: once for each of its replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedFreezing:
+    """The steps of one pipeline after its monitoring phase."""
+
+    ran: Ran
+    """In the newest step."""
+    windows: Mapping[int, int]
+    """Generation -> windows in a row, as told by the number of its ranks."""
+    phases: Phases
+    bounds: Bounds
+    ratios: Shares
+    start: int | None
+    """The first step that follows them."""
+    spread: float
+    """Mean step over one in which every draw takes what is expected of it."""
+
+    def share(self, step: int) -> float:
+        """The share of the ratios that `step` > T_m applies: they are followed from the commit that took them up, which
+        may come late, or never."""
+        return self.phases.share(step) if self.start is not None and self.start <= step else 0.0
+
+    def frozen(self, share: float) -> Shares:
+        return [(stage, microbatch, share * ratio) for stage, microbatch, ratio in self.ratios]
+
+    def simulate(self, share: float, windows: int | None = None) -> Simulation:
+        """All windows of a step, with microbatches numbered on, in which every draw takes what is expected of it.
+
+        Args:
+            windows: how many; None: those of the newest step.
+        """
+        whole = repeat(self.ran.window, self.ran.windows if windows is None else windows)
+        costs = _interpolated(whole, self.ran.window.microbatches, self.bounds, self.frozen(share))
+        return simulate(whole, costs)
+
+    def step_s(self, share: float, windows: int | None = None) -> float:
+        """Mean step, with what is outside the windows; see `simulate`."""
+        whole_s = self.simulate(share, windows).makespan_s + self.bounds.outside_s
+        return whole_s * self.spread if share > 0 else whole_s
+
+
+def predict_freezing(run: RunRecord) -> PredictedFreezing | None:
+    """None where nothing was solved for, or with times that the log does not hold for the plan that stands."""
+    phases, solved, plan = phases_of(run.spec.get("freeze", {})), run.freeze.solved, run.plan
+    if phases is None or solved is None or solved.measured_unfrozen_s is None or plan is None:
+        return None
+    if solved.plan.stages not in ((), plan.layers):
+        return None
+    newest_first = (run.measured[step] for step in sorted(run.measured, reverse=True))
+    try:
+        ran = next((found for ranks in newest_first if (found := ran_in(plan, ranks))), None)
+        if ran is None:
+            return None
+        bounds = measure(ran.window, phases, observations(run.measured.values()))
+    except ValueError:
+        # Times of a plan that a resume has changed since, or not of every action.
+        return None
+    return PredictedFreezing(
+        ran=ran,
+        windows=_windows(run, plan),
+        phases=phases,
+        bounds=bounds,
+        ratios=solved.ratios,
+        start=run.freeze.start,
+        spread=solved.spread or 1.0,
+    )
+
+
+def ran_in(plan: Plan, ranks: Ranks) -> Ran | None:
+    """What the first pipeline ran, from its own spans: a table of the user's own is no longer at hand. None where they
+    are not those of whole windows of `plan`."""
+    programs: list[Program] = []
+    windows: set[int] = set()
+    for rank in range(plan.pipeline_ranks):
+        actions = tuple(Action.parse(span.action) for span in ranks[rank].spans) if rank in ranks else ()
+        times = actions.count(actions[0]) if actions else 1
+        window = actions[: len(actions) // times]
+        if not window or window * times != actions:
+            return None
+        programs.append(window)
+        windows.add(times)
+    if len(windows) != 1:
+        return None
+    schedule = Schedule(
+        name=plan.schedule,
+        stages=plan.stages,
+        microbatches=plan.microbatches,
+        programs=tuple(programs),
+        frozen_stages=frozen_prefix(programs),
+    )
+    try:
+        validate(schedule)
+    except ScheduleError:
+        return None
+    return Ran(window=schedule, windows=windows.pop())
+
+
+def observations(steps: Iterable[Ranks]) -> list[Observation]:
+    """The reports of `steps` as the planner reads them."""
+    return [observation(report) for ranks in steps for report in ranks.values()]
+
+
+def _windows(run: RunRecord, plan: Plan) -> dict[int, int]:
+    """Generation -> windows in a row, if each of its pipelines had as many ranks as those of `plan`."""
+    pipelines = {
+        generation.number: len(generation.members) // plan.pipeline_ranks
+        for generation in run.recovery.generations
+    }
+    return {number: replace(plan, pipelines=count).windows for number, count in pipelines.items() if count}
+
+
+def _interpolated(schedule: Schedule, microbatches: int, bounds: Bounds, frozen: Shares) -> Costs:
+    """Every action between its longest and its shortest time, as its ratio says (TimelyFreeze eq. 4).
+
+    Args:
+        microbatches: of one window.
+    """
+    ratios = {(stage, microbatch): ratio for stage, microbatch, ratio in frozen}
+    actions = {}
+    for program in schedule.programs:
+        for action in program:
+            longest_s = bounds.upper.of_action(action)
+            if action.kind in FREEZABLE:
+                shortest_s = bounds.lower.of_action(action)
+                longest_s -= ratios.get((action.stage, action.index % microbatches), 0.0) * (
+                    longest_s - shortest_s
+                )
+            actions[action] = longest_s
+    return Costs(seconds={}, communication_s=bounds.upper.communication_s, actions=actions)

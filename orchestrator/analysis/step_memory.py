@@ -1,0 +1,77 @@
+"""What the ranks' memory was used for over one step, as the run's profile counts it: bytes of the profile, times of the
+step. Nobody measures memory while a job trains. Pure: a run's record in, levels out.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+from orchestrator.analysis.predicted_freezing import ran_in
+from orchestrator.events.folder import PROFILE
+from orchestrator.history.run_record import RunRecord
+from orchestrator.pictures.heat_map import Shares
+from orchestrator.pictures.spans import Timeline
+from orchestrator.prepare.planning import as_planned
+from orchestrator.spec.job_spec import Spec
+from planner.freeze.program import layer_ratios
+from planner.freezing import Ratios
+from planner.ir import Schedule
+from planner.plan import Plan
+from planner.profile import Profile, ProfileError
+from planner.simulation.memory import OverTime, memory_over_time
+from planner.simulation.simulate import Simulation
+
+
+def profile_beside(log: Path) -> Profile | None:
+    """The profile that the run of the event log `log` was planned with; None: there is none that can be read."""
+    try:
+        return Profile.from_json(log.with_name(PROFILE).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ProfileError):
+        return None
+
+
+def step_memory(
+    run: RunRecord, profile: Profile | None, timeline: Timeline, frozen: Shares
+) -> tuple[OverTime, ...]:
+    """Per lane of `timeline`, what that rank's memory is used for. Empty where there is no profile that the plan fits,
+    where the step was not the plan's, and in steps of several windows.
+
+    Args:
+        timeline: the newest measured step, as it was or as it was foretold: of one pipeline or of all.
+        frozen: what its backward passes leave out.
+    """
+    plan = run.plan
+    ran = ran_in(plan, run.timelines) if plan is not None else None
+    if profile is None or plan is None or ran is None or ran.windows != 1:
+        return ()
+    counts = [len(program) for program in ran.window.programs]
+    pipelines = len(timeline) // len(counts)
+    if [len(spans) for spans in timeline] != counts * pipelines or not pipelines:
+        return ()
+    try:
+        planned = as_planned(profile, Spec.model_validate(run.spec))
+        ratios = layer_ratios(frozen, plan) if frozen else None
+        return tuple(
+            chain.from_iterable(
+                _of_pipeline(planned, plan, ran.window, timeline[first : first + len(counts)], ratios)
+                for first in range(0, len(timeline), len(counts))
+            )
+        )
+    except ValueError:
+        # The profile tells of fewer devices than the plan has by now, or the log is of another version.
+        return ()
+
+
+def _of_pipeline(
+    profile: Profile, plan: Plan, window: Schedule, timeline: Timeline, ratios: Ratios | None
+) -> tuple[OverTime, ...]:
+    spans = tuple(chain.from_iterable(timeline))
+    laid_out = Simulation(
+        schedule=window,
+        start_s=tuple(span.start_s for span in spans),
+        end_s=tuple(span.end_s for span in spans),
+        busy_s=tuple(sum(span.end_s - span.start_s for span in rank) for rank in timeline),
+        on_link=(),
+    )
+    return memory_over_time(profile, plan, laid_out, ratios)

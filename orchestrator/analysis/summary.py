@@ -1,0 +1,101 @@
+"""The few numbers of a run that another program wants, from its event log. Pure but for reading that file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
+from orchestrator.events import types as events
+from orchestrator.history.run_record import RunRecord, fold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What `--summary` writes. None where a run has no such number."""
+
+    name: str
+    steps: int
+    """Steps committed."""
+    first_loss: float | None
+    final_loss: float | None
+    validation_loss: float | None
+    """The newest."""
+    tokens_per_s: float | None
+    """Over the steps of the newest start but its first; samples per second where there are no tokens."""
+    step_time_s: float | None
+    """Median over the same steps."""
+    first_step_after_s: float | None
+    """From `started_s` to the first committed step of the newest start."""
+    state_sha256: str | None
+    """Over all weights and buffers in layer order: name, dtype, shape, bytes."""
+    partition: tuple[int, ...]
+    """Layers per stage."""
+    events: str
+    """Path of the event log."""
+    freeze: FreezeNumbers | None = None
+    """Only of a job that freezes."""
+
+    def to_dict(self) -> dict[str, object]:
+        numbers = asdict(self)
+        if self.freeze is None:
+            del numbers["freeze"]
+        return numbers
+
+    def to_json(self) -> str:
+        """As JSON, which has no numbers that are not finite: those are written by name, `"Infinity"`."""
+        return json.dumps(events.named_floats(self.to_dict()), indent=1, allow_nan=False)
+
+
+def summarize(path: Path, *, started_s: float) -> Summary:
+    """The summary of the run whose event log is at `path`.
+
+    Args:
+        started_s: when the newest start began, in seconds since the Unix epoch.
+    """
+    records = list(events.read(path))
+    run = fold(records)
+    steps = [run.steps[number] for number in sorted(run.steps)]
+    recent = _steps_of_newest_start(records)
+    timed = recent[1:] or recent
+    seconds = sum(step.step_s for step in timed)
+    return Summary(
+        name=run.job,
+        steps=steps[-1].step if steps else 0,
+        first_loss=steps[0].loss if steps else None,
+        final_loss=steps[-1].loss if steps else None,
+        validation_loss=run.validations[max(run.validations)].loss if run.validations else None,
+        tokens_per_s=sum(step.tokens or step.samples for step in timed) / seconds if seconds else None,
+        step_time_s=median(step.step_s for step in timed) if timed else None,
+        first_step_after_s=run.first_step_s - started_s if run.first_step_s is not None else None,
+        state_sha256=_state_sha256(records),
+        partition=_partition(run),
+        events=str(path),
+        freeze=freeze_numbers(run),
+    )
+
+
+def _steps_of_newest_start(records: Sequence[events.Record]) -> list[events.StepReport]:
+    steps: list[events.StepReport] = []
+    for record in records:
+        if isinstance(record.event, events.Submitted):
+            steps = []
+        elif isinstance(record.event, events.StepReport):
+            steps.append(record.event)
+    return steps
+
+
+def _state_sha256(records: Sequence[events.Record]) -> str | None:
+    ends = [
+        record.event.state_sha256
+        for record in records
+        if isinstance(record.event, events.Finished) and record.event.state_sha256 is not None
+    ]
+    return ends[-1] if ends else None
+
+
+def _partition(run: RunRecord) -> tuple[int, ...]:
+    return tuple(stop - first for first, stop in run.plan.layers) if run.plan is not None else ()

@@ -1,0 +1,188 @@
+"""A plan for people at a terminal: its stages, what it was chosen from, what it freezes, which limits bind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.analysis.outlook import MOST_SHARED, Outlook
+from orchestrator.pictures.heat_map import heat_map
+from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
+from orchestrator.prepare.planning import Freezing
+from orchestrator.quantities import counted, percent, seconds, significant, size
+from planner.plan import PlanError
+from planner.search.search import Choice, Considered
+
+SHOWN = 12
+"""Rows of alternatives; JSON has them all."""
+WIDTH = 120
+"""Of tables and timeline, where nobody's terminal sets it."""
+
+
+def show(
+    console: Console, choice: Choice, freezing: Freezing, mode: str, outlook: Outlook | None = None
+) -> None:
+    """Print everything about `choice`; `mode` is what the job does about lost ranks."""
+
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    plan, prediction = choice.plan, choice.prediction
+    tell(
+        f"{plan.schedule}: {counted(plan.stages, 'stage')} on {counted(plan.pipeline_ranks, 'rank')}"
+        f"{f' x {plan.replicas} replicas' if plan.replicas > 1 else ''},"
+        f" {counted(plan.microbatches, 'microbatch', 'microbatches')}"
+    )
+    tell(plan.reason)
+    tell(f"profile: {prediction.profile.source}")
+    console.print(_stages(choice))
+    tell(
+        f"predicted step {seconds(prediction.step_s)}, bubble {percent(prediction.bubble)}, peak memory"
+        f" {size(prediction.peak_memory_bytes)}"
+    )
+    tell(f"redundancy {mode}: {_redundancy(choice, mode)}")
+    console.print(terminal(prediction.simulation.timeline, console.width), no_wrap=True)
+    console.print(legend(prediction.simulation.timeline))
+    tell(memory_peaks([rank.peak for rank in prediction.memory.ranks]))
+    if choice.considered:
+        console.print(_considered(choice))
+    if plan.pipeline_ranks > 1 and (told := _end_to_end(choice)):
+        tell(f"DynPipe's Algorithm 1: {told}")
+    if outlook is not None:
+        tell(_outlook(outlook))
+    if freezing.freezes:
+        tell(
+            f"freezing: window {seconds(freezing.unfrozen_s)} -> {seconds(freezing.solved_s)} (all frozen"
+            f" {seconds(freezing.all_frozen_s)}), step {seconds(freezing.prediction.step_s)}, kappa"
+            f" {freezing.kappa:.3f} ({freezing.approximate_kappa:.3f} by eq. 50 of TimelyFreeze); percent of"
+            " weight-gradient time frozen:"
+        )
+        tell(heat_map(freezing.ratios, console.width))
+    for limit in binding_limits(choice, freezing):
+        tell(f"limit: {limit}")
+
+
+def _redundancy(choice: Choice, mode: str) -> str:
+    """What a lost rank costs, and what that costs."""
+    if mode == "none":
+        return "a lost rank ends the job"
+    if mode == "checkpoint":
+        return "a lost rank takes the job back to its newest checkpoint; costs nothing in a step"
+    cost, step_s = choice.prediction.redundancy, choice.prediction.step_s
+    if not cost.bytes_per_step:
+        return "what a rank can lose its siblings in other replicas hold; nothing is shipped"
+    return (
+        f"{size(cost.bytes_per_step)} of gradients are shipped to copies in a step, which takes"
+        f" {seconds(cost.seconds_per_step)} longer for it ({percent(cost.seconds_per_step / step_s)}); copies take up"
+        f" to {size(cost.memory_bytes)} of a rank's memory"
+    )
+
+
+def binding_limits(choice: Choice, freezing: Freezing) -> Iterator[str]:
+    """What keeps the step from being shorter, a sentence each."""
+    plan, prediction = choice.plan, choice.prediction
+    busy_s = prediction.simulation.busy_s
+    slowest = max(range(len(busy_s)), key=lambda rank: busy_s[rank])
+    yield f"rank {slowest} computes longest, {seconds(busy_s[slowest])} of {seconds(prediction.step_s)}"
+    devices = prediction.profile.cluster.devices
+    fullest = max(
+        range(plan.pipeline_ranks),
+        key=lambda rank: prediction.memory.peak_bytes[rank] / devices[rank].memory_bytes,
+    )
+    peak, memory = prediction.memory.peak_bytes[fullest], devices[fullest].memory_bytes
+    yield f"rank {fullest} fills its memory most, {size(peak)} of {size(memory)} ({percent(peak / memory)})"
+    for stage, value in enumerate(freezing.duals):
+        if value > 0:
+            yield f"r_max on stage {stage}: 0.01 more would shorten the window by {seconds(0.01 * value)}"
+
+
+def _stages(choice: Choice) -> Table:
+    """A row per stage; a rank's memory and device stand with its first one."""
+    plan, prediction = choice.plan, choice.prediction
+    layers, cluster = prediction.profile.model.layers, prediction.profile.cluster
+    table = Table("stage", "layers", "forward", "I", "W", "rank", "device", "memory", box=None)
+    told: set[int] = set()
+    for stage, ((first, stop), rank) in enumerate(zip(plan.layers, plan.stage_ranks, strict=True)):
+        held, device = layers[first:stop], cluster.devices[rank]
+        kinds_s = (
+            sum(layer.forward_s for layer in held),
+            sum(layer.input_grad_s for layer in held),
+            sum(layer.weight_grad_s for layer in held),
+        )
+        peak = prediction.memory.peak_bytes[rank]
+        table.add_row(
+            str(stage),
+            f"{first}-{stop - 1} {held[0].name}{f' … {held[-1].name}' if len(held) > 1 else ''}",
+            *(seconds(kind_s * device.slowdown) for kind_s in kinds_s),
+            str(rank),
+            "" if rank in told else f"{device.name or device.kind}",
+            "" if rank in told else f"{size(peak)} of {size(device.memory_bytes)}",
+        )
+        told.add(rank)
+    return table
+
+
+def _considered(choice: Choice) -> Table:
+    """The alternatives, the one that was taken first, then each program's own pick; programs that agree share a row."""
+    names: dict[Considered, list[str]] = {}
+    for each in choice.considered:
+        names.setdefault(replace(each, name=""), []).append(each.name)
+    table = Table("considered", "schedule", "ranks", "microbatches", "layers per stage", "step", "", box=None)
+    ordered = sorted(names, key=lambda each: each.order(choice.plan))
+    for each in ordered[:SHOWN]:
+        table.add_row(
+            ", ".join(names[each]),
+            each.schedule,
+            str(each.ranks),
+            str(each.microbatches),
+            _counts(each.layers),
+            "" if each.predicted_step_s is None else seconds(each.predicted_step_s),
+            each.why_not or "taken",
+        )
+    if len(ordered) > SHOWN:
+        table.add_row(f"and {len(ordered) - SHOWN} more", *[""] * 6)
+    return table
+
+
+def _end_to_end(choice: Choice) -> str:
+    """What several devices per stage would give; empty where finding out would take long."""
+    profile = choice.prediction.profile
+    if len(profile.model.layers) * len(profile.cluster.devices) > MOST_SHARED:
+        return ""
+    try:
+        found = choice.end_to_end()
+    except PlanError as error:
+        return str(error)
+    devices = [stage.devices for stage in found.stages]
+    told = (
+        f"{counted(len(devices), 'stage')} on {' + '.join(map(str, devices))} devices, W(S) ="
+        f" {seconds(found.iteration_s)} per microbatch, T(S) alike for any S, as the schedule is synchronous"
+    )
+    return f"{told}. Not run: the engine has one device per stage" if max(devices) > 1 else told
+
+
+def _outlook(outlook: Outlook) -> str:
+    """How long training takes, and how long it would take an asynchronous pipeline."""
+    job = outlook.convergence
+    told = (
+        f"to a mean squared gradient norm of {significant(job.target)} (L = {significant(job.smoothness)}, ξ² ="
+        f" {significant(job.second_moment)}): T = {outlook.steps:,} steps, whatever S, as the schedule is synchronous:"
+        f" {seconds(outlook.wall_clock_s)}"
+    )
+    found = outlook.asynchronous
+    if found is None:
+        return f"{told}; asynchronous: {outlook.why_not}"
+    return (
+        f"{told}; asynchronous with {counted(len(found.stages), 'stage')}, T(S) x W(S) = {found.updates:,} x"
+        f" {seconds(found.iteration_s)} = {seconds(found.wall_clock_s)}, which no engine here runs"
+    )
+
+
+def _counts(layers: Sequence[tuple[int, int]] | None) -> str:
+    return "" if layers is None else " ".join(str(stop - first) for first, stop in layers)

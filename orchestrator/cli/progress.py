@@ -1,0 +1,213 @@
+"""What a person sees while a job trains: a bar on a terminal, plain lines in a log, with the same fields.
+
+Takes the ranks' reports as they come; knows nothing of where they come from, and of the job only its name and
+its number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from orchestrator.cli.freeze_status import FreezeStatus
+from orchestrator.quantities import percent, rate, seconds, significant, size
+from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
+
+
+def step_fields(
+    report: StepReport, validation: ValidationReport | None = None, freezing: Sequence[str] = ()
+) -> str:
+    """The figures of one step in one line, what is said of freezing and the newest validation loss last."""
+    unit, count = ("tokens", report.tokens) if report.tokens else ("samples", report.samples)
+    fields = [
+        f"loss {report.loss:.4f}",
+        f"grad norm {significant(report.grad_norm)}",
+        f"{rate(count / report.step_s)} {unit}/s" if report.step_s > 0 else f"- {unit}/s",
+        f"step time {seconds(report.step_s)}",
+        f"bubble {percent(report.bubble)}",
+        *freezing,
+    ]
+    if validation is not None:
+        fields.append(f"validation loss {validation.loss:.4f}")
+    return "  ".join(fields)
+
+
+def skipped_text(report: StepReport) -> str:
+    """What a skipped step tells a person."""
+    norm = "not a number" if math.isnan(report.grad_norm) else f"{report.grad_norm}"
+    return f"step {report.step} skipped: its gradient norm is {norm}, so no weight was changed"
+
+
+def checkpoint_text(report: CheckpointReport) -> str:
+    """What a finished or failed checkpoint tells a person."""
+    if report.error is not None:
+        return f"checkpoint of step {report.step} FAILED, the ones before it stay: {report.error}"
+    cost = f"{size(report.bytes)} in {seconds(report.seconds)}"
+    return f"checkpoint of step {report.step} saved: {cost}, {report.path}"
+
+
+class LineProgress:
+    """Plain lines for a log: the first step, one every `every_s` seconds, the last; and all other reports."""
+
+    def __init__(
+        self,
+        console: Console,
+        steps: int,
+        *,
+        every_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._steps = steps
+        self._every_s = every_s
+        self._clock = clock
+        self._due_s = -math.inf
+        self._held: StepReport | None = None
+        """The newest step, while it is not printed."""
+        self._freezing = FreezeStatus()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._print_held()
+
+    def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
+        """From here on say the phase of each step; `freeze` is the resolved `[freeze]` section."""
+        self._freezing.expect(freeze, self._steps)
+
+    def show(self, report: Report) -> None:
+        """Print `report`, unless it is a step and the last line of a step is younger than `every_s`."""
+        if isinstance(report, StepReport):
+            self._held = report
+            now_s = self._clock()
+            if report.skipped:
+                self._print_held()
+                self._print(skipped_text(report))
+            elif now_s >= self._due_s or report.step >= self._steps:
+                self._print_held()
+                self._due_s = now_s + self._every_s
+        elif isinstance(report, ValidationReport):
+            self._print_held(report.step)
+            self._print(f"step {self._count(report.step)}  validation loss {report.loss:.4f}")
+        elif isinstance(report, CheckpointReport):
+            self._print_held(report.step)
+            self._print(checkpoint_text(report))
+        elif isinstance(report, FreezeReport):
+            self._freezing.take(report)
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        """Print a line that is no report: a phase of the job, a warning."""
+        self._print(f"warning: {text}" if warning else text)
+
+    def _print_held(self, step: int | None = None) -> None:
+        """Print the held step; with `step`, only if it is that one."""
+        if self._held is not None and step in (None, self._held.step):
+            fields = step_fields(self._held, freezing=self._freezing.fields(self._held.step))
+            self._print(f"step {self._count(self._held.step)}  {fields}")
+            self._held = None
+
+    def _count(self, step: int) -> str:
+        return f"{step:>{len(str(self._steps))}}/{self._steps}"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class BarProgress:
+    """A bar for a terminal, the newest step's figures under it; failures and skipped steps scroll above."""
+
+    def __init__(self, console: Console, name: str, steps: int, first_step: int = 1) -> None:
+        self._bar = _Bar(console, name, steps, first_step)
+        self._steps = steps
+        self._freezing = FreezeStatus()
+        self._step: StepReport | None = None
+        self._validation: ValidationReport | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
+        """From here on say the phase of each step; `freeze` is the resolved `[freeze]` section."""
+        self._freezing.expect(freeze, self._steps)
+
+    def show(self, report: Report) -> None:
+        """Move the bar to `report`."""
+        if isinstance(report, StepReport):
+            if report.skipped:
+                self.note(skipped_text(report), warning=True)
+            self._step = report
+            self._move()
+        elif isinstance(report, ValidationReport):
+            self._validation = report
+            self._move()
+        elif isinstance(report, CheckpointReport):
+            if report.error is not None:
+                self.note(checkpoint_text(report), warning=True)
+            else:
+                self._bar.saved(report.step)
+        elif isinstance(report, FreezeReport):
+            self._freezing.take(report)
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        """Print a line above the bar."""
+        line = Text(f"warning: {text}", style="bold yellow") if warning else Text(text)
+        self._bar.console.print(line, highlight=False)
+
+    def _move(self) -> None:
+        if self._step is not None:
+            freezing = self._freezing.fields(self._step.step)
+            self._bar.move(self._step.step, step_fields(self._step, self._validation, freezing))
+
+
+class _Bar(Progress):
+    """Rich's bar with a line of figures under it."""
+
+    def __init__(self, console: Console, name: str, steps: int, first_step: int) -> None:
+        self._figures = ""
+        self._saved = ""
+        super().__init__(
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            expand=True,
+        )
+        self._task = self.add_task(name, total=steps, completed=first_step - 1)
+
+    def move(self, step: int, figures: str) -> None:
+        self._figures = figures
+        self.update(self._task, completed=step)
+
+    def saved(self, step: int) -> None:
+        self._saved = f"  checkpoint {step}"
+        self.refresh()
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self._figures + self._saved)
+
+
+def open_progress(
+    console: Console, name: str, steps: int, *, first_step: int = 1
+) -> BarProgress | LineProgress:
+    """The display that suits `console`, as a context manager. A resumed job has a later `first_step`."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        return BarProgress(console, name, steps, first_step)
+    return LineProgress(console, steps)

@@ -1,0 +1,208 @@
+"""Rank processes as detached Ray actors, each with a placement group of its own, so that none takes others along.
+
+Runs on the controller's event loop; decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.hosts import Gone
+from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
+from orchestrator.controller.config import Crew
+from workers.actor import CONTROL, Home, RankActor, RankError
+
+CONTROL_THREADS = 4
+"""Calls of a rank's control group that may be under way at once."""
+GIVEN_BACK_S = 10.0
+"""How long the cluster may take to give reservations back."""
+
+
+class RayHosts:
+    """The ranks of one job on the Ray cluster that this process is connected to.
+
+    Args:
+        controller: the actor that the ranks report to.
+    """
+
+    def __init__(self, crew: Crew, controller: ActorHandle) -> None:
+        self._crew = crew
+        self._controller = controller
+        self._groups: dict[int, PlacementGroup] = {}
+        self._actors: dict[int, Any] = {}
+        self._shunned: set[str] = set()
+        hosted: Any = ray.remote(concurrency_groups={CONTROL: CONTROL_THREADS})  # pyright: ignore[reportCallIssue]
+        self._remote: Any = hosted(RankActor)
+
+    async def reserve(self, ranks: Sequence[int], wait_s: float) -> str | None:
+        crew = self._crew
+        seen = await self._nodes()
+        for rank, target in zip(ranks, assign(seen, len(ranks), crew.per_rank), strict=True):
+            self._groups[rank] = placement_group(
+                [dict(crew.per_rank)],
+                strategy="STRICT_PACK",
+                name=name_of(crew.config.job, rank),
+                lifetime="detached",
+                _soft_target_node_id=target,  # pyright: ignore[reportArgumentType]
+            )
+        if await asyncio.to_thread(_all_ready, [self._groups[rank] for rank in ranks], wait_s):
+            return None
+        # What the cluster has now, what was free when the job came: our own groups hold some of it.
+        nodes = await self._nodes()
+        why = shortage(nodes, len(ranks), crew.per_rank) or congestion(seen, len(ranks), crew.per_rank)
+        return f"{why}. Waited {wait_s:g} s (cluster.wait_s)"
+
+    def start(self, rank: int) -> None:
+        crew = self._crew
+        strategy = PlacementGroupSchedulingStrategy(self._groups[rank], placement_group_bundle_index=0)
+        self._actors[rank] = self._remote.options(
+            name=name_of(crew.config.job, rank),
+            namespace=cluster.NAMESPACE,
+            lifetime="detached",
+            max_restarts=0,
+            scheduling_strategy=strategy,
+            **actor_resources(crew.per_rank),
+        ).remote(crew.config, rank, self._controller, crew.marker, crew.secret)
+
+    async def reclaim(self, rank: int) -> Home:
+        name = name_of(self._crew.config.job, rank)
+        with suppress(ValueError):
+            self._groups[rank] = await asyncio.to_thread(get_placement_group, name)
+        try:
+            self._actors[rank] = await asyncio.to_thread(ray.get_actor, name, namespace=cluster.NAMESPACE)
+        except ValueError as error:
+            raise Gone("its process is gone") from error
+        return await self.call(rank, "attach", self._controller)
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        actor = self._actors.get(rank)
+        reference = None if actor is None else getattr(actor, method).remote(*arguments)
+        answer = asyncio.get_running_loop().create_task(_answered(reference))
+        answer.add_done_callback(_heard)
+        return answer
+
+    async def end(self, rank: int) -> None:
+        actor, group = self._actors.pop(rank, None), self._groups.pop(rank, None)
+        if actor is not None:
+            ray.kill(actor)
+        if group is not None:
+            # Who waits for it may be cancelled as the job ends: it must be given back all the same.
+            await asyncio.shield(asyncio.to_thread(remove_placement_group, group))
+
+    async def room(self) -> int:
+        return sum(fits(node.available, self._crew.per_rank) for node in await self._nodes())
+
+    def shun(self, node: str) -> None:
+        self._shunned.add(node)
+
+    async def _nodes(self) -> tuple[Node, ...]:
+        """Where ranks may be started."""
+        return tuple(node for node in await asyncio.to_thread(cluster.nodes) if node.id not in self._shunned)
+
+    async def release(self) -> None:
+        groups = list(self._groups.values())
+        for rank in {*self._actors, *self._groups}:
+            await self.end(rank)
+        deadline = time.monotonic() + GIVEN_BACK_S
+        while await asyncio.to_thread(_any_stands, groups) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
+
+def named_ranks(job: str) -> frozenset[int]:
+    """Numbers of the ranks of `job` that live, or are about to."""
+    actors: Any = ray.util.list_named_actors(all_namespaces=True)
+    return frozenset(_numbers(job, (e["name"] for e in actors if e["namespace"] == cluster.NAMESPACE)))
+
+
+def reap(job: str, ranks: Collection[int] | None = None) -> None:
+    """Kill what an earlier controller of `job` left: ranks and placement groups.
+
+    Args:
+        ranks: only these; None: all.
+    """
+    for rank in named_ranks(job):
+        if ranks is None or rank in ranks:
+            with suppress(ValueError):  # it went just now
+                ray.kill(ray.get_actor(name_of(job, rank), namespace=cluster.NAMESPACE))
+    groups = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+    for rank in _numbers(job, groups):
+        if ranks is None or rank in ranks:
+            with suppress(ValueError):  # it went just now: the driver clears up, too
+                remove_placement_group(get_placement_group(name_of(job, rank)))
+
+
+def _numbers(job: str, names: Iterable[str]) -> Iterator[int]:
+    """Of those among `names` that are `job`'s ranks'."""
+    beginning = name_of(job, "")
+    for name in names:
+        number = name.removeprefix(beginning)
+        if name.startswith(beginning) and number.isdecimal():
+            yield int(number)
+
+
+def name_of(job: str, rank: int | str) -> str:
+    """Of the actor and of the placement group of a rank."""
+    return f"{job}/rank-{rank}"
+
+
+def actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:
+    """`per_rank` as the options of an actor."""
+    custom = {name: amount for name, amount in per_rank.items() if name not in ("CPU", "GPU", "memory")}
+    options: dict[str, Any] = {"num_cpus": per_rank.get("CPU", 0), "num_gpus": per_rank.get("GPU", 0)}
+    if "memory" in per_rank:
+        options["memory"] = per_rank["memory"]
+    return options | ({"resources": custom} if custom else {})
+
+
+async def _answered(reference: Any) -> Any:
+    """What the call returns, with Ray's errors in the runtime's words."""
+    if reference is None:
+        raise Gone("its process is gone")
+    try:
+        return await reference
+    except ActorUnavailableError as error:
+        raise Gone("its process cannot be reached", unheard=True) from error
+    except RayActorError as error:
+        text = str(error).strip()
+        if "creation task" in text:
+            raise Gone(f"could not start: {text.splitlines()[-1]}", stillborn=True) from error
+        raise Gone("its process died: killed, out of memory, or its node is gone") from error
+    except RayError as error:
+        cause = getattr(error, "cause", error)
+        if isinstance(cause, RankError):
+            raise cause from None
+        text = str(error).strip()
+        raise RankError(text.split("\n")[0], details=text) from error
+
+
+def _heard(answer: asyncio.Task[Any]) -> None:
+    """An error that nobody waits for any more is no news."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _all_ready(groups: list[PlacementGroup], wait_s: float) -> bool:
+    """Whether all groups are placed within `wait_s`. Blocks."""
+    deadline = time.monotonic() + wait_s
+    return all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups)
+
+
+def _any_stands(groups: list[PlacementGroup]) -> bool:
+    return any(placement_group_table(group).get("state") not in (None, "REMOVED") for group in groups)

@@ -1,0 +1,127 @@
+"""Which ranks must go, and by when, because Ray drains their nodes. Decides nothing about where their layers go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from orchestrator.events.types import Noticed, Warned
+from orchestrator.lifecycle.stimuli import Going, Noted
+from orchestrator.quantities import seconds
+
+EVERY_S = 0.5
+"""Between two looks at Ray's table."""
+
+Table = Mapping[str, int]
+"""Draining node -> its deadline in milliseconds since the Unix epoch; 0: none is known."""
+
+
+class Home(Protocol):
+    """Where a rank lives."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+
+Homes = Mapping[int, Home]
+"""Rank number -> where it lives, for every rank that is not gone."""
+
+
+def drained(table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
+    """One stimulus for each draining node on which ranks live, the most urgent first.
+
+    Args:
+        now_s: seconds since the Unix epoch.
+    """
+    going: list[Going] = []
+    for node, deadline_ms in table.items():
+        if ranks := _ranks_on(node, homes):
+            left_s = max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else None
+            host = homes[min(ranks)].host
+            going.append(Going(ranks, "ray", left_s, node, host))
+    return tuple(sorted(going, key=_urgency))
+
+
+def noticed_text(notice: Noticed) -> str:
+    """What a notice tells a person."""
+    numbers = ", ".join(str(rank) for rank in notice.ranks)
+    where = f" on {notice.host}" if notice.host else ""
+    match len(notice.ranks):
+        case 0:
+            who = "a rank that is gone already is"
+        case 1:
+            who = f"rank {numbers}{where} is"
+        case _:
+            who = f"ranks {numbers}{where} are"
+    left = f", {seconds(notice.left_s)} left" if notice.left_s is not None else ""
+    return f"{who} to go ({notice.source}{left})"
+
+
+class Fresh:
+    """Which drains are new: a node is told of again if its deadline moves or a further rank lives there."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[int, frozenset[int]]] = {}
+        """Node -> its deadline in ms and its ranks, as told."""
+
+    def take(self, table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
+        """Those of `drained` that were not told before; a drain that was called off is forgotten."""
+        self._told = {node: told for node, told in self._told.items() if node in table}
+        fresh: list[Going] = []
+        for going in drained(table, homes, now_s):
+            deadline_ms, ranks = self._told.get(going.node, (None, frozenset[int]()))
+            if deadline_ms != table[going.node] or not ranks >= going.ranks:
+                fresh.append(going)
+                self._told[going.node] = table[going.node], going.ranks
+        return tuple(fresh)
+
+
+async def watch_drains(
+    homes: Callable[[], Homes],
+    tell: Callable[[Going | Noted], None],
+    *,
+    table: Callable[[], Table] | None = None,
+    every_s: float = EVERY_S,
+) -> None:
+    """Tell each drain of a node with ranks, once; ends when it is cancelled.
+
+    Args:
+        homes: asked before each look.
+        tell: takes the stimuli, and a warning, once, if Ray gives no answer.
+        table: gives the draining nodes; may block. None: Ray's own.
+        every_s: between two looks.
+    """
+    fresh, said = Fresh(), False
+    look = table or draining
+    while True:
+        try:
+            seen = await asyncio.to_thread(look)
+        # Ray's errors for this have no base of their own.
+        except Exception as error:
+            if not said:
+                tell(Noted(Warned(text=f"no word from Ray which nodes are drained: {error}")))
+            said = True
+        else:
+            for going in fresh.take(seen, homes(), time.time()):
+                tell(going)
+        await asyncio.sleep(every_s)
+
+
+def draining() -> Table:
+    """The nodes that Ray drains, of the cluster that this process is connected to."""
+    from ray._private.state import state
+
+    return state.get_draining_nodes()
+
+
+def _ranks_on(node: str, homes: Homes) -> frozenset[int]:
+    return frozenset(rank for rank, home in homes.items() if home.node == node)
+
+
+def _urgency(going: Going) -> float:
+    return float("inf") if going.left_s is None else going.left_s

@@ -1,0 +1,201 @@
+"""Turns the lifecycle: takes stimuli one by one, asks what they mean, logs, and has the rest carried out.
+
+Knows no cluster and no file: effects and log are given. One event loop; nothing here sleeps but a `Wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import (
+    Assess,
+    Command,
+    Log,
+    LogRegroup,
+    Place,
+    Prepare,
+    Recruit,
+    Release,
+    Wait,
+)
+from orchestrator.lifecycle.machine import handle
+from orchestrator.lifecycle.states import (
+    Assessing,
+    Failed,
+    Finished,
+    Hosting,
+    Joining,
+    Loading,
+    Order,
+    Pending,
+    Planning,
+    Settling,
+    State,
+    Stopping,
+    Training,
+)
+from orchestrator.lifecycle.stimuli import Released, Start, Stimulus, WaitOver
+
+KEPT_HISTORY = 200
+"""How many of the newest stimuli an illegal transition tells of."""
+
+Work = Coroutine[Any, Any, None]
+
+_PARTS: dict[type[State], str] = {
+    Assessing: "detect_s",
+    Settling: "settle_s",
+    Planning: "plan_s",
+    Loading: "move_s",
+    Hosting: "resume_s",
+    Joining: "resume_s",
+}
+"""What the time in a state counts as."""
+
+
+class Effects(Protocol):
+    """What carries commands out; answers come back to the crank."""
+
+    def carry_out(self, command: Command) -> Work | None:
+        """The work that `command` takes; none: it is done."""
+        ...
+
+    async def release(self) -> None:
+        """End all ranks; safe at any point, and again."""
+        ...
+
+
+class Crank:
+    """The life of one job.
+
+    Args:
+        log: keeps an event.
+    """
+
+    def __init__(self, order: Order, log: Callable[[events.Event], None]) -> None:
+        self._order = order
+        self._log = log
+        self.state: State = Pending()
+        self._history: deque[Stimulus] = deque(maxlen=KEPT_HISTORY)
+        self._stimuli: asyncio.Queue[Stimulus | Exception | asyncio.Future[None]] = asyncio.Queue()
+        """An exception is our own mistake in work beside the crank; a future is told that all before it is done."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Everything that runs beside the crank."""
+        self._attempt: set[asyncio.Task[None]] = set()
+        """Of these, what the next assessment cuts short."""
+        self._entered_s = time.monotonic()
+        self._spent_s: dict[str, float] = {}
+        # Before whatever ranks of an earlier controller tell before this is turned.
+        self.tell(Start())
+
+    def tell(self, stimulus: Stimulus) -> None:
+        """Take a stimulus, on the event loop."""
+        self._stimuli.put_nowait(stimulus)
+
+    async def heed(self, stimulus: Stimulus) -> None:
+        """Take a stimulus, and return once what it means is logged."""
+        self.tell(stimulus)
+        if not isinstance(self.state, Finished | Failed):
+            heeded = asyncio.get_running_loop().create_future()
+            self._stimuli.put_nowait(heeded)
+            await heeded
+
+    async def run(self, effects: Effects) -> None:
+        """Until the job has ended: take a stimulus, ask the lifecycle, do as it says."""
+        while not isinstance(self.state, Finished | Failed):
+            stimulus = await self._stimuli.get()
+            if isinstance(stimulus, asyncio.Future):
+                if not stimulus.done():  # who waited may be gone
+                    stimulus.set_result(None)
+                continue
+            try:
+                if isinstance(stimulus, Exception):
+                    raise stimulus
+                state, commands = handle(self._order, self.state, stimulus, tuple(self._history))
+                self._history.append(stimulus)
+                self._enter(state)
+                for command in commands:
+                    self._carry_out(command, effects)
+            except Exception as error:  # our own mistake: the job must not hang, nor leave anything behind
+                await self._give_up(error, effects)
+
+    def spawn(self, work: Work) -> asyncio.Task[None]:
+        """Run `work` beside the crank until the job ends; if it fails, so does the job."""
+        task = asyncio.get_running_loop().create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Cancel what still runs."""
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _carry_out(self, command: Command, effects: Effects) -> None:
+        match command:
+            case Log(event):
+                self._log(event)
+            case LogRegroup(event):
+                self._log(replace(event, **self._spent_s))
+            case Wait(seconds, pause):
+                self.spawn(self._wait(seconds, pause))
+            case Release():
+                for task in self._tasks:
+                    task.cancel()
+                self._spawn_release(effects)
+            case _:
+                if isinstance(command, Assess):
+                    for task in self._attempt:
+                        task.cancel()
+                    self._attempt.clear()
+                work = effects.carry_out(command)
+                if work is None:
+                    return
+                task = self.spawn(work)
+                if not isinstance(command, Place | Prepare | Recruit):
+                    self._attempt.add(task)
+                    task.add_done_callback(self._attempt.discard)
+
+    def _enter(self, state: State) -> None:
+        """Keep the time that the states on the way to a generation take, from the end of the one before."""
+        now_s = time.monotonic()
+        part = _PARTS.get(type(self.state))
+        if isinstance(self.state, Training | Stopping) and not isinstance(state, Training | Stopping):
+            self._spent_s = dict.fromkeys(_PARTS.values(), 0.0)
+        elif part is not None:
+            self._spent_s[part] = self._spent_s.get(part, 0.0) + now_s - self._entered_s
+        self._entered_s = now_s
+        self.state = state
+
+    async def _wait(self, seconds: float, pause: int) -> None:
+        await asyncio.sleep(seconds)
+        self.tell(WaitOver(pause))
+
+    def _spawn_release(self, effects: Effects) -> None:
+        async def release() -> None:
+            await effects.release()
+            self.tell(Released())
+
+        self.spawn(release())
+
+    async def _guarded(self, work: Work) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._stimuli.put_nowait(error)
+
+    async def _give_up(self, error: Exception, effects: Effects) -> None:
+        """End the job because its controller itself failed."""
+        # What fails now must not hide `error`, nor leave the driver waiting for an end.
+        with suppress(Exception):
+            await effects.release()
+        reason = f"the controller failed: {type(error).__name__}: {error}"
+        self.state = Failed(reason, user_error=False)
+        self._log(events.Failed(reason=reason, user_error=False))

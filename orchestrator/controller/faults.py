@@ -1,0 +1,197 @@
+"""Drills on a running job: has a fault strike one of its ranks, or drains one of its nodes.
+
+Runs in the controller's process. Finds ranks by their actors' names, so it knows nothing of how they are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.placement import Node
+from workers.config import NonNegative, Section
+from workers.fault_injection.fault import AT_ANY_TIME, Fault
+from workers.fault_injection.kinds import FaultKind
+from workers.protocol import FaultReport, JobError
+
+ANSWER_S = 10.0
+"""How long a rank may take to say that it is armed."""
+
+
+class Drill(Section):
+    """What is asked of a job: a `fault` on a rank, or that a `node` goes. It travels as JSON."""
+
+    rank: NonNegative | None = None
+    """The number of the rank that `fault` strikes; unset, where any will do: the lowest."""
+    fault: Fault | None = None
+    """What strikes, and when."""
+    node: str | None = None
+    """To be drained: its id, the beginning of it, or its host."""
+    deadline_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """Seconds until the node is gone."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.fault is None) == (self.node is None):
+            raise JobError("a drill has a fault or a node to drain, one of them")
+        if self.node is not None and self.rank is not None:
+            raise JobError("a drain takes a rank or a node, not both")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Drill:
+        """Raises:
+        JobError: `values` are not those of a drill.
+        """
+        try:
+            return Drill.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise JobError(f"no such drill: {place}: {first['msg']}, got {first['input']!r}") from error
+
+
+async def strike(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> str:
+    """Have `drill` strike `job`.
+
+    Args:
+        allowed: `elastic.allow_faults`.
+        step: steps known to be committed.
+
+    Returns:
+        What will happen, in words.
+
+    Raises:
+        JobError: it is not allowed, there is no such rank or node, or its step is past.
+    """
+    asked = Drill.from_json(drill)
+    if not allowed:
+        raise JobError(f"job {job!r} allows no faults: start it with elastic.allow_faults = true")
+    if asked.fault is None:
+        assert asked.node is not None
+        return await asyncio.to_thread(_drain_node, asked.node, asked.deadline_s)
+    check_step(asked.fault, step)
+    rank = choose_rank(asked, await asyncio.to_thread(_ranks, job))
+    await _arm(job, rank, asked.fault)
+    return f"{asked.fault} on rank {rank}, {when(asked.fault)}"
+
+
+def check_step(fault: Fault, step: int) -> None:
+    """Raises:
+    JobError: the step at which `fault` was to strike is committed.
+    """
+    if fault.step is not None and fault.step <= step:
+        raise JobError(f"step {fault.step} is past: the job has committed {step}; give a later one")
+
+
+def choose_rank(drill: Drill, living: tuple[int, ...]) -> int:
+    """The rank that `drill` strikes.
+
+    Raises:
+        JobError: it is none of the `living`, or the drill does not say which.
+    """
+    numbers = ", ".join(map(str, living)) or "none"
+    if drill.rank is None:
+        assert drill.fault is not None
+        # What it does is the same whoever does it.
+        if drill.fault.kind is FaultKind.CORRUPT_CHECKPOINT and living:
+            return living[0]
+        raise JobError(f"{drill.fault.kind} of which rank? The job has {numbers}")
+    if drill.rank not in living:
+        raise JobError(f"the job has no rank {drill.rank}; it has {numbers}")
+    return drill.rank
+
+
+def when(fault: Fault) -> str:
+    """In words: when and where `fault` strikes."""
+    after = f" after {fault.after_s:g} s" if fault.after_s else ""
+    if fault.kind in AT_ANY_TIME and fault.step is None and fault.phase is None:
+        return after.strip() or "now"
+    step = "the next step" if fault.step is None else f"step {fault.step}"
+    phase = "the first phase" if fault.where is None else f"phase {fault.where}"
+    return f"in {phase} of {step}{after}"
+
+
+def struck_text(report: FaultReport) -> str:
+    """In words: what struck whom, and where."""
+    place = f" in phase {report.phase} of step {report.step}" if report.phase else ""
+    if report.file:
+        return f"drill: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
+    return f"drill: {report.fault} strikes rank {report.rank}{place}"
+
+
+def choose_node(name: str, living: tuple[Node, ...]) -> Node:
+    """The node that `name` means: an id, the beginning of one, or a host.
+
+    Raises:
+        JobError: there is none, or more than one, or it is the only node.
+    """
+    found = [node for node in living if name and (node.id.startswith(name) or node.host == name)]
+    known = ", ".join(f"{node.id[:12]} ({node.host})" for node in living)
+    if not found:
+        raise JobError(f"the cluster has no node {name!r}; it has {known}")
+    if len(found) > 1:
+        raise JobError(f"{name!r} means more than one node: give more of its id. The cluster has {known}")
+    if len(living) == 1:
+        raise JobError(f"{found[0].id[:12]} is the only node: drained, nothing would be left to train on")
+    return found[0]
+
+
+def _ranks(job: str) -> tuple[int, ...]:
+    """The numbers of the ranks whose actors live."""
+    import ray
+
+    named: Any = ray.util.list_named_actors(all_namespaces=True)
+    names = [entry["name"] for entry in named if entry["namespace"] == cluster.NAMESPACE]
+    found = [re.fullmatch(re.escape(job) + r"/rank-(\d+)", name) for name in names]
+    return tuple(sorted(int(match[1]) for match in found if match is not None))
+
+
+async def _arm(job: str, rank: int, fault: Fault) -> None:
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    from workers.actor import RankError
+
+    try:
+        actor: Any = ray.get_actor(f"{job}/rank-{rank}", namespace=cluster.NAMESPACE)
+        await asyncio.wait_for(_awaited(actor.arm.remote(fault)), ANSWER_S)
+    except TimeoutError:
+        raise JobError(f"rank {rank} did not answer within {ANSWER_S:g} s: is it stopped?") from None
+    except (ValueError, RayActorError) as error:
+        raise JobError(f"rank {rank} is gone") from error
+    except (RankError, RayTaskError) as error:
+        raise JobError(f"rank {rank}: {getattr(error, 'cause', error)}") from error
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _drain_node(name: str, deadline_s: float) -> str:
+    """Tell Ray that the node is to go, as an autoscaler does before a preemption."""
+    import ray
+    from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+    from ray.core.generated import autoscaler_pb2
+
+    node = choose_node(name, cluster.nodes())
+    reasons: Any = autoscaler_pb2.DrainNodeReason  # pyright: ignore[reportAttributeAccessIssue]
+    client: Any = GcsClient(address=ray.get_runtime_context().gcs_address)
+    accepted, why = client.drain_node(
+        node.id,
+        reasons.Value("DRAIN_NODE_REASON_PREEMPTION"),
+        "a drill of freshet fault",
+        round((time.time() + deadline_s) * 1e3),
+    )
+    if not accepted:
+        raise JobError(f"Ray does not drain node {node.id[:12]}: {why}")
+    return f"drain of node {node.id[:12]} ({node.host}), gone in {deadline_s:g} s"

@@ -1,0 +1,98 @@
+"""Whether freezing pays: what it saves against what it lets through, step by step. Pure: events in, a warning out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.analysis.freeze_numbers import Side, measured_kappa, side
+from orchestrator.events.types import Event, FreezeSolved, Issued, Submitted, Warned
+from orchestrator.history.freeze_history import FreezeHistory, cut
+from planner.freeze.time_to_accuracy import RunningUpdate, warning
+from workers.protocol import FreezeStarted, StepReport
+
+EVERY = 10
+"""Frozen steps from one look at measured times to the next: a few that were disturbed are no median then."""
+NEWEST = 1000
+"""Of so many of the newest steps the times are compared."""
+
+
+class FreezeWatch:
+    """Warns once when kappa is above the average effective update probability of this run's steps since freezing began
+    (TimelyFreeze eq. 13, definition D.8).
+
+    Where no kappa was foretold, as without a freeze program and in a replay, it is measured, and steps with full
+    freezing are held against those with none.
+
+    Args:
+        history: of earlier runs of the job.
+    """
+
+    def __init__(self, history: FreezeHistory) -> None:
+        self._foretold = history.solved.kappa if history.solved is not None else None
+        self._start = history.plans[0].start if history.plans else None
+        """The first step that follows solved ratios."""
+        self._freeze: Mapping[str, Any] = {}
+        """The resolved `[freeze]` section."""
+        self._shape: object = None
+        """What of the plan the time of a step depends on."""
+        self._times_s = _no_times()
+        """Of the steps that are compared where nothing was foretold."""
+        self._frozen = 0
+        """How many of them were frozen."""
+        self._average = RunningUpdate()
+        self._warned = False
+
+    def take(self, event: Event) -> Warned | None:
+        """Take in an event that was logged; a warning, if it is due now."""
+        match event:
+            case Submitted(spec=spec):
+                self._freeze = spec.get("freeze", {})
+            case Issued(plan=plan):
+                shape = (cut(plan), plan.windows)
+                if shape != self._shape:
+                    # Steps take another time now, whatever is frozen.
+                    self._times_s = _no_times()
+                self._shape = shape
+            case FreezeSolved(kappa=kappa):
+                self._foretold = kappa
+            case FreezeStarted(plan=plan) if self._start is None:
+                self._start = plan.start
+            case StepReport(skipped=False) if not self._warned:
+                return self._judge(event)
+            case _:
+                pass
+        return None
+
+    def _judge(self, report: StepReport) -> Warned | None:
+        if not self._counts(report):
+            return None
+        self._average.add(report.effective_update, report.gradient_energy)
+        kappa = self._foretold if self._foretold is not None else self._measured()
+        if kappa is None:
+            return None
+        text = warning(kappa, self._average.share, str(self._freeze.get("method")))
+        if text is None:
+            return None
+        self._warned = True
+        return Warned(text=text)
+
+    def _counts(self, report: StepReport) -> bool:
+        """Whether what the step lets through is averaged; its time is kept where that may be needed."""
+        if self._foretold is not None:
+            return self._start is not None and report.step >= self._start
+        of = side(report, self._freeze, self._start)
+        if of is not None:
+            self._times_s[of].append(report.step_s)
+        self._frozen += of == "frozen"
+        return of == "frozen"
+
+    def _measured(self) -> float | None:
+        if self._frozen % EVERY:
+            return None
+        return measured_kappa(self._times_s["frozen"], self._times_s["unfrozen"])
+
+
+def _no_times() -> dict[Side, deque[float]]:
+    return {"unfrozen": deque(maxlen=NEWEST), "frozen": deque(maxlen=NEWEST)}

@@ -1,0 +1,75 @@
+"""What becomes of a wish for another plan: checked against the job as it stands, and by people's own words. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path, with_layers
+from orchestrator.lifecycle.states import Roster
+from orchestrator.prepare.replanning import Replanner
+from orchestrator.quantities import counted
+from planner.plan import Plan, PlanError
+from workers.protocol import JobError
+
+
+def parse_layers(text: str) -> tuple[int, int]:
+    """`3` or `3-4` as [first, stop).
+
+    Raises:
+        JobError: it is neither.
+    """
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    if found is None:
+        raise JobError(f"--layers {text!r} is no layer and no run of layers: write 3, or 3-4")
+    first = int(found[1])
+    stop = int(found[2] or found[1]) + 1
+    if stop <= first:
+        raise JobError(f"--layers {text!r} runs backwards: write {found[2]}-{found[1]}")
+    return first, stop
+
+
+def move_of_layers(
+    roster: Roster, replanner: Replanner, layers: tuple[int, int], rank: int, *, mode: Mode, asked_s: float
+) -> Move:
+    """The move of the layers [first, stop) to `rank`.
+
+    Raises:
+        JobError: no such layer or rank, not next to it, or too much for its memory.
+    """
+    if rank not in roster.members:
+        there = ", ".join(str(one) for one in sorted(roster.members))
+        raise JobError(f"rank {rank} has no place in the pipeline: ranks {there} have")
+    place = roster.members.index(rank) % roster.plan.pipeline_ranks
+    try:
+        plan = with_layers(roster.plan, *layers, place, frozen_stages=roster.schedule.frozen_stages)
+        moved = ", ".join(map(str, moved_layers(roster.plan, plan)))
+        plan = replace(plan, reason=f"layers {moved} move to rank {rank}, as asked")
+        return move_to(roster, replanner, plan, mode=mode, asked_s=asked_s)
+    except PlanError as error:
+        raise JobError(f"cannot move to rank {rank}: {error}") from error
+
+
+def move_to(roster: Roster, replanner: Replanner, plan: Plan, *, mode: Mode, asked_s: float) -> Move:
+    """The move to `plan`, which the same ranks in the same places can follow.
+
+    Raises:
+        PlanError: it does not fit the memory.
+    """
+    domains = [roster.nodes.get(rank, "") for rank in roster.members]
+    checked, schedule = replanner.checked(plan, domains)
+    for between in path(roster.plan, checked):
+        replanner.check_memory(between, domains)
+    return Move(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s)
+
+
+def described(roster: Roster, move: Move) -> str:
+    """The move in words."""
+    layers = moved_layers(roster.plan, move.plan)
+    plans = path(roster.plan, move.plan)
+    told = f"{counted(len(layers), 'layer')} ({', '.join(map(str, layers))}) to move, {move.mode}"
+    if move.mode == "stop":
+        return f"{told}: at the next commit the ranks regroup"
+    if plans and plans[0].layers == move.plan.layers:
+        return f"{told}: a copy is there already, and takes over at a commit"
+    return f"{told}: copied while training goes on, then taken over at a commit"

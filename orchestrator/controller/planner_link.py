@@ -1,0 +1,184 @@
+"""The controller's side of the planner: feeds it what the log says, asks it what to freeze, replaces it when it dies.
+
+Nothing that becomes of a planner ends the job or makes a rank wait: without one the job trains on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.controller.config import Crew
+from orchestrator.events.types import Event, FreezeSolved, PlannerStarted, Warned
+from orchestrator.history.freeze_history import FreezeHistory, cut, observation
+from orchestrator.lifecycle.states import Order
+from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus
+from planner.actor import PlannerActor, PlannerHome
+from planner.freeze.decision import FreezeDecision, FreezeQuestion
+from planner.freeze.monitoring import Observation
+from planner.freezing import FreezePlan, Phase
+from planner.ir import Schedule
+from planner.plan import Plan
+from workers.protocol import StepReport, TimelineReport
+
+LIVES = 6
+"""How many planners a controller starts before it does without."""
+GRACE_STEPS = 2
+"""After monitoring, in which its last timelines come; one that has not come by then went with a rank that was lost."""
+
+
+class PlannerLink:
+    """One job's planner, whichever process it lives in. All methods run on the controller's event loop.
+
+    Args:
+        history: what earlier runs of the job measured.
+        epoch: the controller's; its freeze plans bear it.
+        tell: takes what comes of the planner.
+    """
+
+    def __init__(
+        self, question: FreezeQuestion, history: FreezeHistory, epoch: int, tell: Callable[[Stimulus], None]
+    ) -> None:
+        self._question = question
+        self._epoch = epoch
+        self._tell = tell
+        self._observations: dict[tuple[int, int], Observation] = {}
+        self._actor: Any = None
+        self._answered = False
+        self._waits = True
+        """For the end of monitoring to be observed by all ranks."""
+        for report in history.monitored_with(question.plan):
+            self.take(report)
+
+    def take(self, event: Event) -> None:
+        """Pass on what the planner needs of an event that was logged, and keep it for the next planner."""
+        phases = self._question.phases
+        match event:
+            case TimelineReport(step=step) if phases.of(step) in (Phase.UPPER, Phase.LOWER):
+                seen = observation(event)
+                self._observations[seen.step, seen.rank] = seen
+                if self._actor is not None:
+                    self._actor.observe.remote((seen,))
+            case StepReport(step=step) if self._waits and step >= phases.monitoring + GRACE_STEPS:
+                self._waits = False
+                if self._actor is not None:
+                    self._actor.enough.remote()
+            case _:
+                pass
+
+    def serves(self, plan: Plan) -> bool:
+        """Whether what it has seen, or decided, is good for `plan` too."""
+        return self._answered or cut(plan) == cut(self._question.plan)
+
+    def void_after(self, step: int) -> None:
+        """Forget what was seen of later steps: they are run anew."""
+        self._observations = {key: seen for key, seen in self._observations.items() if seen.step <= step}
+
+    async def run(self, step: int) -> None:
+        """Have a planner until cancelled; `step` steps are committed already."""
+        self._waits = self._waits and step < self._question.phases.monitoring
+        try:
+            for life in range(1, LIVES + 1):
+                try:
+                    await self._live(life)
+                except RayError as error:
+                    self._drop()
+                    self._warn(f"the planner died: {_reason(error)}{self._consequence(life)}")
+        except Exception as error:  # our own mistake: it costs the freezing, not the job
+            self._warn(f"the planner failed: {type(error).__name__}: {error}{self._consequence(LIVES)}")
+        finally:
+            self._drop()
+
+    async def _live(self, life: int) -> None:
+        """One planner's life, up to the error that ends it."""
+        remote: Any = ray.remote(PlannerActor)
+        actor = remote.options(
+            num_cpus=0,
+            max_restarts=0,
+            # Beside the controller, which owns it: they come and go together.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            ),
+        ).remote(self._question)
+        self._actor = actor
+        # Awaited: calls need not reach it in order, and a solution must rest on all that is known.
+        await actor.observe.remote(tuple(self._observations.values()))
+        home: PlannerHome = await actor.home.remote()
+        self._tell(Noted(PlannerStarted(life=life, node=home.node, pid=home.pid)))
+        if not self._answered:
+            try:
+                decision, solve_s = await actor.solve.remote(wait=self._waits)
+            except RayTaskError as error:
+                self._warn(f"{error.cause}; the job trains on with nothing frozen")
+            else:
+                self._tell(Solved(self._solution(decision, solve_s)))
+            self._answered = True
+        await actor.stay.remote()
+
+    def _solution(self, decision: FreezeDecision, solve_s: float) -> FreezeSolved:
+        solution, bounds = decision.solution, decision.bounds
+        return FreezeSolved(
+            plan=FreezePlan(
+                epoch=self._epoch,
+                version=1,
+                ratios=decision.ratios,
+                stages=self._question.plan.layers,
+                weights=decision.weights,
+            ),
+            ratios=solution.ratios,
+            unfrozen_s=solution.unfrozen_s,
+            solved_s=solution.solved_s,
+            all_frozen_s=solution.all_frozen_s,
+            outside_s=bounds.outside_s,
+            measured_unfrozen_s=bounds.upper_step_s,
+            measured_all_frozen_s=bounds.lower_step_s,
+            kappa=decision.kappa,
+            mean_per_stage=solution.mean_per_stage,
+            duals=solution.duals,
+            critical=tuple(str(action) for action in solution.critical),
+            solve_s=solve_s,
+            spread=decision.spread,
+        )
+
+    def _consequence(self, life: int) -> str:
+        if life < LIVES:
+            return "; another one takes its place"
+        kept = "keeps the freeze ratios it has" if self._answered else "trains on with nothing frozen"
+        return f"; no other is started, and the job {kept}"
+
+    def _drop(self) -> None:
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._actor = None
+
+    def _warn(self, text: str) -> None:
+        self._tell(Noted(Warned(text=text)))
+
+
+def link_planner(
+    order: Order, crew: Crew, plan: Plan, schedule: Schedule, tell: Callable[[Stimulus], None], *, first: bool
+) -> PlannerLink | None:
+    """The link to the planner of a job that trains with `plan`; None if there is nothing left to ask it.
+
+    Args:
+        first: whether it is the controller's first: others know nothing of earlier runs.
+    """
+    freeze = crew.config.freeze
+    if freeze.phases is None or order.freezing.replayed or order.freezing.plans:
+        return None
+    question = FreezeQuestion(
+        plan=plan, schedule=schedule, phases=freeze.phases, r_max=freeze.r_max, profile=crew.profile
+    )
+    return PlannerLink(question, order.freezing if first else FreezeHistory(), order.epoch, tell)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray says of a death, in one line."""
+    text = str(error).strip()
+    if isinstance(error, RayActorError) and "creation task" not in text:
+        return "killed, out of memory, or its node is gone"
+    return text.splitlines()[-1] if text else type(error).__name__

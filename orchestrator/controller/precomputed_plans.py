@@ -1,0 +1,111 @@
+"""What a job would run on other ranks: plans made when they are asked for, and ahead, and whether a change pays.
+
+The runtime's side of the `Replanner`, which knows no loop: its work is done in threads. Moves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from statistics import median
+
+from orchestrator.events.types import Event, Regrouped
+from orchestrator.lifecycle.commands import MakePlan, Weigh
+from orchestrator.lifecycle.stimuli import Planned, Unplannable, Weighed
+from orchestrator.prepare.replanning import Replanner
+from planner.plan import PlanError
+from workers.protocol import StepReport
+
+FIRST_REGROUP_S = 2.0
+"""What a regroup is expected to cost until one has been seen."""
+SEEN_STEPS = 20
+"""Of so many of the newest steps the median tells what a step takes."""
+
+
+class Foresight:
+    """Of one job.
+
+    Args:
+        steps: of the whole job.
+    """
+
+    def __init__(self, replanner: Replanner, steps: int) -> None:
+        self._replanner = replanner
+        self._steps = steps
+        self._steps_s: list[float] = []
+        """What the newest steps of this generation took."""
+        self._regroup_s = FIRST_REGROUP_S
+
+    @property
+    def most_ranks(self) -> int:
+        """As many as the job is to have."""
+        return self._replanner.first.world_size
+
+    def take(self, event: Event) -> None:
+        """Learn from what was logged what steps and regroups take."""
+        match event:
+            case StepReport(step_s=step_s):
+                self._steps_s = [*self._steps_s[1 - SEEN_STEPS :], step_s]
+            case Regrouped():
+                self._steps_s = []
+                parts = (event.detect_s, event.settle_s, event.plan_s, event.move_s, event.resume_s)
+                self._regroup_s = sum(parts)
+            case _:
+                pass
+
+    async def make(self, command: MakePlan) -> Planned | Unplannable:
+        """The plan for those who go on."""
+        course, replanner = command.course, self._replanner
+        domains = [command.nodes[rank] for rank in course.lineup]
+        try:
+            if command.first is not None:
+                plan, schedule = replanner.stood_by(command.first, domains), replanner.schedule
+            else:
+                plan, schedule = await asyncio.to_thread(
+                    replanner.plan_for,
+                    len(domains),
+                    epoch=command.epoch,
+                    version=command.version,
+                    reason=course.reason,
+                    domains=domains,
+                )
+        except PlanError as error:
+            return Unplannable(str(error), command.round)
+        return Planned(plan, schedule, command.round)
+
+    async def look_ahead(self, nodes: Sequence[str]) -> None:
+        """Work out plans for the loss of any one rank, and of any one node, before there is one.
+
+        Args:
+            nodes: per place.
+        """
+        left = [[*nodes[:place], *nodes[place + 1 :]] for place in range(len(nodes))]
+        left += [[other for other in nodes if other != node] for node in dict.fromkeys(nodes)]
+        for domains in left:
+            if domains:
+                with suppress(PlanError):
+                    await asyncio.to_thread(
+                        self._replanner.plan_for,
+                        len(domains),
+                        epoch=0,
+                        version=0,
+                        reason="",
+                        domains=domains,
+                    )
+
+    async def weigh(self, command: Weigh) -> Weighed:
+        """Whether more ranks are worth a regroup."""
+        try:
+            pays, why = await asyncio.to_thread(
+                self._replanner.pays,
+                command.now,
+                len(command.domains),
+                self._steps - command.step,
+                self._regroup_s,
+                step_s=median(self._steps_s) if self._steps_s else None,
+                domains=command.domains,
+            )
+        except PlanError as error:
+            pays, why = False, str(error)
+        return Weighed(pays, why, command.round)

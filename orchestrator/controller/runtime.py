@@ -1,0 +1,509 @@
+"""What the lifecycle's commands do to rank processes: calls to them, with bounds, and what becomes of each.
+
+Every answer comes back as a stimulus through `tell`. Decides nothing; runs on one event loop, over any `Hosts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from orchestrator.cluster.hosts import Gone, Hosts, stands
+from orchestrator.controller.config import Crew
+from orchestrator.controller.precomputed_plans import Foresight
+from orchestrator.events.types import Event, Noticed, Warned
+from orchestrator.lifecycle.commands import (
+    Ask,
+    Assess,
+    Command,
+    Dismiss,
+    Follow,
+    HostStore,
+    Join,
+    MakePlan,
+    Place,
+    Prepare,
+    Propose,
+    Reclaim,
+    Recruit,
+    Save,
+    Settle,
+    Switch,
+    Train,
+    Weigh,
+)
+from orchestrator.lifecycle.stimuli import (
+    Departed,
+    Ended,
+    Joined,
+    Loaded,
+    Noted,
+    Placed,
+    Positioned,
+    RankLost,
+    Ready,
+    Reclaimed,
+    Reported,
+    Room,
+    Settled,
+    Stimulus,
+    StoreUp,
+    Unplaceable,
+)
+from planner.freezing import FreezePlan
+from workers.actor import Home, RankError
+from workers.checkpoint.manifest import FileRecord, checkpoint_folder
+from workers.protocol import CheckpointReport, Outcome, Parted
+
+PING_EVERY_S = 1.0
+"""Between two heartbeats of a rank, at most."""
+UNHEARD_S = 0.1
+"""Before a rank is called again that could not be reached."""
+STACKS_S = 1.0
+"""How long a rank that is about to be killed may take to say where its threads are."""
+LOOK_FOR_ROOM_S = 1.0
+"""Between two looks whether the cluster has room for more ranks."""
+
+Work = Coroutine[Any, Any, None]
+
+
+class Runtime:
+    """The ranks of one job.
+
+    Args:
+        tell: takes each answer.
+        spawn: runs work beside everything else; ends it with the job.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        hosts: Hosts,
+        tell: Callable[[Stimulus], None],
+        spawn: Callable[[Work], asyncio.Future[Any]],
+    ) -> None:
+        self._crew = crew
+        self._hosts = hosts
+        self._tell = tell
+        self._spawn = spawn
+        self._elastic = crew.config.elastic
+        self._homes: dict[int, Home] = {}
+        """Of all ranks that are up."""
+        self._calling: set[int] = set()
+        """Ranks that are on their way up."""
+        self._going: set[int] = set()
+        """Ranks that are to go, or went."""
+        self._training: dict[int, asyncio.Future[Any]] = {}
+        """Calls under way that end with a generation."""
+        self._foresight = Foresight(crew.replanner, crew.config.steps)
+
+    @property
+    def homes(self) -> Mapping[int, Home]:
+        """Where the ranks live that are up."""
+        return self._homes
+
+    def carry_out(self, command: Command) -> Work | None:
+        """The work that `command` takes; None: it is done."""
+        match command:
+            case Place(ranks):
+                return self._place(ranks)
+            case Prepare(ranks):
+                return self._prepare(ranks)
+            case Recruit(ranks):
+                return self._recruit(ranks)
+            case Reclaim(ranks, number):
+                return self._reclaim(ranks, number)
+            case Assess(ranks, number, generation):
+                return self._assess(ranks, number, generation)
+            case Settle(ranks, settlement, number):
+                return self._each(
+                    dict.fromkeys(ranks, ("settle", settlement)),
+                    lambda rank, _: Settled(rank, number),
+                    "settle",
+                    number,
+                )
+            case Save():
+                return self._save(command)
+            case MakePlan():
+                return self._tell_of(self._foresight.make(command))
+            case Follow(assignments, number):
+                return self._each(
+                    {rank: ("follow", assignment) for rank, assignment in assignments.items()},
+                    lambda rank, damage: Loaded(rank, damage, number),
+                    "load its layers",
+                    number,
+                )
+            case HostStore(rank, number):
+                return self._each(
+                    {rank: ("host_store",)},
+                    lambda _, address: StoreUp(address[0], address[1], number),
+                    "open its store",
+                    number,
+                )
+            case Join(generation, number):
+                return self._each(
+                    dict.fromkeys(generation.members, ("join", generation)),
+                    lambda rank, _: Joined(rank, number),
+                    "join the process group",
+                    number,
+                )
+            case Train():
+                return self._train(command)
+            case Ask(request, rank):
+                return self._unheard(rank, "request", request)
+            case Propose(plan, ranks):
+                return self._propose(plan, ranks)
+            case Switch():
+                return self._switch(command)
+            case Weigh():
+                return self._tell_of(self._foresight.weigh(command))
+            case Dismiss(ranks):
+                return self._dismiss(ranks)
+            case _:
+                raise AssertionError(f"{command} is not the runtime's")
+
+    def take(self, event: Event) -> None:
+        """Learn from what was logged what steps and regroups take, and who is to go."""
+        self._foresight.take(event)
+        if isinstance(event, Noticed):
+            self._going |= set(event.ranks)
+            # A signal came to one process: its node stays.
+            if event.source != "sigterm":
+                self._hosts.shun(event.node)
+
+    async def watch_room(self) -> None:
+        """Tell where there is room for ranks that the job lacks, until cancelled."""
+        most = self._foresight.most_ranks + self._elastic.spares
+        while True:
+            await asyncio.sleep(LOOK_FOR_ROOM_S)
+            if len(self._homes.keys() - self._going) + len(self._calling) < most:
+                with suppress(Exception):  # a cluster in trouble has no room
+                    if room := await self._hosts.room():
+                        self._tell(Room(room))
+
+    async def release(self) -> None:
+        """End all ranks and give their resources back; safe at any point, and again."""
+        self._homes.clear()
+        self._training.clear()
+        await self._hosts.release()
+
+    # Ranks come and go
+
+    async def _place(self, ranks: Sequence[int]) -> None:
+        self._calling |= set(ranks)
+        lacking = await self._hosts.reserve(ranks, self._crew.wait_s)
+        if lacking is None:
+            self._tell(Placed())
+            return
+        ways_out = "lower pipeline.ranks or cluster.resources_per_rank, add nodes, or wait longer"
+        self._tell(Unplaceable(f"{lacking}; {ways_out}"))
+
+    async def _prepare(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._hosts.start(rank)
+        await asyncio.gather(*(self._set_up(rank) for rank in ranks))
+
+    async def _set_up(self, rank: int) -> None:
+        try:
+            async with asyncio.timeout(self._crew.wait_s):
+                home: Home = await self._hosts.call(rank, "setup")
+        except TimeoutError:
+            await self._hosts.end(rank)
+            self._tell(RankLost(rank, f"did not start within {self._crew.wait_s:g} s"))
+        except Gone as error:
+            await self._hosts.end(rank)
+            self._tell(RankLost(rank, str(error), dead=not error.stillborn))
+        except RankError as error:
+            self._tell(_raised(rank, error, 0))
+        else:
+            self._up(rank, home)
+            self._tell(Ready(rank, home.node, home.host, home.pid))
+        finally:
+            self._calling.discard(rank)
+
+    def _up(self, rank: int, home: Home) -> None:
+        self._homes[rank] = home
+        self._spawn(self._listen(rank))
+
+    async def _recruit(self, ranks: Sequence[int]) -> None:
+        await asyncio.gather(*(self._recruit_one(rank) for rank in ranks))
+
+    async def _recruit_one(self, rank: int) -> None:
+        self._calling.add(rank)
+        try:
+            lacking = await self._hosts.reserve([rank], self._crew.wait_s)
+        except Exception as error:  # a cluster in trouble has no room; the job trains on
+            lacking = f"{type(error).__name__}: {error}"
+        if lacking is None:
+            await self._prepare([rank])
+            return
+        self._calling.discard(rank)
+        await self._hosts.end(rank)
+        self._tell(RankLost(rank, f"could not be added: {lacking}", dead=True))
+
+    async def _reclaim(self, ranks: Iterable[int], number: int) -> None:
+        await asyncio.gather(*(self._reclaim_one(rank, number) for rank in ranks))
+
+    async def _reclaim_one(self, rank: int, number: int) -> None:
+        try:
+            async with asyncio.timeout(self._elastic.hang_timeout_s):
+                home = await self._hosts.reclaim(rank)
+        except (TimeoutError, RankError):
+            await self._bury(rank, "did not answer the controller that took over, and was killed")
+        except Gone:
+            await self._bury(rank)
+        else:
+            self._up(rank, home)
+            self._tell(Reclaimed(rank, home.node, home.host, number))
+
+    async def _listen(self, rank: int) -> None:
+        """Heartbeats of one rank, until it is lost."""
+        patience_s = self._elastic.hang_timeout_s
+        pause_s = min(PING_EVERY_S, patience_s / 4)
+        while rank in self._homes:
+            try:
+                # Twice: where this process itself stood still meanwhile, the answer is there and the time is up.
+                if not (
+                    await self._answers(rank, patience_s - 2 * pause_s) or await self._answers(rank, pause_s)
+                ):
+                    text = f"answered nothing for {patience_s:g} s (elastic.hang_timeout_s), and was killed"
+                    await self._bury(rank, text)
+            except Gone:
+                await self._bury(rank)
+            except RankError:
+                pass
+            await asyncio.sleep(pause_s)
+
+    async def _answers(self, rank: int, within_s: float) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._reached(rank, "ping")
+        except TimeoutError:
+            return False
+        return True
+
+    async def _reached(self, rank: int, method: str, *arguments: Any) -> Any:
+        """What a call returns that may be made again, once the rank can be reached."""
+        while True:
+            try:
+                return await self._hosts.call(rank, method, *arguments)
+            except Gone as error:
+                if not error.unheard:
+                    raise
+            await asyncio.sleep(UNHEARD_S)
+
+    async def _dismiss(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._homes.pop(rank, None)
+            await self._hosts.end(rank)
+
+    async def _bury(self, rank: int, why: str = "", details: str = "") -> None:
+        """See that the rank is dead, and tell so: whatever it may still be doing, nobody hears of it any more.
+
+        Args:
+            why: it was killed; none: it was found dead.
+            details: where its threads were.
+        """
+        home = self._homes.pop(rank, None)
+        where = f" (pid {home.pid} on {home.host})" if home is not None else ""
+        died = f"its process{where} died: killed, out of memory, or its node is gone"
+        self._tell(RankLost(rank, why or died, dead=True, details=details))
+        self._training.pop(rank, None)
+        await self._hosts.end(rank)
+
+    async def _bury_late(self, rank: int, why: str) -> None:
+        """Kill a rank that took too long, once it has told where its threads are, if it still can."""
+        up, details = rank in self._homes, ""
+        with suppress(TimeoutError, Gone, RankError):
+            async with asyncio.timeout(STACKS_S):
+                details = await self._hosts.call(rank, "stacks")
+        if rank in self._homes or not up:  # else it was found dead meanwhile, and that was told
+            await self._bury(rank, why, details)
+
+    # Generations
+
+    async def _save(self, command: Save) -> None:
+        """Have ranks that do not train write what they hold, and tell how that ended."""
+        rescue, config = command.rescue, self._crew.config
+        begun_s = time.monotonic()
+        path = checkpoint_folder(config.output, rescue.step, command.generation)
+        error: str | None = None
+        records: list[FileRecord] = []
+        try:
+            async with asyncio.timeout(self._crew.timeout_s):
+                settling = (self._hosts.call(rank, "settle", rescue.settlement) for rank in rescue.settling)
+                await asyncio.gather(*settling)
+                writing = (
+                    self._hosts.call(rank, "save", path, rescue.step, layers)
+                    for rank, layers in rescue.layers.items()
+                )
+                for written in await asyncio.gather(*writing):
+                    records += written
+                first, plan = min(rescue.layers), command.plan
+                await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
+        except TimeoutError:
+            error = f"was not written within {self._crew.timeout_s:g} s (cluster.timeout_s)"
+        except (Gone, RankError) as failure:
+            error = str(failure)
+        report = CheckpointReport(
+            step=rescue.step,
+            path=path,
+            bytes=sum(record.bytes for record in records) if error is None else 0,
+            seconds=time.monotonic() - begun_s,
+            error=error,
+        )
+        self._tell(Reported(report))
+
+    async def _assess(self, ranks: Iterable[int], number: int, generation: int) -> None:
+        await asyncio.gather(*(self._position(rank, number, generation) for rank in ranks))
+
+    async def _position(self, rank: int, number: int, generation: int) -> None:
+        asking = asyncio.ensure_future(self._ask_position(rank, number, generation))
+        try:
+            home = self._homes.get(rank)
+            if home is None or not home.port or await stands(home):
+                await asking
+            elif rank in self._homes:
+                await self._bury(rank)
+        finally:
+            asking.cancel()
+
+    async def _ask_position(self, rank: int, number: int, generation: int) -> None:
+        left = self._spawn(self._leave(rank, generation))
+        # One that hangs is found by its heartbeats. This one answers, and may be loading, or in a long action.
+        patience_s = self._crew.timeout_s
+        training = self._training.pop(rank, None)
+        # It queues behind what the rank is doing.
+        position = asyncio.ensure_future(self._reached(rank, "position"))
+        try:
+            async with asyncio.timeout(patience_s):
+                if training is not None:
+                    await self._last_words(rank, training)
+                told = await position
+                # Word of the end that came later would break off what follows.
+                await asyncio.shield(left)
+                self._tell(Positioned(told, number))
+        except TimeoutError:
+            text = f"did not leave its step within {patience_s:g} s (cluster.timeout_s), and was killed"
+            await self._bury_late(rank, text)
+        except Gone:
+            if rank in self._homes:
+                await self._bury(rank)
+        except RankError as error:
+            await self._bury(rank, f"cannot say where it stands, and was killed: {error}")
+        finally:
+            position.cancel()
+
+    async def _leave(self, rank: int, generation: int) -> None:
+        """Have a rank leave `generation`; returns once it has, or is dead."""
+        with suppress(Gone, RankError):
+            await self._reached(rank, "leave", generation)
+
+    async def _last_words(self, rank: int, training: asyncio.Future[Any]) -> None:
+        """Hear why a rank's training ended, which may be why the generation did."""
+        try:
+            await training
+        except RankError as error:
+            self._tell(_raised(rank, error, -1))
+        except Gone:
+            pass
+
+    async def _train(self, command: Train) -> None:
+        method = "outcome" if command.under_way else "train"
+        self._training = {
+            rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
+        }
+        hearing = [self._hear_end(rank, end, command.round) for rank, end in self._training.items()]
+        nodes = [self._homes[rank].node for rank in command.ranks if rank in self._homes]
+        await asyncio.gather(*hearing, self._foresight.look_ahead(nodes))
+
+    async def _hear_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
+        """Tell how the training of one rank ends."""
+        try:
+            end = await asyncio.shield(training)
+        except Gone as error:
+            if not error.unheard:
+                await self._bury(rank)
+            elif self._training.get(rank) is training:
+                # Its heartbeats tell whether it lives; if so, it trains on.
+                self._training[rank] = again = asyncio.ensure_future(self._reached(rank, "outcome"))
+                await self._hear_end(rank, again, number)
+        except RankError as error:
+            self._training.pop(rank, None)
+            self._tell(_raised(rank, error, number))
+        else:
+            match end:
+                case Outcome():
+                    self._tell(Ended(end, number))
+                case Parted():
+                    self._tell(Departed(end, number))
+                case _:
+                    self._tell(RankLost(rank, "is in no generation", cut_off=True, round=number))
+
+    async def _propose(self, plan: FreezePlan, ranks: Sequence[int]) -> None:
+        """Have every rank hold `plan` ready; the commit to which all bring it takes it up."""
+        calls = [self._hosts.call(rank, "prepare", plan) for rank in ranks]
+        for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            # A rank that died is heard of where it trains.
+            if isinstance(answer, RankError):
+                self._tell(Noted(Warned(text=f"rank {rank} refuses the freeze plan: {answer}")))
+
+    async def _switch(self, command: Switch) -> None:
+        """Have every rank hold another plan ready."""
+        ranks = command.ranks
+        calls = [
+            self._hosts.call(rank, "prepare_plan", command.plan, command.schedule, command.held)
+            for rank in ranks
+        ]
+        for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(answer, RankError):
+                self._tell(Noted(Warned(text=f"rank {rank} refuses the plan: {answer}")))
+
+    async def _tell_of(self, answer: Awaitable[Stimulus]) -> None:
+        self._tell(await answer)
+
+    async def _unheard(self, rank: int, method: str, *arguments: Any) -> None:
+        """A call whose answer nobody waits for: if it fails, the rank is heard of otherwise."""
+        with suppress(Gone, RankError):
+            await self._hosts.call(rank, method, *arguments)
+
+    async def _each(
+        self,
+        calls: Mapping[int, tuple[Any, ...]],
+        told: Callable[[int, Any], Stimulus],
+        what: str,
+        number: int,
+    ) -> None:
+        """Tell what becomes of one call to each rank."""
+        answers = {rank: self._hosts.call(rank, *call) for rank, call in calls.items()}
+        await asyncio.gather(
+            *(self._hear(rank, answer, told, what, number) for rank, answer in answers.items())
+        )
+
+    async def _hear(
+        self,
+        rank: int,
+        answer: Awaitable[Any],
+        told: Callable[[int, Any], Stimulus],
+        what: str,
+        number: int,
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._crew.timeout_s):
+                value = await answer
+        except TimeoutError:
+            text = f"did not {what} within {self._crew.timeout_s:g} s (cluster.timeout_s), and was killed"
+            await self._bury_late(rank, text)
+        except Gone:
+            await self._bury(rank)
+        except RankError as error:
+            self._tell(_raised(rank, error, number))
+        else:
+            self._tell(told(rank, value))
+
+
+def _raised(rank: int, error: RankError, number: int) -> RankLost:
+    return RankLost(rank, error.message, error.cut_off, error.user_error, error.details, round=number)

@@ -1,0 +1,310 @@
+"""The job's folder: whose it is, what lies in it, whether a job may start or go on there.
+
+A local path, or a URI that pyarrow's filesystems take; there the event log is kept beside it, in the user's
+cache, and copied over now and then, because such stores cannot append. Knows no ranks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from orchestrator.events import types as events
+from orchestrator.history.freeze_history import FreezeHistory, freeze_history_of
+from planner.plan import Plan
+from workers.checkpoint.storage import join, open_folder
+from workers.config import WorkerConfig
+from workers.protocol import CheckpointRef, JobError, StepReport
+
+MARKER = "job.json"
+EVENTS = "events.jsonl"
+PROFILE = "profile.json"
+CHECKPOINTS = "checkpoints"
+LOCK = ".lock"
+_BEFORE_A_RUN = {"data", LOCK}
+"""What may lie in a folder that holds no run yet: the token cache, made when a spec is checked, and the lock of
+a start that went no further."""
+_MAY_DIFFER = {"data.cache", "data.validation_batches"}
+"""Settings of the ranks that a resumed job may change though they lie in sections that it may not."""
+MAY_CHANGE = (
+    "job.steps, job.validate_every, job.curvature_every, job.sample_tokens, pipeline.ranks (with the same replicas),"
+    " pipeline.schedule, pipeline.chunks, pipeline.partition, pipeline.recompute, [checkpoint] and [cluster]"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """`job.json`: whose folder this is."""
+
+    name: str
+    """Of the job."""
+    run: str
+    """Drawn anew at each start, so that a node can tell this folder from another at the same path."""
+    spec: Mapping[str, Any]
+    """The resolved spec of the newest start."""
+
+    def to_bytes(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+
+class JobFolder:
+    """The folder of one job at `location`."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._folder = open_folder(location)
+
+    @property
+    def events_path(self) -> Path:
+        """The local file that the event log is written to."""
+        if "://" not in self.location:
+            return Path(self.location) / EVENTS
+        key = hashlib.sha256(self.location.encode()).hexdigest()[:16]
+        return Path.home() / ".cache" / "freshet" / "events" / key / EVENTS
+
+    def fetch_events(self) -> Path:
+        """`events_path`, with what the folder holds of it; and beside it the profile that was kept last, if any."""
+        path = self.events_path
+        for name in (EVENTS, PROFILE):
+            if "://" in self.location and self._folder.exists(name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.with_name(name).write_bytes(self._folder.read(name))
+        return path
+
+    def publish(self, path: Path) -> None:
+        """Copy the local file `path` into the folder, unless it lies there."""
+        if "://" in self.location:
+            self._folder.write(path.name, path.read_bytes())
+
+    def marker(self) -> Marker | None:
+        """Whose folder it is; None: nobody's.
+
+        Raises:
+            JobError: `job.json` cannot be read.
+        """
+        try:
+            fields = json.loads(self._folder.read(MARKER))
+            return Marker(name=fields["name"], run=fields["run"], spec=fields["spec"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise JobError(
+                f"cannot read {join(self.location, MARKER)}: {error}; choose another job.output"
+            ) from error
+
+    def claim(self, name: str, spec: Mapping[str, Any]) -> Marker:
+        """Write `job.json`.
+
+        Raises:
+            JobError: a controller is at work in the folder, or it cannot be written.
+        """
+        marker = Marker(name=name, run=secrets.token_hex(8), spec=spec)
+        lock = self.lock()
+        try:
+            self._folder.write(MARKER, marker.to_bytes())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            if lock is not None:
+                lock.close()
+        return marker
+
+    def lock(self) -> IO[bytes] | None:
+        """Hold the folder against other controllers until the returned file is closed; None: no locks there.
+
+        Raises:
+            JobError: another controller holds it, or it cannot be written.
+        """
+        if "://" in self.location:
+            return None
+        try:
+            Path(self.location).mkdir(parents=True, exist_ok=True)
+            file = (Path(self.location) / LOCK).open("wb")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise JobError(
+                f"another run is at work in {self.location}: wait for it, stop it, or choose another output"
+            ) from None
+        except OSError:  # a file system without locks
+            file.close()
+            return None
+        return file
+
+    def admit(self, name: str, *, resume: bool) -> None:
+        """Whether the job `name` may start here, or go on.
+
+        Raises:
+            JobError: the folder holds another job, a run of this one while `resume` is not set, or nothing to
+                resume.
+        """
+        marker = self.marker()
+        if marker is None:
+            if resume:
+                raise JobError(
+                    f"--resume: {self.location} holds no run: check job.output, or start without --resume"
+                )
+            if strangers := sorted({*self._names()} - _BEFORE_A_RUN):
+                raise JobError(
+                    f"job.output = {self.location} holds {', '.join(strangers[:3])} and no run:"
+                    " choose an empty folder"
+                )
+            return
+        if marker.name != name:
+            raise JobError(
+                f"job.output = {self.location} holds another job, {marker.name!r}, and this one is {name!r}:"
+                " choose another job.output"
+            )
+        if resume:
+            return
+        steps = self.steps()
+        if steps or self._folder.child(CHECKPOINTS).names():
+            raise JobError(
+                f"job.output = {self.location} holds a run of {name!r} with {steps} steps: go on from its"
+                " newest checkpoint with --resume, or choose another job.output"
+            )
+
+    def _names(self) -> tuple[str, ...]:
+        try:
+            return self._folder.names()
+        except OSError as error:
+            raise JobError(f"job.output = {self.location} cannot be used: {_reason(error)}") from error
+
+    def _unwritable(self, error: OSError) -> JobError:
+        return JobError(f"cannot write to job.output = {self.location}: {_reason(error)}")
+
+    def steps(self) -> int:
+        """Steps that were committed here so far. Raises JobError if the event log is damaged."""
+        return max(
+            (record.event.step for record in self._records() if isinstance(record.event, StepReport)),
+            default=0,
+        )
+
+    def incarnations(self) -> tuple[int, int]:
+        """The highest epoch of a controller and the highest generation of ranks that were at work here.
+
+        Raises:
+            JobError: the event log is damaged.
+        """
+        epoch = generation = 0
+        for event in (record.event for record in self._records()):
+            if isinstance(event, events.Submitted):
+                epoch = max(epoch, event.epoch)
+            elif isinstance(event, events.Formed):
+                generation = max(generation, event.generation.number)
+        return epoch, generation
+
+    def newest_plan(self) -> Plan | None:
+        """The plan that was issued last here. Raises JobError if the event log is damaged."""
+        issued = [record.event.plan for record in self._records() if isinstance(record.event, events.Issued)]
+        return issued[-1] if issued else None
+
+    def keep_profile(self, text: str | None) -> None:
+        """Write what the run's plan rests on, also beside the event log, for its pictures and for whoever resumes it;
+        None: on no profile, and that of an earlier start goes.
+
+        Raises:
+            JobError: it cannot be written.
+        """
+        beside = open_folder(str(self.events_path.parent))
+        try:
+            for folder in (self._folder, beside) if "://" in self.location else (self._folder,):
+                if text is not None:
+                    folder.write(PROFILE, text.encode())
+                else:
+                    folder.remove(PROFILE)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def profile(self) -> str | None:
+        """The profile that was kept last; None: there is none, or it cannot be read."""
+        try:
+            return self.fetch_events().with_name(PROFILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def freeze_history(self) -> FreezeHistory:
+        """What was measured and decided of freezing here so far. Raises JobError if the event log is damaged."""
+        return freeze_history_of(self._records())
+
+    def _records(self) -> Iterator[events.Record]:
+        path = self.fetch_events()
+        if not path.exists():
+            return
+        try:
+            yield from events.read(path)
+        except ValueError as error:
+            told = str(error).partition("\n")[0]
+            raise JobError(
+                f"{told}: delete that line to do without it, or choose another job.output"
+            ) from error
+
+
+def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
+    """The checkpoints to resume from, newest first. Imports torch.
+
+    A damaged one stays in: the ranks name it and take the one before.
+
+    Raises:
+        JobError: there is none, none is readable, or the newest readable one is of other settings.
+    """
+    from workers.checkpoint.coordination import manifest_mismatch
+    from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_manifest
+
+    found = checkpoints(config.output)
+    if not found:
+        raise JobError(
+            f"--resume: {config.output} holds no checkpoint: start anew in another job.output, and set"
+            " checkpoint.every_steps to have one before the end"
+        )
+    damage = []
+    for ref in found:
+        try:
+            manifest = read_manifest(ref)
+        except DamagedCheckpointError as error:
+            damage.append(str(error))
+            continue
+        changed = {
+            key: values
+            for key, values in manifest_mismatch(manifest, config).items()
+            if key not in _MAY_DIFFER
+        }
+        if changed:
+            told = "; ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items())
+            raise JobError(
+                f"--resume: the checkpoint of step {ref.step} was made with other settings: {told}."
+                f" Set them back, or start anew in another job.output. What may change: {MAY_CHANGE}"
+            )
+        if ref.step > config.steps:
+            raise JobError(
+                f"--resume: job.steps = {config.steps}, but the newest checkpoint is of step {ref.step}:"
+                f" set job.steps to more than {ref.step}"
+            )
+        return tuple(found)
+    raise JobError(f"--resume: no checkpoint is readable: {'; '.join(damage)}")
+
+
+def undamaged(ref: CheckpointRef) -> bool:
+    """Whether every file of the checkpoint is as it was written; reads them all. Imports torch."""
+    from workers.checkpoint.folder import DamagedCheckpointError, read_layer, read_manifest
+
+    try:
+        manifest = read_manifest(ref)
+        for layer in range(len(manifest.layers)):
+            read_layer(ref, manifest, layer)
+    except DamagedCheckpointError:
+        return False
+    return True
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,438 @@
+"""The job's story: typed events, one JSON line each in `events.jsonl`, read back as the same types.
+
+Payloads are workers and planner types; what only the orchestrator knows is defined here. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from orchestrator.events.rehearsed import Rehearsed
+from planner.freezing import FreezePlan
+from planner.plan import Plan
+from planner.search.considered import Considered
+from workers.protocol import (
+    CheckpointRef,
+    CheckpointReport,
+    CurvatureReport,
+    DamagedCheckpoint,
+    FaultReport,
+    FreezeReport,
+    FreezeStarted,
+    FrozenCounts,
+    Generation,
+    NoticeReport,
+    Outcome,
+    SampleReport,
+    StandbyReport,
+    StepReport,
+    SwitchReport,
+    TimelineReport,
+    ValidationReport,
+    WarningReport,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """A controller took the job on."""
+
+    job: str
+    epoch: int
+    """The controller's incarnation."""
+    spec: dict[str, Any]
+    """The resolved spec."""
+    resume: bool
+    """Whether the job goes on from a checkpoint."""
+    takeover: bool = False
+    """The controller before this one was lost, and its ranks may be training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issued:
+    """A plan was logged, before it is sent."""
+
+    plan: Plan
+    considered: tuple[Considered, ...] = ()
+    """What it was chosen from, itself among it; empty if nothing was searched for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStarted:
+    """A rank's process is up and has read its data."""
+
+    rank: int
+    node: str
+    """Node id of the cluster."""
+    host: str
+    """Address of the node."""
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formed:
+    """The ranks joined a process group and train from here."""
+
+    generation: Generation
+    start: CheckpointRef | None
+    """The checkpoint they start from; none: from initial weights, or from what the ranks hold."""
+    step: int | None = None
+    """Steps committed where it begins; none, in older logs: those of `start`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A checkpoint was damaged and the one before it is tried."""
+
+    rank: int
+    damage: DamagedCheckpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requested:
+    """Someone asked the job for something."""
+
+    request: str
+    """`checkpoint`, `stop` or `abort`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerStarted:
+    """The planner's process is up."""
+
+    life: int
+    """1 for the controller's first planner, then one more for each that died."""
+    node: str
+    """Node id of the cluster."""
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeSolved:
+    """The freeze program was solved with the times of the monitoring phase. Logged before `plan` is sent."""
+
+    plan: FreezePlan
+    ratios: tuple[tuple[int, int, float], ...]
+    """(stage, microbatch of the replica, share of weight-gradient time to freeze)."""
+    unfrozen_s: float
+    """Makespan of a window with nothing frozen."""
+    solved_s: float
+    """With these ratios."""
+    all_frozen_s: float
+    """With everything frozen."""
+    outside_s: float
+    """What a step takes outside its window: exchange, commit, update."""
+    measured_unfrozen_s: float | None
+    """Median step of the monitoring phase with nothing frozen; none if the times are those of the profile."""
+    measured_all_frozen_s: float | None
+    """And with everything frozen."""
+    kappa: float
+    """Mean step to expect with these ratios over step without: TimelyFreeze eq. 12."""
+    mean_per_stage: tuple[float, ...]
+    """Mean ratio over a stage's freezable actions."""
+    duals: tuple[float, ...]
+    """Per stage, seconds of makespan that one more unit of r_max would save."""
+    critical: tuple[str, ...]
+    """Tokens of the actions on the solved window's critical path."""
+    solve_s: float
+    spread: float | None = None
+    """Mean step over one in which every draw takes what is expected of it; none if no profile says how draws spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regrouped:
+    """A new generation trains in place of an earlier one. Times are those of the controller."""
+
+    generation: int
+    cause: str
+    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, or `retry` (a step failed and no rank was lost)."""
+    reason: str
+    """Of the decision, in words with its numbers."""
+    lost: tuple[int, ...]
+    """Ranks that were lost or let go."""
+    joined: tuple[int, ...]
+    """Ranks that are new."""
+    step: int
+    """Steps committed where it begins."""
+    rerun: int
+    """Steps that were under way and are run again: at most 1, without counting `steps_lost`."""
+    steps_lost: int
+    """Committed steps that a checkpoint did not have and that are run again."""
+    detect_s: float
+    """From the first sign until it was known who is left."""
+    settle_s: float
+    """Until all stand at one step."""
+    plan_s: float
+    move_s: float
+    """Until every rank has its layers."""
+    resume_s: float
+    """Until the group has formed and trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migrated:
+    """Layers have changed ranks while the job trained."""
+
+    version: int
+    """Of the plan by which they have."""
+    layers: tuple[int, ...]
+    source: tuple[int, ...]
+    """Per layer, the pipeline rank that had it."""
+    target: tuple[int, ...]
+    """Per layer, the pipeline rank that has it."""
+    mode: str
+    """`live`, `deferred` or `stop`."""
+    bytes: int | None
+    """That were brought to who was to have them; none where that was not counted."""
+    seconds: float
+    """From when it was asked for until all ranks followed the plan."""
+    steps: int
+    """Committed in that time."""
+    stall_s: float
+    """That training stood still: of the rank that did so longest."""
+    step: int
+    """Steps committed when they followed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paused:
+    """Too few ranks are left; their state is safe and they wait for capacity."""
+
+    reason: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noticed:
+    """Word came that a node is to go."""
+
+    node: str
+    """Node id of the cluster."""
+    host: str
+    source: str
+    """`ray`, `sigterm`, `aws`, `gcp`, `azure` or `file`."""
+    ranks: tuple[int, ...]
+    """That live there."""
+    left_s: float | None
+    """Seconds until it is gone, as far as is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned:
+    """Something that a person should know; the job goes on."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnded:
+    """A rank's training ended as planned."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailed:
+    """A rank died or raised."""
+
+    rank: int
+    error: str
+    details: str = ""
+    """A traceback, where the error alone does not say enough."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The job is done: trained to its last step, or stopped."""
+
+    step: int
+    """Steps committed."""
+    stopped: bool
+    """Whether a request ended it, not the last step."""
+    state_sha256: str | None
+    """Over all weights and buffers in layer order; none if no step was trained in this run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The job came to an end that nobody asked for."""
+
+    reason: str
+    user_error: bool
+    """Whether it is for the user to mend: the spec, the data, the cluster."""
+
+
+Event = (
+    Submitted
+    | Issued
+    | RankStarted
+    | Formed
+    | Skipped
+    | Requested
+    | PlannerStarted
+    | FreezeSolved
+    | Regrouped
+    | Migrated
+    | Paused
+    | Noticed
+    | Warned
+    | RankEnded
+    | RankFailed
+    | Finished
+    | Failed
+    | StepReport
+    | ValidationReport
+    | CheckpointReport
+    | TimelineReport
+    | SampleReport
+    | FreezeStarted
+    | FreezeReport
+    | FrozenCounts
+    | CurvatureReport
+    | StandbyReport
+    | SwitchReport
+    | FaultReport
+    | NoticeReport
+    | WarningReport
+    | Rehearsed
+)
+
+KINDS: dict[str, type[Event]] = {
+    "submitted": Submitted,
+    "plan": Issued,
+    "rank_started": RankStarted,
+    "formed": Formed,
+    "skipped": Skipped,
+    "requested": Requested,
+    "planner_started": PlannerStarted,
+    "freeze_solved": FreezeSolved,
+    "regrouped": Regrouped,
+    "migrated": Migrated,
+    "paused": Paused,
+    "noticed": Noticed,
+    "warned": Warned,
+    "rank_ended": RankEnded,
+    "rank_failed": RankFailed,
+    "finished": Finished,
+    "failed": Failed,
+    "step": StepReport,
+    "validation": ValidationReport,
+    "checkpoint": CheckpointReport,
+    "timeline": TimelineReport,
+    "sample": SampleReport,
+    "freeze_started": FreezeStarted,
+    "freeze": FreezeReport,
+    "frozen_counts": FrozenCounts,
+    "curvature": CurvatureReport,
+    "standbys": StandbyReport,
+    "switch": SwitchReport,
+    "fault": FaultReport,
+    "rehearsed": Rehearsed,
+    "notice": NoticeReport,
+    "warning": WarningReport,
+}
+"""The `kind` of each line -> the type of its payload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of the log."""
+
+    time_s: float
+    """Seconds since the Unix epoch."""
+    event: Event
+
+    def to_json(self) -> str:
+        """One line; numbers that are not finite are written as the strings `NaN`, `Infinity`, `-Infinity`."""
+        kind = next(kind for kind, payload in KINDS.items() if payload is type(self.event))
+        line = {"time_s": self.time_s, "kind": kind, **named_floats(asdict(self.event))}
+        return json.dumps(line, allow_nan=False)
+
+    @staticmethod
+    def from_json(line: str) -> Record:
+        """The record that `to_json` wrote.
+
+        Raises:
+            ValueError: the line is no JSON, its kind is unknown, or its payload does not fit the kind.
+        """
+        fields = json.loads(line)
+        time_s, kind = fields.pop("time_s"), fields.pop("kind")
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of event {kind!r}")
+        return Record(time_s=time_s, event=_adapter(kind).validate_python(fields))
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Event]:
+    return TypeAdapter(KINDS[kind])
+
+
+def named_floats(value: Any) -> Any:
+    """`value` with every float that JSON cannot write replaced by its name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: named_floats(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [named_floats(item) for item in value]
+    return value
+
+
+class EventLog:
+    """Appends records to a file, each flushed as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # No buffer: what could not be written must not come back with the next line.
+        self._file = path.open("a+b", buffering=0)
+        self._drop_torn_line()
+
+    def append(self, record: Record) -> None:
+        """Write `record` through to the file.
+
+        Raises:
+            OSError: the disk is full or gone; no part of the line stays.
+        """
+        whole = self._file.seek(0, os.SEEK_END)
+        line = memoryview(record.to_json().encode() + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            self._file.truncate(whole)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _drop_torn_line(self) -> None:
+        """Cut what a killed writer left behind its last newline, so that the next record stands alone."""
+        self._file.seek(0)
+        content = self._file.read()
+        if content and not content.endswith(b"\n"):
+            self._file.truncate(content.rfind(b"\n") + 1)
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a log, oldest first. A torn last line (its writer was killed) is left out.
+
+    Raises:
+        ValueError: a line is damaged; names the file and the line.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Record.from_json(line.decode())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path}, line {number}, is no event: {error}") from error

@@ -1,0 +1,50 @@
+"""A job's freezing phases as runs of steps with names for people, from its resolved `[freeze]` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.pictures.charts import Band
+from planner.freezing import Phase, Phases
+
+_NAMES = {
+    Phase.WARM_UP: "warm-up",
+    Phase.UPPER: "monitoring, nothing frozen",
+    Phase.LOWER: "monitoring, all frozen",
+    Phase.RAMP: "ramp",
+    Phase.STABLE: "stable",
+}
+
+
+def phases_of(freeze: Mapping[str, Any]) -> Phases | None:
+    """TimelyFreeze's phases; None for methods that have none, and where a section is not resolved."""
+    values = {name: freeze.get(name) for name in ("warm_up", "monitoring", "ramp")}
+    if not str(freeze.get("method", "")).startswith("timelyfreeze") or None in values.values():
+        return None
+    return Phases(**values)  # pyright: ignore[reportArgumentType]
+
+
+def phase_bands(freeze: Mapping[str, Any], steps: int) -> tuple[Band, ...]:
+    """The phases that a job of `steps` steps goes through, in order; none where nothing is ever frozen."""
+    if freeze.get("method", "none") == "none":
+        return ()
+    phases = phases_of(freeze)
+    if phases is None:
+        warm_up = freeze.get("warm_up") or 0
+        ends = [("warm-up", warm_up), ("freezing", steps)]
+    else:
+        lasts = (phases.warm_up, phases.middle, phases.monitoring, phases.ramp, steps)
+        ends = list(zip(_NAMES.values(), lasts, strict=True))
+    bands, first = [], 1
+    for name, last in ends:
+        last = min(last, steps)
+        if last >= first:
+            bands.append(Band(name=name, first=first, last=last))
+        first = last + 1
+    return tuple(bands)
+
+
+def phase_at(bands: tuple[Band, ...], step: int) -> str | None:
+    """The name of the band that `step` lies in."""
+    return next((band.name for band in bands if band.first <= step <= band.last), None)

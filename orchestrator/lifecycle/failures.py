@@ -1,0 +1,94 @@
+"""What the loss of a rank means where it happens: an attempt is given up, nothing depends on it, or the job ends.
+
+A part of the lifecycle, and pure like it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.lifecycle import joins, regroup
+from orchestrator.lifecycle.commands import Dismiss
+from orchestrator.lifecycle.regroup import Step, close, verdict
+from orchestrator.lifecycle.states import (
+    Assessing,
+    Hosting,
+    Joining,
+    Live,
+    Loading,
+    Order,
+    Planning,
+    Saving,
+    Settling,
+    Stopping,
+    Training,
+    Waiting,
+)
+from orchestrator.lifecycle.stimuli import RankLost
+
+
+def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) -> Step:
+    """A member's loss ends the generation; what it raised counts only if it is of this one."""
+    if stimulus.rank not in state.roster.members:
+        return lost_aside(order, state, stimulus)
+    if stimulus.user_error:
+        return _end_by(stimulus)
+    if not stimulus.dead and stimulus.round != state.roster.round:
+        return state, ()
+    return regroup.assess(order, state.roster, (stimulus,))
+
+
+def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
+    """A rank without a place was lost, or did not come up: nothing depends on it."""
+    roster = regroup.without(state.roster, stimulus.rank)
+    state = replace(state, roster=roster)
+    weighing = regroup.weigh(order, roster) if isinstance(state, Training) else ()
+    return state, (regroup.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})), *weighing)
+
+
+def lost_regrouping(
+    order: Order, state: Settling | Planning | Loading | Hosting | Joining, stimulus: RankLost
+) -> Step:
+    """A loss on the way to a generation starts the way again, if anything depends on the rank."""
+    if stimulus.rank in state.roster.starting:
+        return lost_aside(order, state, stimulus)
+    if stimulus.user_error:
+        return _end_by(stimulus)
+    course = state.draft.course if isinstance(state, Loading | Hosting | Joining) else state.course
+    involved = course.settling | frozenset(course.lineup) | {source.rank for source in course.sources}
+    if stimulus.rank not in involved:
+        return lost_aside(order, state, stimulus)
+    if not stimulus.dead and stimulus.round != state.roster.round:
+        return state, ()
+    return regroup.assess(order, state.roster, (stimulus,))
+
+
+def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step:
+    """Whoever holds something may be lost while the job waits, and so may a rank that was called: then those who came
+    may be enough."""
+    called = stimulus.rank in state.roster.starting
+    if not stimulus.dead and not called:
+        return state, ()
+    after, commands = lost_aside(order, state, stimulus)
+    assert isinstance(after, Waiting)
+    if called:
+        after, more = joins.go_on(order, after)
+        commands = (*commands, *more)
+    return after, commands
+
+
+def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step:
+    """Whether it is missed, the writing tells."""
+    return lost_aside(order, state, stimulus) if stimulus.dead else (state, ())
+
+
+def _end_by(loss: RankLost) -> Step:
+    closing, commands = close(verdict(loss))
+    return closing, (regroup.log_loss(loss), *commands)
+
+
+def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:
+    """One of those who are asked is dead, or tells why its training failed."""
+    if stimulus.user_error and stimulus.rank not in state.roster.starting:
+        return _end_by(stimulus)
+    return regroup.heard_of_loss(order, state, stimulus)

@@ -1,0 +1,345 @@
+"""A job's life as a pure function `(order, state, stimulus) -> (state, commands)` over an explicit table.
+
+Knows no cluster, no clock and no file: `controller/event_loop.py` feeds it stimuli and has its commands carried out. A
+pair that is not in the table raises: nothing passes silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle import failures, joins, moves, regroup, startup
+from orchestrator.lifecycle.commands import Ask, Command, Log, Propose
+from orchestrator.lifecycle.regroup import Step, close
+from orchestrator.lifecycle.reports import heard
+from orchestrator.lifecycle.states import (
+    Assessing,
+    Closing,
+    Failed,
+    Finished,
+    Hosting,
+    Joining,
+    Live,
+    Loading,
+    Order,
+    Pending,
+    Placing,
+    Planning,
+    Preparing,
+    Reclaiming,
+    Regrouping,
+    Roster,
+    Saving,
+    Settling,
+    State,
+    Stopping,
+    Training,
+    Waiting,
+)
+from orchestrator.lifecycle.stimuli import (
+    Aborted,
+    Answer,
+    Asked,
+    Departed,
+    Ended,
+    Going,
+    Joined,
+    Loaded,
+    Migrate,
+    Noted,
+    Placed,
+    Planned,
+    Positioned,
+    RankLost,
+    Ready,
+    Reclaimed,
+    Released,
+    Reported,
+    Room,
+    Settled,
+    Solved,
+    Start,
+    Stimulus,
+    StoreUp,
+    Unplaceable,
+    Unplannable,
+    WaitOver,
+    Weighed,
+)
+from workers.protocol import CheckpointReport, NoticeReport, Outcome, Request
+from workers.reproducibility.digest import state_digest
+
+
+class InvalidTransition(Exception):
+    """A stimulus that the state has no answer to. Carries the job's story."""
+
+    def __init__(self, state: State, stimulus: Stimulus, history: Sequence[Stimulus]) -> None:
+        self.state = state
+        self.stimulus = stimulus
+        self.history = tuple(history)
+        story = "\n".join(f"  {past!r}" for past in self.history) or "  (nothing)"
+        super().__init__(f"{stimulus!r} has no meaning for a job that is {state!r}. Before it came:\n{story}")
+
+
+def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Stimulus] = ()) -> Step:
+    """What becomes of the job, and what is to be done. `history` is told if the pair is illegal.
+
+    Raises:
+        InvalidTransition: the table has no entry for the pair.
+    """
+    if isinstance(state, Live) and _stale(state.roster, stimulus):
+        return state, ()
+    transition = _TABLE.get((type(state), type(stimulus)))
+    if transition is None:
+        raise InvalidTransition(state, stimulus, history)
+    return transition(order, state, stimulus)
+
+
+def _stale(roster: Roster, stimulus: Stimulus) -> bool:
+    """Whether `stimulus` answers a command of an attempt that was given up, or tells of a rank that is known dead."""
+    match stimulus:
+        case RankLost(rank=rank) | Ready(rank=rank):
+            return rank not in roster.alive | roster.starting
+        case Positioned(position=one) | Ended(outcome=one) | Departed(parted=one):
+            return stimulus.round != roster.round or one.rank not in roster.alive
+        case Reclaimed(rank=rank) | Settled(rank=rank) | Loaded(rank=rank) | Joined(rank=rank):
+            return stimulus.round != roster.round or rank not in roster.alive
+        case (
+            Planned(round=number) | Unplannable(round=number) | StoreUp(round=number) | Weighed(round=number)
+        ):
+            return number != roster.round
+        case _:
+            return False
+
+
+def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
+    if isinstance(stimulus.report, NoticeReport):
+        return joins.noticed(order, state, stimulus.report)
+    roster, news = heard(state.roster, stimulus.report)
+    commands: list[Command] = []
+    for report in news:
+        commands.append(Log(report))
+        if isinstance(state, Training | Stopping):
+            roster, moving = moves.heard(order, roster, report)
+            commands += moving
+    state = replace(state, roster=roster)
+    if isinstance(state, Waiting | Saving) and isinstance(stimulus.report, CheckpointReport):
+        after, more = _checkpointed(state, stimulus.report)
+        return after, (*commands, *more)
+    return state, tuple(commands)
+
+
+def _checkpointed(state: Waiting | Saving, report: CheckpointReport) -> Step:
+    """What ranks hold that do not train is in a checkpoint, or could not be written."""
+    if isinstance(state, Saving):
+        return regroup.saved(state)
+    return (replace(state, saving=None) if report.step == state.saving else state), ()
+
+
+def _late_report(order: Order, state: State, stimulus: Reported) -> Step:
+    return state, (Log(stimulus.report),)
+
+
+def _ended(order: Order, state: Training | Stopping, stimulus: Ended) -> Step:
+    outcomes = (*state.outcomes, stimulus.outcome)
+    waiting = state.waiting - {stimulus.outcome.rank}
+    roster = state.roster
+    if roster.pausing and not roster.stopping and stimulus.outcome.stopped:
+        if waiting:
+            return replace(state, waiting=waiting, outcomes=outcomes), ()
+        return regroup.assess(order, replace(roster, asked="drain"), ())
+    log = Log(events.RankEnded(outcome=stimulus.outcome))
+    if waiting:
+        return replace(state, waiting=waiting, outcomes=outcomes), (log,)
+    closing, commands = close(_end(outcomes))
+    return closing, (log, *commands)
+
+
+def _end(outcomes: tuple[Outcome, ...]) -> Finished | Failed:
+    """How a job ended whose ranks all ended as planned."""
+    digests: dict[int, str] = {}
+    for outcome in outcomes:
+        for layer, digest in outcome.layer_digests:
+            if digests.setdefault(layer, digest) != digest:
+                return Failed(
+                    f"replicas differ: rank {outcome.rank} holds other bits of layer {layer} than another",
+                    user_error=False,
+                )
+    step = max(outcome.step for outcome in outcomes)
+    for outcome in outcomes:
+        if outcome.checkpoint_error is not None:
+            return Failed(
+                f"trained to step {step}, but its checkpoint was not written: {outcome.checkpoint_error}."
+                " The checkpoints before it stay: make room, then go on with --resume",
+                user_error=False,
+            )
+    stopped = any(outcome.stopped for outcome in outcomes)
+    return Finished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]))
+
+
+def _departed(order: Order, state: Training | Stopping, stimulus: Departed) -> Step:
+    waiting = state.waiting - {stimulus.parted.rank}
+    if waiting:
+        return replace(state, waiting=waiting), ()
+    return regroup.assess(order, replace(state.roster, asked=state.roster.asked or "move"), ())
+
+
+def _ask(order: Order, state: Training, stimulus: Asked) -> Step:
+    first = state.roster.members[0]
+    commands = (Log(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
+    if stimulus.request is Request.STOP:
+        roster = replace(state.roster, stopping=True)
+        return Stopping(roster, state.waiting, state.outcomes), commands
+    return state, commands
+
+
+def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
+    """Between two generations there is no commit to ride in: it waits for the next one."""
+    if not state.roster.trained:
+        return _ask_early(order, state, stimulus)
+    log = Log(events.Requested(request=stimulus.request.value))
+    stop = stimulus.request is Request.STOP
+    if stop and isinstance(state, Waiting):
+        after, commands = regroup.end_waiting(state, "")
+        return after, (log, *commands)
+    field = {"stopping": True} if stop else {"saving": True}
+    return replace(state, roster=replace(state.roster, **field)), (log,)
+
+
+def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
+    """Before the first step there is nothing to save: a stop ends the job, a checkpoint is not needed."""
+    log = Log(events.Requested(request=stimulus.request.value))
+    if stimulus.request is not Request.STOP:
+        return state, (log,)
+    step = order.checkpoints[0].step if order.checkpoints else 0
+    closing, commands = close(Finished(step, stopped=True, state_sha256=None))
+    return closing, (log, *commands)
+
+
+def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step:
+    roster, commands = moves.begin(order, state.roster, stimulus.move)
+    return replace(state, roster=roster), commands
+
+
+def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
+    return state, (Log(events.Warned(text="the job does not train just now: no layers are moved")),)
+
+
+def _solved(order: Order, state: Training, stimulus: Solved) -> Step:
+    roster = replace(state.roster, proposed=stimulus.solution.plan)
+    propose = Propose(stimulus.solution.plan, roster.members)
+    return replace(state, roster=roster), (Log(stimulus.solution), propose)
+
+
+def _solved_between(order: Order, state: Regrouping, stimulus: Solved) -> Step:
+    roster = replace(state.roster, proposed=stimulus.solution.plan)
+    return replace(state, roster=roster), (Log(stimulus.solution),)
+
+
+def _note(order: Order, state: State, stimulus: Noted) -> Step:
+    return state, (Log(stimulus.event),)
+
+
+def _wait_over(order: Order, state: Live, stimulus: WaitOver) -> Step:
+    roster = state.roster
+    if not roster.paused or stimulus.pause != roster.pauses:
+        return state, ()
+    if isinstance(state, Waiting):
+        return regroup.out_of_patience(order, state)
+    return replace(state, roster=replace(roster, out_of_patience=True)), ()
+
+
+def _abort(order: Order, state: State, stimulus: Aborted) -> Step:
+    closing, commands = close(Failed("aborted on request; the newest checkpoint stays", user_error=False))
+    return closing, (Log(events.Requested(request="abort")), *commands)
+
+
+def _released(order: Order, state: Closing, stimulus: Released) -> Step:
+    match state.end:
+        case Finished(step, stopped, sha256):
+            return state.end, (Log(events.Finished(step=step, stopped=stopped, state_sha256=sha256)),)
+        case Failed(reason, user_error):
+            return state.end, (Log(events.Failed(reason=reason, user_error=user_error)),)
+
+
+def _ignore(order: Order, state: State, stimulus: Stimulus) -> Step:
+    return state, ()
+
+
+_REGROUPING, _LIVE = get_args(Regrouping), get_args(Live)
+_OVER = (Closing, Finished, Failed)
+
+_TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step]] = {
+    (Pending, Start): startup.start,
+    (Placing, Placed): startup.placed,
+    (Placing, Unplaceable): startup.unplaceable,
+    # What may come at any time as long as there are ranks; more to the point below.
+    **{(state, Reported): _reported for state in _LIVE},
+    **{(state, Ready): joins.newcomer for state in _LIVE},
+    **{(state, RankLost): failures.lost_regrouping for state in _REGROUPING},
+    **{(state, Asked): _ask_early for state in (Pending, Placing)},
+    **{(state, Asked): _ask_between for state in _LIVE},
+    **{(state, Migrate): _migrate_not for state in (Pending, Placing, *_LIVE)},
+    **{(state, Aborted): _abort for state in (Pending, Placing, *_LIVE)},
+    **{(state, Going): joins.are_to_go for state in _LIVE},
+    **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
+    **{(state, WaitOver): _wait_over for state in _LIVE},
+    **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting)},
+    # The cluster is looked at again soon.
+    **{(state, Room): _ignore for state in (Placing, *_LIVE)},
+    (Preparing, Ready): startup.ready,
+    (Preparing, RankLost): startup.lost_preparing,
+    (Reclaiming, Reclaimed): startup.reclaimed,
+    (Reclaiming, RankLost): startup.lost_reclaiming,
+    (Assessing, Positioned): regroup.positioned,
+    (Assessing, RankLost): failures.lost_assessing,
+    (Settling, Settled): regroup.settled,
+    (Planning, Planned): regroup.planned,
+    (Planning, Unplannable): regroup.unplannable,
+    (Loading, Loaded): regroup.loaded,
+    (Hosting, StoreUp): regroup.store_up,
+    (Joining, Joined): regroup.joined,
+    (Training, RankLost): failures.lost_training,
+    (Training, Ended): _ended,
+    (Training, Departed): _departed,
+    (Training, Asked): _ask,
+    (Training, Migrate): _migrate,
+    (Training, Solved): _solved,
+    (Training, Room): joins.room,
+    (Training, Weighed): joins.weighed,
+    (Stopping, RankLost): failures.lost_training,
+    (Stopping, Ended): _ended,
+    (Stopping, Departed): _departed,
+    (Stopping, Asked): _ignore,
+    (Stopping, Solved): _ignore,
+    (Stopping, Weighed): _ignore,
+    (Waiting, Room): joins.room,
+    (Waiting, RankLost): failures.lost_waiting,
+    (Saving, RankLost): failures.lost_saving,
+    **{(Saving, late): _ignore for late in (Asked, Solved, *get_args(Answer))},
+    (Closing, Released): _released,
+    # Once the end is known, what is still on its way changes nothing; a report is kept.
+    **{
+        (state, late): _ignore
+        for state in _OVER
+        for late in (
+            Placed,
+            Unplaceable,
+            Ready,
+            RankLost,
+            Solved,
+            Asked,
+            Migrate,
+            Aborted,
+            Room,
+            Going,
+            WaitOver,
+            *get_args(Answer),
+        )
+    },
+    **{(state, Reported): _late_report for state in _OVER},
+    **{(state, Noted): _note for state in _OVER},
+}

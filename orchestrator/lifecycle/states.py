@@ -1,0 +1,299 @@
+"""Where a job can be: the first of the three alphabets of `machine.py`, beside `stimuli.py` and `commands.py`.
+
+Frozen values, each with only its own payload. No transition is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.lifecycle.migration import Migration
+from orchestrator.lifecycle.recovery import Course
+from orchestrator.lifecycle.stimuli import RankLost
+from planner.freezing import FreezePlan
+from planner.ir import Schedule
+from planner.plan import Plan
+from planner.search.considered import Considered
+from workers.config import ElasticConfig
+from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outcome, Position, StepReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a job was told to do; it does not change while the job lives."""
+
+    job: str
+    epoch: int
+    """Incarnation of the controller."""
+    generation: int
+    """Number of the first generation of ranks; those before it were of earlier controllers."""
+    plan: Plan
+    """To begin with."""
+    schedule: Schedule
+    """That the plan expands to."""
+    checkpoints: tuple[CheckpointRef, ...]
+    """To start from, newest first; the next is tried if one is damaged. Empty: from initial weights."""
+    timeout_s: float
+    """How long a collective may wait."""
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    considered: tuple[Considered, ...] = ()
+    """What the plan was chosen from."""
+    freezing: FreezeHistory = field(default_factory=FreezeHistory)
+    """What earlier runs of the job, or the one that is replayed, measured and decided."""
+    roster: Roster | None = None
+    """What an earlier controller of the same run left, if one did: its ranks may be training."""
+
+    @property
+    def wanted(self) -> int:
+        """How many ranks the job is to have."""
+        return self.plan.world_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who and what a job has; it lasts from state to state."""
+
+    plan: Plan
+    """That the newest generation follows."""
+    schedule: Schedule
+    members: tuple[int, ...] = ()
+    """Of the newest generation that trained, by place."""
+    tried: frozenset[int] = frozenset()
+    """Ranks that took up layers for a generation that has not trained yet, or never did."""
+    alive: frozenset[int] = frozenset()
+    """Ranks that are up and have opened model and data: members, spares, newcomers, and who is to go."""
+    starting: frozenset[int] = frozenset()
+    """Ranks that were asked for and are not up yet."""
+    going: frozenset[int] = frozenset()
+    """Ranks that are to go: they give what they hold and take no place."""
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    """Where each rank lives, by node id."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """And by address."""
+    next_rank: int = 0
+    """The first number that no rank has had."""
+    generation: int = 0
+    """Number of the newest generation."""
+    trained: bool = False
+    """Whether any generation has trained."""
+    version: int = 0
+    """Of the newest plan of this controller."""
+    step: int = 0
+    """The last step that was announced; where nothing was yet, the one to begin with."""
+    early: tuple[StepReport, ...] = ()
+    """Announced before one that they follow on."""
+    since: int = 0
+    """The generation that went back to a checkpoint last: what earlier ones still tell of steps is void."""
+    began: int = 0
+    """The step at which the newest generation began to train."""
+    validated: int = 0
+    """The last step of which a validation was announced."""
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Newest first."""
+    freeze: tuple[FreezePlan, ...] = ()
+    """Freeze plans with known starts."""
+    proposed: FreezePlan | None = None
+    """A freeze plan that the ranks have not taken up yet."""
+    round: int = 0
+    """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
+    failures: int = 0
+    """How often the step after `failed_at` has failed with no rank lost."""
+    failed_at: int = -1
+    asked: str | None = None
+    """Why the ranks were asked to regroup at their next commit."""
+    migration: Migration | None = None
+    """A move of layers under way."""
+    stopping: bool = False
+    """A stop was asked for; it rides again in the next generation, if this one fails first."""
+    saving: bool = False
+    """A checkpoint was asked for while no generation trained."""
+    pausing: bool = False
+    """All ranks are to go: they were asked to end as for a stop, and then the job waits for others."""
+    pauses: int = 0
+    """How often the job has waited for capacity."""
+    paused: bool = False
+    """From a pause until a generation trains again."""
+    out_of_patience: bool = False
+    """The pause has lasted for `elastic.wait_s`."""
+    interrupted: bool = False
+    """A step was in flight when the pause began."""
+    prepared: tuple[Plan, Schedule] | None = None
+    """A plan of the controller before this one that the ranks may follow yet."""
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Ranks that are up and have no place."""
+        return self.alive - frozenset(self.members) - self.going
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A generation to be."""
+
+    course: Course
+    plan: Plan
+    schedule: Schedule
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ranks by place."""
+        return self.course.lineup[: self.plan.world_size]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Accepted; nothing was asked of the cluster yet."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Resources are being reserved, one placement group per rank."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """Rank processes start and open model and data."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True)
+class Reclaiming:
+    """A controller took over: it looks for the ranks that there were."""
+
+    roster: Roster
+    waiting: frozenset[int]
+    losses: tuple[RankLost, ...] = ()
+    """Ranks that are gone."""
+
+
+@dataclass(frozen=True)
+class Assessing:
+    """A generation has ended: every rank that lives tells where it stands."""
+
+    roster: Roster
+    waiting: frozenset[int]
+    positions: tuple[Position, ...] = ()
+    troubles: tuple[RankLost, ...] = ()
+    """What went wrong, in the order heard."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """The commit in which a generation ended is being settled."""
+
+    roster: Roster
+    course: Course
+    waiting: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Planning:
+    """A plan is being made for those who go on."""
+
+    roster: Roster
+    course: Course
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Each rank takes up its layers: what it has, what others give it, or what a checkpoint holds."""
+
+    roster: Roster
+    draft: Draft
+    waiting: frozenset[int]
+    damage: tuple[DamagedCheckpoint, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """The rank at place 0 opens the store over which the group forms."""
+
+    roster: Roster
+    draft: Draft
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The ranks form their process group."""
+
+    roster: Roster
+    draft: Draft
+    generation: Generation
+    waiting: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps are committed. The controller only listens."""
+
+    roster: Roster
+    waiting: frozenset[int]
+    outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A stop was requested; the ranks end at their next commit."""
+
+    roster: Roster
+    waiting: frozenset[int]
+    outcomes: tuple[Outcome, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Too few ranks are left; those hold what they have until there are more."""
+
+    roster: Roster
+    reason: str
+    step: int
+    """Steps committed."""
+    saving: int | None = None
+    """The step of which they are writing a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The job is to end, once what its ranks hold is in a checkpoint."""
+
+    roster: Roster
+    step: int
+    reason: str
+    """Why it ends; empty: a stop was asked for."""
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The end is known; ranks and reservations are being given back."""
+
+    end: Finished | Failed
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Done: the last step is committed, or a stop was obeyed."""
+
+    step: int
+    stopped: bool
+    state_sha256: str | None
+    """None: no step was trained in this run."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Ended as nobody wished."""
+
+    reason: str
+    user_error: bool
+
+
+Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
+"""On the way to a generation."""
+Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | Saving
+"""There are ranks."""
+State = Pending | Placing | Live | Closing | Finished | Failed

@@ -1,0 +1,67 @@
+"""What a rank's memory is used for, as all pictures show it: what belongs together, its colours, sizes for people.
+
+Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.pictures.spans import COLOURS
+from planner.ir import Kind
+from planner.simulation.memory import MemoryParts, OverTime
+
+
+@dataclass(frozen=True)
+class Use:
+    """Parts of the memory that are shown as one."""
+
+    name: str
+    colour: str
+    parts: tuple[str, ...]
+    """Fields of `MemoryParts`."""
+
+
+# What changes in a step has the colour of the actions that make it, and stands above what does not.
+USES = (
+    Use("weights", "#8793a3", ("weights",)),
+    Use("optimizer", COLOURS[Kind.UPDATE], ("optimizer",)),
+    Use("standbys", "#d9dde2", ("standbys",)),
+    Use("gradients", COLOURS[Kind.BACKWARD], ("gradients",)),
+    Use("activations", COLOURS[Kind.FORWARD], ("activations",)),
+    Use("held weight gradients", COLOURS[Kind.WEIGHT_GRAD], ("weight_grad_holds",)),
+    Use("other", COLOURS[Kind.RECOMPUTE], ("statistics", "scratch", "messages", "working")),
+)
+
+Used = tuple[float, tuple[int, ...]]
+"""(time_s, bytes of each of `USES` from then on)."""
+
+
+def used(over_time: OverTime) -> list[Used]:
+    """A rank's memory by `USES`: an entry per moment at which that changes."""
+    levels: list[Used] = []
+    for time_s, parts in over_time:
+        sizes = by_use(parts)
+        if not levels or sizes != levels[-1][1]:
+            levels.append((time_s, sizes))
+    return levels
+
+
+def by_use(parts: MemoryParts) -> tuple[int, ...]:
+    """Bytes of each of `USES`."""
+    return tuple(sum(getattr(parts, part) for part in use.parts) for use in USES)
+
+
+def present(ranks: Sequence[Sequence[Used]]) -> list[int]:
+    """The numbers of those of `USES` that any rank ever has bytes of."""
+    levels = [sizes for rank in ranks for _, sizes in rank]
+    return [number for number in range(len(USES)) if any(sizes[number] for sizes in levels)]
+
+
+def bytes_text(count: int) -> str:
+    """`count` for people, with three significant digits: `512 B`, `1.24 MB`."""
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= 0.9995 * factor:
+            return f"{count / factor:#.3g}".rstrip(".") + f" {unit}"
+    return f"{count} B"

@@ -1,0 +1,103 @@
+"""A measurement on a Ray cluster: rank actors that reserve what the job's ranks will, and leave nothing behind.
+
+Actors and placement groups belong to this driver: if it dies, Ray clears them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.placement import assign, congestion, shortage
+from orchestrator.cluster.ray_hosts import actor_resources
+from workers.actor import CONTROL, RankActor, RankError
+from workers.config import WorkerConfig
+from workers.profiling.measured import Measured
+from workers.protocol import Generation, JobError
+
+GRACE_S = 5.0
+"""How long ranks may take to tell why they failed, once one of them has."""
+
+
+def measure_on_cluster(
+    config: WorkerConfig, ranks: int, per_rank: Mapping[str, float], wait_s: float, timeout_s: float
+) -> list[Measured]:
+    """What each of `ranks` ranks measured on the cluster that this process is connected to.
+
+    Args:
+        per_rank: resources that each rank reserves.
+        wait_s: how long resources, and then processes, may take to come.
+        timeout_s: how long joining, and then measuring, may take.
+
+    Raises:
+        JobError: there is no room, or the ranks cannot measure.
+    """
+    nodes = cluster.nodes()
+    groups = [
+        placement_group([dict(per_rank)], strategy="STRICT_PACK", _soft_target_node_id=target)  # pyright: ignore[reportArgumentType]
+        for target in assign(nodes, ranks, per_rank)
+    ]
+    actors: list[Any] = []
+    try:
+        deadline = time.monotonic() + wait_s
+        if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups):
+            why = shortage(cluster.nodes(), ranks, per_rank) or congestion(nodes, ranks, per_rank)
+            raise JobError(f"no room to profile: {why}. Waited {wait_s:g} s (cluster.wait_s)")
+        hosted: Any = ray.remote(concurrency_groups={CONTROL: 2})  # pyright: ignore[reportCallIssue]
+        remote: Any = hosted(RankActor)
+        for rank, group in enumerate(groups):
+            placed = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+            options = {"scheduling_strategy": placed, **actor_resources(per_rank)}
+            actors.append(remote.options(**options).remote(config, rank, None, None))
+        return _measure(actors, wait_s, timeout_s)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        for group in groups:
+            remove_placement_group(group)
+
+
+def _measure(actors: list[Any], wait_s: float, timeout_s: float) -> list[Measured]:
+    _all([actor.setup.remote() for actor in actors], wait_s)
+    ((host, port),) = _all([actors[0].host_store.remote()], timeout_s)
+    generation = Generation(
+        number=1,
+        epoch=1,
+        members=tuple(range(len(actors))),
+        store_host=host,
+        store_port=port,
+        timeout_s=timeout_s,
+    )
+    _all([actor.join.remote(generation) for actor in actors], timeout_s)
+    return _all([actor.profile.remote() for actor in actors], timeout_s)
+
+
+def _all(calls: list[Any], timeout_s: float) -> list[Any]:
+    """What the calls return.
+
+    Raises:
+        JobError: one of them failed, named by its cause where others failed because of it.
+    """
+    deadline = time.monotonic() + timeout_s
+    answers: list[Any] = []
+    errors: list[RayError] = []
+    for call in calls:
+        try:
+            answers.append(ray.get(call, timeout=max(0.0, deadline - time.monotonic())))
+        except RayError as error:
+            errors.append(error)
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+    if errors:
+        causes = [getattr(error, "cause", error) for error in errors]
+        first = min(causes, key=lambda cause: not isinstance(cause, RankError) or cause.cut_off)
+        late = f"a rank did not answer within {timeout_s:g} s (cluster.wait_s, cluster.timeout_s)"
+        reason = late if isinstance(first, GetTimeoutError) else str(first).strip().split("\n")[0]
+        raise JobError(f"the job could not be profiled: {reason}") from errors[0]
+    return answers

@@ -1,0 +1,89 @@
+"""What must be opened to read a spec: its paths, and the outline of its model and data.
+
+`survey` imports torch, so that a user's mistakes come out before any actor starts. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from orchestrator.spec.job_spec import Spec
+from workers.config import EmulatedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a spec does not say of its model and data."""
+
+    layers: tuple[str, ...]
+    """Names, in order."""
+    parameters: tuple[int, ...]
+    """Per layer, its number of parameters."""
+    vocabulary: int | None
+    """Tokens that the data's tokenizer knows."""
+    language: bool
+    """Whether text can be sampled from the model."""
+    emulated: EmulatedConfig
+    """The modelled times, per layer if the device is emulated."""
+
+
+def absolute(spec: Spec) -> Spec:
+    """`spec` with every path absolute: ranks run in another folder than the one it was written for."""
+    data, cluster, notice_file = spec.data, spec.cluster, spec.elastic.notice_file
+    paths = (data.path,) if isinstance(data.path, str) else data.path or ()
+    changes = {
+        "job": spec.job.model_copy(update={"output": _absolute(spec.job.folder)}),
+        "data": data.model_copy(
+            update={
+                "path": tuple(map(_absolute, paths)) or None,
+                "tokenizer": data.tokenizer if data.tokenizer == "bytes" else _absolute(data.tokenizer),
+                "cache": _absolute(data.cache) if data.cache is not None else None,
+            }
+        ),
+        "elastic": spec.elastic.model_copy(
+            update={"notice_file": _absolute(notice_file) if notice_file is not None else None}
+        ),
+        "cluster": cluster.model_copy(
+            update={
+                "emulated": cluster.emulated.model_copy(
+                    update={
+                        "profile": _absolute(cluster.emulated.profile) if cluster.emulated.profile else None
+                    }
+                )
+            }
+        ),
+    }
+    return spec.model_copy(update=changes)
+
+
+def survey(spec: Spec) -> Survey:
+    """Open the model's outline and the data of an `absolute` spec. Imports torch.
+
+    Raises:
+        JobError: a factory, a source or a size that does not work.
+    """
+    from workers.data.registry import open_dataset
+    from workers.devices.emulated import layer_times
+    from workers.models.outline import outline
+    from workers.models.registry import build_definition
+
+    data = open_dataset(spec.data, spec.model, spec.job.folder)
+    definition = build_definition(spec.model, data.vocabulary)
+    outlines = outline(definition)
+    emulated = spec.cluster.emulated
+    if spec.cluster.device == "emulated":
+        emulated = EmulatedConfig.model_validate(layer_times(emulated, len(outlines)))
+    return Survey(
+        layers=tuple(layer.name for layer in outlines),
+        parameters=tuple(layer.parameters for layer in outlines),
+        vocabulary=data.vocabulary,
+        language=definition.language and data.tokenizer is not None,
+        emulated=emulated,
+    )
+
+
+def _absolute(path: str) -> str:
+    """`path` as the driver's folder makes it; a URI stays, unless it is a local file's."""
+    path = path.removeprefix("file://")
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))

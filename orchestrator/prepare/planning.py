@@ -1,0 +1,279 @@
+"""From a settled spec and a profile to the plan to begin with, what it is expected to do, and why.
+
+Glue between the spec's words and the planner's: `freshet plan` shows the result, a submitted job follows it. Measures
+nothing, writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.prepare.resolve import recomputed_layers
+from orchestrator.quantities import percent, seconds
+from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, pipeline_ranks, settle_elastic
+from orchestrator.spec.job_spec import Spec
+from planner.freeze.program import layer_ratios, solve
+from planner.freeze.time_to_accuracy import approximate_kappa, kappa
+from planner.ir import FREEZABLE, Schedule
+from planner.plan import PlanError
+from planner.profile import Profile
+from planner.schedule.validate import ScheduleError
+from planner.search.search import Choice, Wish, choose
+from planner.simulation.costs import bounds
+from planner.simulation.predict import Prediction, predict
+from planner.simulation.simulate import simulate
+from workers.protocol import JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freezing:
+    """What is frozen of a plan's steps once the phases are over. Makespans are of one window."""
+
+    prediction: Prediction
+    """A step with these ratios."""
+    r_max: float
+    """What the ratios were solved with; 0 for a method that solves for none."""
+    unfrozen_s: float
+    solved_s: float
+    all_frozen_s: float
+    ratios: tuple[tuple[int, int, float], ...]
+    """(stage, microbatch, share of weight-gradient time) of every action that forms weight gradients."""
+    mean_per_stage: tuple[float, ...]
+    duals: tuple[float, ...]
+    """Per stage, the seconds that a window gets shorter per unit of the stage's r_max."""
+
+    @property
+    def kappa(self) -> float:
+        """A window with these ratios over one with nothing frozen (TimelyFreeze, eq. 12). What is outside the
+        window and the spread of draws are in the kappa that is foretold after the monitoring."""
+        return kappa(self.solved_s, self.unfrozen_s)
+
+    @property
+    def approximate_kappa(self) -> float:
+        """What eq. 50 makes of it, from `r_max` and the two bounds alone."""
+        return approximate_kappa(self.r_max, self.unfrozen_s, self.all_frozen_s)
+
+    @property
+    def freezes(self) -> bool:
+        return any(ratio > 0 for _, _, ratio in self.ratios)
+
+
+def ranks_to_profile(spec: Spec, layers: int, room: int) -> int:
+    """How many ranks of all replicas a profile of the settled `spec` must have, where the cluster has room for `room`.
+
+    A search needs as many as it may choose: no pipeline has more ranks than the model has `layers`.
+    """
+    if spec.pipeline.ranks != AUTO:
+        return spec.pipeline.ranks
+    replicas = spec.pipeline.replicas
+    return max(1, min(layers, room // replicas)) * replicas
+
+
+def first_plan(spec: Spec, profile: Profile) -> Choice:
+    """The plan to begin with.
+
+    Args:
+        spec: settled, see `resolve.settle`.
+        profile: of the spec's model, with a device for each rank.
+
+    Raises:
+        JobError: nothing fits what the spec asks for; says by how much and what would help.
+    """
+    check_profile(spec, profile)
+    pipeline = spec.pipeline
+    ranks = pipeline_ranks(pipeline)
+    recompute = recomputed_layers(spec, len(profile.model.layers))
+    try:
+        choice = choose(
+            _for_one_pipeline(as_planned(profile, spec), ranks, pipeline.replicas),
+            Wish(
+                ranks=ranks,
+                schedule=_schedule(spec),
+                microbatches=None if pipeline.microbatches == AUTO else pipeline.microbatches,
+                partition=pipeline.partition,
+                chunks=pipeline.chunks,
+                replicas=pipeline.replicas,
+                recompute=recompute,
+                domains=_domains(spec, profile),
+            ),
+        )
+    except ScheduleError as error:
+        raise JobError(f"pipeline.schedule: {error}") from error
+    except PlanError as error:
+        raise JobError(f"no plan: {error}") from error
+    except ValueError as error:
+        raise JobError(f"pipeline.{error}") from error
+    return replace(choice, plan=replace(choice.plan, reason=_reason(choice, profile)))
+
+
+def redundancy(spec: Spec, choice: Choice) -> str:
+    """What the settled `spec` does about lost ranks with the ranks of `choice`: `peer`, `checkpoint` or `none`.
+
+    Raises:
+        JobError: it cannot do what it asks for.
+    """
+    mode = settle_elastic(spec.elastic, choice.plan.world_size).redundancy
+    assert mode is not None
+    return mode
+
+
+def freezing(spec: Spec, choice: Choice) -> Freezing:
+    """What TimelyFreeze makes of `choice`'s steps; another method does not say beforehand, so nothing is frozen.
+
+    Raises:
+        JobError: there is nothing to freeze.
+    """
+    plan, schedule, base = choice.plan, choice.schedule, choice.prediction
+    upper, lower = bounds(base.profile, plan, schedule)
+    if not spec.freeze.timely:
+        makespan_s = base.simulation.makespan_s
+        actions = [action for program in schedule.programs for action in program if action.kind in FREEZABLE]
+        return Freezing(
+            prediction=base,
+            r_max=0.0,
+            unfrozen_s=makespan_s,
+            solved_s=makespan_s,
+            all_frozen_s=simulate(schedule, lower).makespan_s,
+            ratios=tuple((action.stage, action.index, 0.0) for action in actions),
+            mean_per_stage=(0.0,) * schedule.stages,
+            duals=(0.0,) * schedule.stages,
+        )
+    try:
+        solution = solve(schedule, upper, lower, spec.freeze.r_max)
+    except ValueError as error:
+        raise JobError(f'{error}; or set freeze.method = "none"') from error
+    frozen = predict(base.profile, plan, schedule, layer_ratios(solution.ratios, plan))
+    return Freezing(
+        prediction=frozen,
+        r_max=spec.freeze.r_max,
+        unfrozen_s=solution.unfrozen_s,
+        solved_s=solution.solved_s,
+        all_frozen_s=solution.all_frozen_s,
+        ratios=solution.ratios,
+        mean_per_stage=solution.mean_per_stage,
+        duals=solution.duals,
+    )
+
+
+def check_profile(spec: Spec, profile: Profile) -> None:
+    """Raises:
+    JobError: `profile` was made with other settings than this job's, or there is nothing to freeze in its model.
+    """
+    for name, measured in _made_with(profile).items():
+        asked = _setting(spec, name, profile)
+        if asked != measured:
+            raise JobError(
+                f"the profile was made with {name} = {json.dumps(measured)} ({profile.source}), and the job has"
+                f" {name} = {json.dumps(asked)}: profile this job with freshet profile, or set"
+                f" {name} = {json.dumps(measured)}"
+            )
+    if spec.freeze.timely and not any(layer.weight_grad_s for layer in profile.model.layers):
+        raise JobError(
+            f"freeze.method = {spec.freeze.method!r}, but the model has no weight gradients to skip"
+            f' ({profile.source}): set freeze.method = "none"'
+        )
+
+
+def _made_with(profile: Profile) -> dict[str, Any]:
+    """What a job must have in common with `profile`, `section.key` of its spec -> value."""
+    model = profile.model
+    settings = {"pipeline.microbatch_size": model.microbatch_size, "job.precision": model.precision}
+    if any(device.kind == "cpu" for device in profile.cluster.devices):
+        settings["job.threads"] = model.threads
+    return settings | model.settings
+
+
+def _setting(spec: Spec, name: str, profile: Profile) -> Any:
+    """The value of `section.key` in `spec`, as JSON has it.
+
+    Raises:
+        JobError: there is no such key; `profile` named it.
+    """
+    value: Any = spec.model_dump(mode="json")
+    for key in name.split("."):
+        if not isinstance(value, dict) or key not in value:
+            raise JobError(
+                f"the profile was made with {name} ({profile.source}), and a spec has no such key: take it out of the"
+                " profile's model.settings, or profile this job with freshet profile"
+            )
+        value = value[key]
+    return value
+
+
+def _schedule(spec: Spec) -> str | Schedule | None:
+    name = spec.pipeline.schedule
+    if name == AUTO:
+        return None
+    return base_schedule(spec.pipeline) if name.startswith(CSV_PREFIX) else name
+
+
+def as_planned(profile: Profile, spec: Spec) -> Profile:
+    """`profile` with what the spec says of memory: what a rank may use, what freezing keeps of each layer (APF three
+    times its weights, AutoFreeze once), and what samples of the gradient's change keep (weights and gradients)."""
+    limit, method = spec.cluster.memory_per_rank_bytes, spec.freeze.method
+    copies = 3 if method.endswith("apf") else 1 if method.endswith("autofreeze") else 0
+    sampled = 2 if spec.job.curvature_every else 0
+    layers = tuple(
+        # Gradients are as large as the weights that have any.
+        replace(
+            layer,
+            statistics_bytes=copies * layer.gradient_bytes,
+            sample_bytes=sampled * layer.gradient_bytes,
+        )
+        for layer in profile.model.layers
+    )
+    devices = profile.cluster.devices
+    if limit is not None:
+        devices = tuple(replace(device, memory_bytes=limit) for device in devices)
+    return replace(
+        profile,
+        model=replace(profile.model, layers=layers),
+        cluster=replace(profile.cluster, devices=devices),
+    )
+
+
+def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Profile:
+    """`profile` with the devices that one replica's pipeline may take.
+
+    Raises:
+        JobError: there are too few devices.
+    """
+    cluster = profile.cluster
+    there = len(cluster.devices)
+    most = there // replicas if ranks is None else ranks
+    if not 1 <= most <= there:
+        raise JobError(
+            f"the profile has {there} devices ({profile.source}), and pipeline.ranks ="
+            f" {AUTO if ranks is None else ranks * replicas} with pipeline.replicas = {replicas} needs"
+            f" {ranks or replicas}: profile with as many ranks, or lower pipeline.ranks"
+        )
+    # The links of all pipelines stay: gradients travel between them.
+    return replace(profile, cluster=replace(cluster, devices=cluster.devices[:most]))
+
+
+def _domains(spec: Spec, profile: Profile) -> tuple[str, ...] | None:
+    """Per place, the machine that it was profiled on; None for a job without standbys. A file may tell of fewer ranks
+    than the job has: then machines come round again."""
+    if spec.elastic.redundancy not in (None, "peer"):
+        return None
+    machines = [device.machine for device in profile.cluster.devices]
+    places = len(machines) if spec.pipeline.ranks == AUTO else spec.pipeline.ranks
+    return tuple(machines[place % len(machines)] for place in range(max(places, len(machines))))
+
+
+def _reason(choice: Choice, profile: Profile) -> str:
+    """Why this plan, in words for people."""
+    layers, prediction = len(profile.model.layers), choice.prediction
+    how = "as the spec asks" if choice.plan.partition == "explicit" else f"by {choice.plan.partition}"
+    others = {
+        name: pick.predicted_step_s
+        for name, pick in choice.programs.items()
+        if pick.predicted_step_s is not None and pick.layers != choice.plan.layers
+    }
+    instead = ", ".join(f"{name} {seconds(step_s)}" for name, step_s in others.items())
+    return (
+        f"first plan: {layers} layers cut {how}; a step is predicted to take {seconds(prediction.step_s)},"
+        f" {percent(prediction.bubble)} of it bubble" + (f" (instead: {instead})" if instead else "")
+    )

@@ -1,0 +1,117 @@
+"""From a spec to all a job is told: its plan is kept from the run so far, made on a profile, or as the spec says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.placement import capacity, shortage
+from orchestrator.events.folder import PROFILE, JobFolder
+from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile
+from orchestrator.prepare.profiling import cache_folder, key_of, obtain, parsed, read
+from orchestrator.prepare.replanning import Replanner, replanner_of
+from orchestrator.prepare.resolve import Resolved, resolve, settle
+from orchestrator.prepare.resumption import still_right
+from orchestrator.spec.checks import AUTO, needs_profile
+from orchestrator.spec.job_spec import Spec
+from planner.profile import Profile
+from planner.search.candidate import Considered
+from workers.protocol import JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that can be handed to a controller."""
+
+    resolved: Resolved
+    profile: Profile | None = None
+    """What the plan rests on; None where it rests on none, or a kept plan's is gone."""
+    considered: tuple[Considered, ...] = ()
+    """What the plan was chosen from."""
+    replanner: Replanner
+    """For other numbers of ranks than it begins with."""
+
+
+def prepare(
+    spec: Spec,
+    found: Survey,
+    folder: JobFolder,
+    *,
+    resume: bool,
+    profile_file: Path | None,
+    say: Callable[[str], None],
+) -> Prepared:
+    """Settle all of `spec`, on the cluster that this process is connected to.
+
+    Args:
+        spec: checked, with absolute paths.
+        profile_file: plan with it, whatever the run had before.
+        say: is told if something is measured.
+
+    Raises:
+        JobError: the model cannot be profiled or cut as asked, or a cluster of our own has no room.
+    """
+    import ray
+
+    totals = ray.cluster_resources()
+    settled = settle(spec, found, totals)
+    epoch, _ = folder.incarnations()
+    newest = folder.newest_plan() if resume and profile_file is None else None
+    if newest is not None and still_right(newest, settled, found):
+        resolved = resolve(spec, found, totals, epoch=epoch + 1, plan=newest)
+        known = _kept(settled, found, folder)
+        prepared = Prepared(resolved=resolved, profile=known, replanner=replanner_of(resolved, known))
+    elif profile_file is not None or needs_profile(settled):
+        room = capacity(cluster.nodes(), settled.cluster.resources_per_rank or {})
+        ranks = ranks_to_profile(settled, len(found.layers), room)
+        profile = obtain(settled, found, ranks=ranks, profile_file=profile_file, say=say)
+        choice = first_plan(settled, profile)
+        resolved = resolve(spec, found, totals, epoch=epoch + 1, plan=choice.plan)
+        prepared = Prepared(
+            resolved=resolved,
+            profile=profile,
+            considered=choice.considered,
+            replanner=replanner_of(resolved, profile),
+        )
+    else:
+        resolved = resolve(spec, found, totals, epoch=epoch + 1)
+        prepared = Prepared(resolved=resolved, replanner=replanner_of(resolved, None))
+    if spec.cluster.address == "local":
+        # Nothing will join a cluster of our own: there is no point in waiting.
+        _check_room(prepared.resolved)
+    return prepared
+
+
+def _kept(settled: Spec, found: Survey, folder: JobFolder) -> Profile | None:
+    """The profile that the run's plan rests on, or another of this job's, if there still is one: a resumed job does
+    not wait for a measurement."""
+    before, now = folder.marker(), settled.cluster.model_dump(mode="json")
+    same_device = before is not None and all(
+        before.spec.get("cluster", {}).get(key) == now[key] for key in ("device", "emulated")
+    )
+    if same_device and (text := folder.profile()) is not None:
+        with suppress(JobError):
+            profile = parsed(text, found, where=PROFILE)
+            check_profile(settled, profile)
+            return profile
+    if not needs_profile(settled):
+        return None
+    ranks = settled.pipeline.ranks
+    assert ranks != AUTO, "a run's plan says how many"
+    with suppress(JobError):
+        return read(cache_folder(os.environ) / f"{key_of(settled, ranks)}.json", found)
+    return None
+
+
+def _check_room(resolved: Resolved) -> None:
+    lacking = shortage(cluster.nodes(), resolved.plan.world_size, resolved.per_rank)
+    if lacking is not None:
+        raise JobError(
+            f"{lacking}; lower pipeline.ranks or cluster.resources_per_rank, or join a larger cluster"
+            " with cluster.address"
+        )

@@ -1,0 +1,318 @@
+"""Where a job's profile comes from: a file, the cache, or a measurement by the ranks themselves.
+
+A measurement on this machine runs in processes of its own, without Ray; on a cluster, in actors that reserve what the
+job's ranks will.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.placement import Node, capacity
+from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.planning import ranks_to_profile
+from orchestrator.prepare.resolve import settle
+from orchestrator.spec.job_spec import Spec
+from planner.profile import SCHEMA, Profile, ProfileError
+from workers.config import WorkerConfig
+from workers.profiling.measured import combine
+from workers.protocol import JobError
+
+MEASUREMENT = 2
+"""Version of what is measured and how; another one makes old profiles useless."""
+CACHE_VARIABLE = "FRESHET_PROFILES"
+"""Environment variable that names another folder for the cache."""
+
+
+def obtain(
+    spec: Spec,
+    found: Survey,
+    *,
+    ranks: int,
+    profile_file: Path | None = None,
+    afresh: bool = False,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Profile:
+    """The profile of `spec` on `ranks` ranks: `profile_file`'s, the cache's, or one that is measured now.
+
+    Args:
+        spec: settled, see `resolve.settle`. Unless its address is `local`, this process is connected to its cluster.
+        ranks: of all replicas.
+        profile_file: one from elsewhere; taken if it is of this model, whatever it was measured on. Whether it was made
+            with the job's settings is checked by who plans with it (`planning.first_plan`).
+        afresh: measure even if the cache has one.
+        cache: its folder; unset: see `cache_folder`.
+        say: is given phases in words.
+
+    Raises:
+        JobError: the file is no profile, or another model's; the ranks cannot be started, or the model does not work.
+    """
+    if profile_file is not None:
+        return read(profile_file, found)
+    key = key_of(spec, ranks)
+    path = (cache or cache_folder(os.environ)) / f"{key}.json"
+    if not afresh:
+        with suppress(JobError):  # not there, or of no use any more
+            return read(path, found)
+    say(f"profiling {len(found.layers)} layers on {ranks} ranks")
+    profile = _measure(spec, ranks)
+    profile = replace(profile, key=key, source=_source(profile, ranks))
+    with suppress(OSError):  # a cache that cannot be written costs the next run a few seconds
+        write(profile, path)
+    return profile
+
+
+def profile_of(
+    spec: Spec, found: Survey, *, afresh: bool = False, say: Callable[[str], None]
+) -> tuple[Spec, Profile]:
+    """`spec` settled on its cluster, and its profile there; connects to the cluster unless that is this machine.
+
+    Args:
+        spec: with absolute paths.
+        afresh: measure even if the cache has a profile.
+        say: is given phases in words.
+
+    Raises:
+        JobError: there is no such cluster, or the job cannot be measured.
+    """
+    if spec.cluster.address == "local":
+        return _profile_on((_this_machine(),), spec, found, afresh, say)
+    with cluster.connected(spec.cluster.address, cpus=0):
+        return _profile_on(cluster.nodes(), spec, found, afresh, say)
+
+
+def read(path: Path, found: Survey) -> Profile:
+    """The profile in `path`.
+
+    Raises:
+        JobError: it cannot be read, is no profile, or is another model's.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise JobError(f"cannot read the profile {path}: {reason}; make one with freshet profile") from error
+    return parsed(text, found, where=str(path))
+
+
+def parsed(text: str, found: Survey, *, where: str) -> Profile:
+    """The profile in `text`, which is that of the file `where`.
+
+    Raises:
+        JobError: it is no profile, or another model's.
+    """
+    try:
+        profile = Profile.from_json(text, where=where)
+    except ProfileError as error:
+        raise JobError(str(error)) from error
+    _check_model(profile, found, where)
+    return profile
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Write it as JSON; whoever reads the file meanwhile sees the old or the new one whole.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+        file.write(profile.to_json() + "\n")
+    os.replace(file.name, path)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where profiles are kept: `FRESHET_PROFILES`, or `freshet/profiles` in the user's cache folder."""
+    if environment.get(CACHE_VARIABLE):
+        return Path(environment[CACHE_VARIABLE])
+    home = environment.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "freshet" / "profiles"
+
+
+def key_of(spec: Spec, ranks: int) -> str:
+    """Hash (hex) of everything that a measurement of the settled `spec` depends on."""
+    local = spec.cluster.address == "local"
+    depends = {
+        "schema": [SCHEMA, MEASUREMENT],
+        "model": spec.model.model_dump(mode="json"),
+        "code": [_code_of(spec.model.factory), _code_of(spec.data.source)],
+        "data": spec.data.model_dump(mode="json", exclude={"cache", "validation_batches"}),
+        "optimizer": [spec.optimizer.name, spec.optimizer.momentum != 0],
+        "microbatch_size": spec.pipeline.microbatch_size,
+        "precision": spec.job.precision,
+        "threads": spec.job.threads,
+        "device": spec.cluster.device,
+        "emulated": spec.cluster.emulated.model_dump(mode="json")
+        if spec.cluster.device == "emulated"
+        else None,
+        "ranks": ranks,
+        "torch": version("torch"),
+        "where": _here(spec.cluster.device) if local else _nodes(),
+        "per_rank": None if local else spec.cluster.resources_per_rank,
+    }
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def machine_key(cpu: str, cpus: int, gpus: Sequence[tuple[str, int]]) -> list[Any]:
+    """What a machine is known by in a key.
+
+    Args:
+        gpus: name and memory in bytes of each that the ranks may use.
+    """
+    return [cpu, cpus, *(list(gpu) for gpu in gpus)]
+
+
+def _here(device: str) -> list[Any]:
+    """What of this machine the costs on its `device` depend on."""
+    from workers.profiling.machine import cpu_name, visible_gpus
+
+    return machine_key(cpu_name(), os.cpu_count() or 1, visible_gpus() if device == "cuda" else ())
+
+
+def _code_of(import_path: str | None) -> str | None:
+    """Digest of the file that `module:function` lies in; None where there is none."""
+    if import_path is None or ":" not in import_path:
+        return None
+    with suppress(ImportError, ValueError, OSError):
+        found = find_spec(import_path.partition(":")[0])
+        if found is not None and found.origin is not None:
+            return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    return None
+
+
+def _nodes() -> list[list[object]]:
+    return [[node.host, dict(node.total)] for node in sorted(cluster.nodes(), key=lambda node: node.host)]
+
+
+def _profile_on(
+    nodes: Sequence[Node], spec: Spec, found: Survey, afresh: bool, say: Callable[[str], None]
+) -> tuple[Spec, Profile]:
+    names = {name for node in nodes for name in node.total}
+    totals = {name: sum(node.total.get(name, 0.0) for node in nodes) for name in names}
+    settled = settle(spec, found, totals)
+    room = capacity(nodes, settled.cluster.resources_per_rank or {})
+    ranks = ranks_to_profile(settled, len(found.layers), room)
+    return settled, obtain(settled, found, ranks=ranks, afresh=afresh, say=say)
+
+
+def _this_machine() -> Node:
+    """This machine as the one node that a local cluster would have."""
+    import torch
+
+    total = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    return Node(id="", host="localhost", total=total, available=total)
+
+
+def _check_model(profile: Profile, found: Survey, where: str) -> None:
+    """Raises:
+    JobError: `profile` is of another model.
+    """
+    layers = profile.model.layers
+    way_out = "profile this job with freshet profile, or use the spec that the profile was made with"
+    if len(layers) != len(found.layers):
+        raise JobError(
+            f"{where} is another model's profile: it has {len(layers)} layers, the model has {len(found.layers)};"
+            f" {way_out}"
+        )
+    for number, (layer, name, parameters) in enumerate(
+        zip(layers, found.layers, found.parameters, strict=True)
+    ):
+        if (layer.name, layer.parameters) != (name, parameters):
+            raise JobError(
+                f"{where} is another model's profile: its layer {number} is {layer.name} with {layer.parameters}"
+                f" parameters, the model's is {name} with {parameters}; {way_out}"
+            )
+
+
+def _measure(spec: Spec, ranks: int) -> Profile:
+    config = _config(spec)
+    if spec.cluster.address == "local":
+        return _measure_here(config, ranks)
+    from orchestrator.prepare.measuring import measure_on_cluster
+
+    per_rank = spec.cluster.resources_per_rank
+    assert per_rank is not None, "the spec must be settled"
+    measured = measure_on_cluster(config, ranks, per_rank, spec.cluster.wait_s, spec.cluster.timeout_s)
+    return combine(measured, config)
+
+
+def _measure_here(config: WorkerConfig, ranks: int) -> Profile:
+    """In a process of its own: the ranks' processes would import the main module of this one again."""
+    from workers.launch.profile import Request
+
+    with tempfile.TemporaryDirectory(prefix="freshet-profile-") as folder:
+        request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
+        request.write_text(Request(config=config, ranks=ranks).to_json())
+        measuring = subprocess.Popen(
+            [sys.executable, "-m", "workers.launch.profile", str(request), str(answer)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(cluster.import_paths())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            _, errors = measuring.communicate()
+        except BaseException:
+            measuring.send_signal(signal.SIGINT)  # it ends its ranks
+            measuring.wait()
+            raise
+        if not answer.exists():
+            last = errors.strip().rpartition("\n")[2]
+            raise JobError(f"the job could not be profiled: {last or f'exit code {measuring.returncode}'}")
+        text = answer.read_text()
+    if measuring.returncode:
+        raise JobError(json.loads(text)["error"])
+    return Profile.from_json(text)
+
+
+def _config(spec: Spec) -> WorkerConfig:
+    """What the measuring ranks are told. They follow no plan, so what the planner has yet to choose is left out."""
+    device, pipeline = spec.cluster.device, spec.pipeline
+    assert device != "auto", "the spec must be settled"
+    return WorkerConfig(
+        job=spec.job.name,
+        seed=spec.job.seed,
+        steps=spec.job.steps,
+        precision=spec.job.precision,
+        threads=spec.job.threads,
+        validate_every=0,
+        output=spec.job.folder,
+        device=device,
+        microbatch_size=pipeline.microbatch_size,
+        microbatches=pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1,
+        replicas=1,
+        model=spec.model,
+        data=spec.data,
+        optimizer=spec.optimizer,
+        checkpoint=spec.checkpoint,
+        emulated=spec.cluster.emulated,
+    )
+
+
+def _source(profile: Profile, ranks: int) -> str:
+    devices = profile.cluster.devices
+    machines = len({device.machine for device in devices})
+    day = datetime.now(UTC).date()
+    times = "times as cluster.emulated gives them, " if devices[0].kind == "emulated" else ""
+    return (
+        f"{times}measured on {day} by {ranks} ranks on {machines} machine{'s' if machines != 1 else ''}"
+        f" ({devices[0].name})"
+    )

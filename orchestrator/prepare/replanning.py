@@ -1,0 +1,340 @@
+"""What a job runs on the ranks it has left, or has got: plan and schedule, worked out while ranks wait. Pure.
+
+A `Replanner` is built when a job is prepared, and holds all that it needs: no file, no clock, no cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from orchestrator.prepare.planning import as_planned
+from orchestrator.prepare.resolve import Resolved
+from orchestrator.quantities import counted, percent, seconds, size
+from planner.ir import Kind, Schedule
+from planner.partition import parameter
+from planner.plan import Plan, PlanError
+from planner.profile import Profile
+from planner.schedule.passes import add_recompute
+from planner.schedule.registry import build, families
+from planner.schedule.validate import validate
+from planner.search.evaluate import PROGRAMS, Judge
+from planner.search.fallback_shapes import Option, Options, options
+from planner.search.search import END_TO_END, QUICK, Choice, choose_among
+from planner.search.standbys import assign
+from planner.simulation.predict import Prediction, predict
+from planner.simulation.resized_cluster import like, links_alike, pattern_of
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A plan whose epoch, version and reason are not yet its own."""
+
+    plan: Plan
+    schedule: Schedule
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanner:
+    """Plans for any number of ranks of one job."""
+
+    first: Plan
+    """The plan that the job began with. With as many ranks as it has, it is taken again."""
+    schedule: Schedule
+    """Of `first`, with its recomputations."""
+    parameters: tuple[int, ...]
+    """Per layer."""
+    standbys: bool
+    """Whether layers have them."""
+    profile: Profile | None = None
+    """Of one rank's device at least, with the job's limits of memory; without one the cut is by parameters."""
+    _known: dict[tuple[int, ...], _Answer] = field(default_factory=dict, repr=False, compare=False)
+    """By the pattern of domains."""
+
+    def plan_for(
+        self, ranks: int, *, epoch: int, version: int, reason: str, domains: Sequence[str]
+    ) -> tuple[Plan, Schedule]:
+        """The plan for `ranks` ranks, and its schedule. Its places are the first `plan.world_size` of them; the others
+        stay out.
+
+        Args:
+            reason: why another plan is needed; what it is comes after that.
+            domains: per rank, in the order in which places are given, what fails together with it: its node.
+
+        Raises:
+            PlanError: nothing fits; says by how much, and what would help.
+        """
+        if ranks < 1:
+            raise PlanError(f"no plan for {ranks} ranks: a pipeline has at least 1")
+        if len(domains) != ranks:
+            raise ValueError(f"{ranks} ranks, and {len(domains)} domains are given")
+        answer = self._answer(pattern_of(domains))
+        told, step_s = answer.why, answer.plan.predicted_step_s
+        if step_s is not None:
+            told += f"; a step is predicted to take {seconds(step_s)}"
+        said = f"{reason}: {told}" if reason else told
+        return replace(answer.plan, epoch=epoch, version=version, reason=said), answer.schedule
+
+    def stood_by(self, plan: Plan, domains: Sequence[str]) -> Plan:
+        """`plan` with the standbys that it has with its places in `domains`; the first places of more are its own."""
+        if not self.standbys:
+            return replace(plan, standbys=())
+        sizes = self.parameters
+        if self.profile is not None:
+            sizes = tuple(layer.parameter_bytes for layer in self.profile.model.layers)
+        return replace(plan, standbys=assign(plan, domains[: plan.world_size], sizes))
+
+    def checked(self, plan: Plan, domains: Sequence[str]) -> tuple[Plan, Schedule]:
+        """`plan` with the standbys that it has with its places in `domains`, and with what is predicted of it; and its
+        schedule, validated.
+
+        Raises:
+            PlanError: it does not fit the memory; says by how much.
+        """
+        schedule = self._schedule_of(plan)
+        validate(schedule)
+        plan = self.stood_by(plan, domains)
+        if self.profile is None:
+            unknown: dict[str, None] = dict.fromkeys(
+                ("predicted_step_s", "predicted_bubble", "predicted_peak_memory_bytes")
+            )
+            return replace(plan, **unknown), schedule
+        prediction = self._predicted(self.profile, plan, schedule, domains)
+        plan = replace(
+            plan,
+            predicted_step_s=prediction.step_s,
+            predicted_bubble=prediction.bubble,
+            predicted_peak_memory_bytes=prediction.peak_memory_bytes,
+        )
+        return plan, schedule
+
+    def check_memory(self, plan: Plan, domains: Sequence[str]) -> None:
+        """Raises:
+        PlanError: `plan`, with the standbys that it has, does not fit the memory; says by how much.
+        """
+        if self.profile is not None:
+            self._predicted(self.profile, plan, self._schedule_of(plan), domains)
+
+    @staticmethod
+    def _predicted(profile: Profile, plan: Plan, schedule: Schedule, domains: Sequence[str]) -> Prediction:
+        there = Replanner._there(profile, pattern_of(domains[: plan.world_size]))
+        prediction = predict(there, plan, schedule)
+        excess = max(prediction.excess_bytes)
+        if excess:
+            place = prediction.excess_bytes.index(excess)
+            raise PlanError(
+                f"place {place} would need {size(prediction.memory.peak_bytes[place])}, which is {size(excess)} more"
+                " than its device has: move fewer layers, or others away from it first"
+            )
+        return prediction
+
+    def pays(
+        self,
+        now: Plan,
+        ranks: int,
+        remaining_steps: int,
+        cost_s: float,
+        *,
+        step_s: float | None = None,
+        domains: Sequence[str] | None = None,
+    ) -> tuple[bool, str]:
+        """Whether what `ranks` ranks would run saves more over the rest of the job than the change costs; and why.
+
+        Args:
+            cost_s: training time that the change costs.
+            step_s: a step as measured; without it, as predicted, where there is a profile.
+            domains: per rank, those of `now` first; None: all in one.
+
+        Raises:
+            PlanError: nothing fits `ranks` ranks.
+        """
+        pattern = pattern_of(domains or ("",) * ranks)
+        answer = self._answer(pattern)
+        now_s = self._step_s(now, self._schedule_of(now), pattern)
+        then_s = self._step_s(answer.plan, answer.schedule, pattern)
+        ratio = then_s / now_s
+        before_s = step_s if step_s is not None else now_s if self.profile is not None else None
+        told = f"with {counted(ranks, 'rank')} instead of {now.world_size} a step takes"
+        if before_s is None:
+            told += f" {percent(ratio)} of what it takes now, by the number of stages alone"
+            return ratio < 1 and remaining_steps > 0, f"{told}; no step has been measured"
+        saved_s = (1 - ratio) * before_s * remaining_steps
+        told += f" {seconds(ratio * before_s)} instead of {seconds(before_s)}"
+        if saved_s <= 0:
+            return False, f"{told}: nothing is saved"
+        told += f": over {counted(remaining_steps, 'step')} that saves {seconds(saved_s)}"
+        return saved_s > cost_s, f"{told}, and the change costs {seconds(cost_s)}"
+
+    def _answer(self, pattern: tuple[int, ...]) -> _Answer:
+        pattern = pattern[: self.first.world_size]
+        known = self._known.get(pattern)
+        if known is None:
+            known = self._known[pattern] = self._made(pattern)
+        return known
+
+    def _made(self, pattern: tuple[int, ...]) -> _Answer:
+        ranks, first = len(pattern), self.first
+        if ranks == first.world_size:
+            plan = self.stood_by(first, [str(domain) for domain in pattern])
+            if self._fits(plan, self.schedule, pattern):
+                return _Answer(plan, self.schedule, f"as it began, on {counted(ranks, 'rank')}")
+        found = options(first, self._base, ranks)
+        if not (found.own or found.others):
+            raise PlanError(f"no plan for {ranks} ranks: {found.why_not}")
+        if self.profile is None:
+            return self._by_parameters(found, pattern)
+        return self._as_before(self.profile, pattern) or self._by_profile(self.profile, found, pattern)
+
+    def _as_before(self, profile: Profile, pattern: tuple[int, ...]) -> _Answer | None:
+        """The plan of as many ranks in other domains, where those make no difference but to standbys; None if there is
+        none, or it does not fit the memory with these."""
+        if not links_alike(profile.cluster):
+            return None
+        for known, answer in list(self._known.items()):
+            if len(known) == len(pattern):
+                plan = self.stood_by(answer.plan, [str(domain) for domain in pattern])
+                prediction = predict(self._there(profile, pattern), plan, answer.schedule)
+                if prediction.fits:
+                    plan = replace(
+                        plan,
+                        predicted_step_s=prediction.step_s,
+                        predicted_bubble=prediction.bubble,
+                        predicted_peak_memory_bytes=prediction.peak_memory_bytes,
+                    )
+                    return replace(answer, plan=plan)
+        return None
+
+    def _by_profile(self, profile: Profile, found: Options, pattern: tuple[int, ...]) -> _Answer:
+        there = self._there(profile, pattern)
+        program = self.first.partition if self.first.partition in PROGRAMS else END_TO_END
+
+        def chosen(pool: Sequence[Option]) -> Choice:
+            judges = [
+                Judge(
+                    there,
+                    option.shape,
+                    replicas=self.first.replicas,
+                    recompute=self.first.recompute,
+                    pipelines=option.pipelines,
+                    domains=[str(domain) for domain in pattern] if self.standbys else None,
+                )
+                for option in pool
+            ]
+            return choose_among(judges, program, effort=QUICK)
+
+        pools = [(found.best, found.why_not)]
+        if not found.why_not:
+            pools.append((found.others, f"{self.first.schedule} does not fit the memory"))
+        refusals: list[PlanError] = []
+        for pool, why_not in pools:
+            # Where one search over all finds nothing that fits the memory, each option is searched by itself.
+            for part in (pool, *((option,) for option in pool)):
+                try:
+                    choice = chosen(part)
+                except PlanError as error:
+                    refusals.append(error)
+                    continue
+                return _Answer(choice.plan, choice.schedule, self._why(choice.plan, why_not, len(pattern)))
+        # The second is of the most ranks.
+        raise PlanError(f"no plan for {counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
+
+    def _by_parameters(self, found: Options, pattern: tuple[int, ...]) -> _Answer:
+        first = self.first
+
+        def order(option: Option) -> tuple[float, int]:
+            windows = -(-first.replicas // option.pipelines)
+            shape = option.shape
+            step = _fill_and_drain(shape.ranks, shape.chunks, windows * first.microbatches)
+            return step, -option.pipelines
+
+        best = min(found.best, key=order)
+        shape = best.shape
+        schedule = shape.schedule
+        layers = parameter.partition(self.parameters, schedule.stages)
+        plan = Plan(
+            epoch=0,
+            version=1,
+            reason="",
+            layers=layers,
+            stage_ranks=tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages)),
+            schedule=shape.name,
+            chunks=shape.chunks,
+            microbatches=first.microbatches,
+            replicas=first.replicas,
+            pipelines=best.pipelines,
+            recompute=first.recompute,
+            partition="parameter",
+        )
+        plan = self.stood_by(plan, [str(domain) for domain in pattern])
+        return _Answer(plan, _recomputing(schedule, plan), self._why(plan, found.why_not, len(pattern)))
+
+    def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
+        told = f"{counted(plan.layers[-1][1], 'layer')} on {counted(plan.world_size, 'rank')}"
+        if plan.pipeline_count < plan.replicas:
+            told += f" in {counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
+        told += f", cut by {plan.partition}"
+        if plan.schedule != self.first.schedule:
+            told += f"; {plan.schedule}, as {why_not}"
+        if plan.world_size < ranks:
+            told += f"; {counted(ranks - plan.world_size, 'rank')} to spare"
+        return told
+
+    def _fits(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> bool:
+        if self.profile is None:
+            return True
+        return predict(self._there(self.profile, pattern), plan, schedule).fits
+
+    @staticmethod
+    def _there(profile: Profile, pattern: tuple[int, ...]) -> Profile:
+        return replace(profile, cluster=like(profile.cluster, pattern))
+
+    def _step_s(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> float:
+        """As predicted; without a profile in units of a microbatch on one rank that holds the whole model."""
+        if self.profile is None:
+            return _fill_and_drain(plan.pipeline_ranks, plan.chunks, plan.windows * plan.microbatches)
+        places = (*pattern, *[pattern[-1]] * (plan.world_size - len(pattern)))
+        return predict(self._there(self.profile, places[: plan.world_size]), plan, schedule).step_s
+
+    def _schedule_of(self, plan: Plan) -> Schedule:
+        if plan.schedule in families():
+            base = build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks)
+        else:
+            base = self._base
+        return _recomputing(base, plan)
+
+    @property
+    def _base(self) -> Schedule:
+        """`schedule` without its recomputations."""
+        return replace(
+            self.schedule,
+            programs=tuple(
+                tuple(action for action in program if action.kind is not Kind.RECOMPUTE)
+                for program in self.schedule.programs
+            ),
+        )
+
+
+def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
+    """The planner of a job for the time after it has begun."""
+    return Replanner(
+        first=resolved.plan,
+        schedule=resolved.schedule,
+        parameters=resolved.survey.parameters,
+        standbys=resolved.spec.elastic.redundancy == "peer",
+        profile=None if profile is None else as_planned(profile, resolved.spec),
+    )
+
+
+def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:
+    """A step of balanced stages, in units of a microbatch on one rank that holds the whole model."""
+    return (microbatches + (ranks - 1) / chunks) / ranks
+
+
+def _recomputing(schedule: Schedule, plan: Plan) -> Schedule:
+    again = [
+        stage
+        for stage, (first, stop) in enumerate(plan.layers)
+        if any(first <= layer < stop for layer in plan.recompute)
+    ]
+    return add_recompute(schedule, again) if again else schedule

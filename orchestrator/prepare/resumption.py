@@ -1,0 +1,65 @@
+"""What a resumed job takes over from its run folder: everything that was searched or set by default.
+
+The microbatches are part of the trajectory and the phases of freezing decide what is logged, so neither may come out
+another way the second time; the plan is taken over because there is no reason to measure again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.resolve import recomputed_layers
+from orchestrator.spec.checks import searched
+from orchestrator.spec.job_spec import Spec
+from planner.plan import Plan
+from workers.config import FreezeConfig
+
+
+def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
+    """`spec` with what it leaves open as the run of the resolved spec `before` had it."""
+    pipeline, freeze = before.get("pipeline", {}), before.get("freeze", {})
+    left_open = [key for key in searched(spec.pipeline) if key in pipeline]
+    chunks_too = "schedule" in left_open and spec.pipeline.chunks is None
+    given = spec.freeze.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    same_method = freeze.get("method") == spec.freeze.method
+    return spec.model_copy(
+        update={
+            "pipeline": spec.pipeline.model_copy(
+                update={key: pipeline[key] for key in (*left_open, *(("chunks",) if chunks_too else ()))}
+            ),
+            "freeze": spec.freeze.model_copy(
+                update={
+                    key: freeze[key]
+                    for key in FreezeConfig.model_fields
+                    if key in freeze and key not in given
+                }
+                if same_method
+                else {}
+            ),
+        }
+    )
+
+
+def still_right(plan: Plan, spec: Spec, found: Survey) -> bool:
+    """Whether `plan`, the run's newest, is what the settled `spec` asks for, and known to fit a limit of memory."""
+    pipeline, limit = spec.pipeline, spec.cluster.memory_per_rank_bytes
+    counts = tuple(stop - first for first, stop in plan.layers)
+    as_asked = (
+        plan.partition == pipeline.partition
+        if isinstance(pipeline.partition, str)
+        else counts == pipeline.partition
+    )
+    peak = plan.predicted_peak_memory_bytes
+    return (
+        not searched(pipeline)
+        and as_asked
+        and (plan.world_size, plan.replicas) == (pipeline.ranks, pipeline.replicas)
+        and plan.pipeline_count == plan.replicas
+        and (plan.schedule, plan.microbatches) == (pipeline.schedule, pipeline.microbatches)
+        and pipeline.chunks in (None, plan.chunks)
+        and plan.layers[-1][1] == len(found.layers)
+        and plan.recompute == recomputed_layers(spec, len(found.layers))
+        and (limit is None or (peak is not None and peak <= limit))
+    )

@@ -1,0 +1,198 @@
+"""A job trained while a trace takes its nodes away and gives new ones: on Ray nodes of this machine, one rank on each.
+
+What is made of the event log afterwards is in `analysis/effective_time.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.analysis.effective_time import EffectiveTime, effective_time
+from orchestrator.client.following import Observer, Run
+from orchestrator.client.submit import run
+from orchestrator.events import types as events
+from orchestrator.events.folder import JobFolder
+from orchestrator.events.rehearsed import Rehearsed
+from orchestrator.events.types import EventLog, Record
+from orchestrator.history.recovery_history import history_of
+from orchestrator.quantities import counted
+from orchestrator.rehearsal.local_nodes import LocalNodes
+from orchestrator.rehearsal.trace_player import Script, TracePlayer
+from orchestrator.rehearsal.traces import Trace
+from orchestrator.spec.checks import AUTO
+from orchestrator.spec.job_spec import Spec
+from workers.protocol import JobError, Request
+
+NODE_START_S = 60.0
+"""How long each of the nodes that the job starts with may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Performance:
+    """What is to be rehearsed."""
+
+    spec: Spec
+    trace: Trace
+    source: str
+    """Where the trace came from, in words."""
+    ranks: int
+    """Of the job; it starts with so many, whatever the trace begins with."""
+    speedup: float | None = None
+    """Seconds of the trace per second; None: so many that it is over before the job is."""
+    grace_s: float | None = None
+    """Seconds of the trace between notice and end of a node; None: no notice."""
+    finish: bool = False
+    """Train to the last step once the trace is over, where `speedup` is given; else the job is stopped then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """How it went."""
+
+    run: Run
+    found: EffectiveTime | None
+    """None if the job ended before the trace began."""
+    cut_short: str | None = None
+    """Why the trace was not played to its end, in words: an error of the nodes, upon which the job was stopped."""
+
+
+def rehearse(performance: Performance, *, observe: Observer, say: Callable[[str], None]) -> Rehearsal:
+    """Start the nodes, the job on them, and the trace; nothing is left of the nodes afterwards.
+
+    Args:
+        observe: is given every event of the job as it comes.
+        say: is told what happens, in words.
+
+    Raises:
+        JobError: something that the user can mend.
+        KeyboardInterrupt: a signal came before the job was running.
+    """
+    trace, resources = performance.trace, node_resources(performance.spec)
+    start = trace.at_start()
+    if not start:
+        raise JobError(f"the trace {performance.source} begins without a node: begin the --window later")
+    extra = tuple(f"start-{number}" for number in range(performance.ranks - len(start)))
+    with LocalNodes() as nodes:
+        say(f"starting {counted(len(start) + len(extra), 'Ray node')} on this machine")
+        for name in (*start, *extra):
+            nodes.add(name, resources)
+        nodes.wait_for({*start, *extra}, NODE_START_S * (len(start) + len(extra)))
+        spec = on_nodes(performance.spec, nodes.address, performance.ranks, resources)
+        script = Script(
+            trace=trace,
+            source=performance.source,
+            speedup=performance.speedup,
+            grace_s=performance.grace_s,
+            resources=resources,
+            extra=extra,
+            steps=spec.job.steps,
+        )
+        goes_on = performance.finish or performance.speedup is None
+        player = TracePlayer(script, nodes, say, lambda: _stop(spec.job.name), goes_on=goes_on)
+
+        def take(record: Record) -> None:
+            player.observe(record)
+            observe(record)
+
+        player.start()
+        try:
+            done = run(spec, resume=False, observe=take, say=say)
+        finally:
+            player.end()
+        for name, why in nodes.failed().items():
+            say(f"node {name} could not be started: {why}")
+        rehearsed = player.rehearsed()
+    if rehearsed is not None:
+        _log(done, rehearsed)
+    return Rehearsal(run=done, found=measure(done.events_path), cut_short=player.cut_short)
+
+
+def measure(log: Path) -> EffectiveTime | None:
+    """What became of the node-seconds of the rehearsal whose event log is `log`; None if none was played.
+
+    Raises:
+        OSError: there is no such log.
+        ValueError: it is damaged.
+    """
+    records = list(events.read(log))
+    return effective_time(history_of(records), emulated=is_emulated(records))
+
+
+def is_emulated(records: list[Record]) -> bool:
+    """Whether the ranks' computation was modelled."""
+    specs = [record.event.spec for record in records if isinstance(record.event, events.Submitted)]
+    return bool(specs) and specs[-1].get("cluster", {}).get("device") == "emulated"
+
+
+def node_resources(spec: Spec) -> Mapping[str, float]:
+    """What a node of a rehearsal has, and each rank takes all of: one rank lives on a node."""
+    return {"CPU": 1.0, "GPU": 1.0} if spec.cluster.device == "cuda" else {"CPU": 1.0}
+
+
+def on_nodes(spec: Spec, address: str, ranks: int, resources: Mapping[str, float]) -> Spec:
+    """`spec` on the cluster at `address`."""
+    return spec.model_copy(
+        update={
+            "pipeline": spec.pipeline.model_copy(update={"ranks": ranks}),
+            "cluster": spec.cluster.model_copy(
+                update={"address": address, "resources_per_rank": dict(resources)}
+            ),
+        }
+    )
+
+
+def ranks_of(spec: Spec, ranks: int | None, nodes: int) -> int:
+    """How many ranks the job is to have on at most `nodes` nodes.
+
+    Raises:
+        JobError: more than nodes.
+    """
+    if ranks is None:
+        ranks = nodes
+    if ranks > nodes:
+        raise JobError(f"--ranks {ranks}: the trace has at most {nodes} nodes at a time, one rank on each")
+    if ranks % spec.pipeline.replicas:
+        raise JobError(
+            f"--ranks {ranks} is no multiple of pipeline.replicas = {spec.pipeline.replicas}: choose another --nodes"
+        )
+    return ranks
+
+
+def nodes_wanted(spec: Spec, nodes: int | None, trace: Trace) -> int:
+    """How many slots of the trace to keep: as asked, else as many as the job has ranks, or the trace has."""
+    if nodes is not None:
+        return nodes
+    return trace.most if spec.pipeline.ranks == AUTO else min(spec.pipeline.ranks, trace.most)
+
+
+def _stop(job: str) -> None:
+    from ray.exceptions import RayError
+
+    from orchestrator.controller.actor import find
+
+    # It may end by itself just now.
+    with suppress(RayError):
+        controller = find(job)
+        if controller is not None:
+            controller.request.remote(Request.STOP)
+
+
+def _log(done: Run, rehearsed: Rehearsed) -> None:
+    """Add what was done to the nodes to the log of the job, which has ended.
+
+    Raises:
+        JobError: the log cannot be written.
+    """
+    try:
+        log = EventLog(done.events_path)
+        log.append(Record(time_s=time.time(), event=rehearsed))
+        log.close()
+        JobFolder(done.spec.job.folder).publish(done.events_path)
+    except OSError as error:
+        raise JobError(
+            f"rehearsed, but cannot write {done.events_path}: {error.strerror or error}"
+        ) from error

@@ -1,0 +1,52 @@
+"""A rehearsal's numbers as lines for people. Knows no terminal."""
+
+from __future__ import annotations
+
+from orchestrator.analysis.effective_time import EffectiveTime
+from orchestrator.analysis.node_time import PARTS, Use
+from orchestrator.quantities import counted, percent, seconds, significant
+
+USES = {
+    Use.TRAINED: "in committed steps",
+    Use.IN_FLIGHT: "in steps that were cut off",
+    Use.RECOVERING: "recovering",
+    Use.UNDONE: "in steps undone by a return to a checkpoint",
+    Use.JOINING: "joining: live, not yet training",
+    Use.PAUSED: "paused for capacity",
+    Use.LEAVING: "leaving: told to go and left already",
+    Use.IDLE: "idle: of no use to the plan",
+}
+"""What a live node's time went to, in words."""
+
+
+def lines(found: EffectiveTime) -> list[str]:
+    """The report of `freshet rehearse`."""
+    tag = ", emulated devices" if found.emulated else ""
+    text = [
+        f"effective training time ratio {found.ratio:.3f} at {found.speedup:.3g} times the trace's speed{tag};"
+        f" at speed 1 it would be {found.ratio_at_speed_1:.3f}",
+        f"{seconds(found.seconds)}: {counted(found.losses, 'node')} lost,"
+        f" {counted(found.joins, 'node')} joined; {counted(found.steps, 'step')} committed, median"
+        f" {seconds(found.step_s)}; {counted(found.rerun, 'step')} in flight run again,"
+        f" {counted(found.steps_lost, 'committed step')} lost",
+        f"{found.live:,.1f} live node-seconds:",
+    ]
+    text += [
+        f"  {spent:10,.1f}  {percent(spent / found.live):>7}  {USES[use]}"
+        for use, spent in found.node_seconds.items()
+        if spent > 0
+    ]
+    if found.losses:
+        text.append(f"each loss cost {significant(found.lost_per_loss)} node-seconds")
+    if found.joins:
+        text.append(f"each node that joined cost {significant(found.lost_per_join)} node-seconds")
+    if found.recovery_s:
+        text.append(f"{'recovery from a loss':22}{'p50':>9}{'p95':>9}{'max':>9}")
+    for name in (*PARTS, "total", "commit"):
+        spread = found.recovery_s.get(name)
+        if spread is not None:
+            label = "death to next commit" if name == "commit" else name
+            text.append(
+                f"  {label:20}{seconds(spread.p50):>9}{seconds(spread.p95):>9}{seconds(spread.max):>9}"
+            )
+    return text

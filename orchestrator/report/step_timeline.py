@@ -1,0 +1,149 @@
+"""The newest measured step of a run beside what the simulator foretold of it: as text, SVG, page or Perfetto trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.analysis.predicted_freezing import Ranks
+from orchestrator.analysis.predicted_step import PredictedStep, forward_speed, predict_newest
+from orchestrator.analysis.step_memory import step_memory
+from orchestrator.history.run_record import RunRecord
+from orchestrator.pictures.heat_map import Shares
+from orchestrator.pictures.memory_strip import peak_of
+from orchestrator.pictures.memory_use import bytes_text, used
+from orchestrator.pictures.page import Form, picture_page
+from orchestrator.pictures.perfetto import action_lanes, chrome_trace, memory_counters
+from orchestrator.pictures.spans import Timeline
+from orchestrator.pictures.timeline_svg import compare_svg, svg
+from orchestrator.pictures.timeline_text import legend, terminal
+from orchestrator.quantities import percent, seconds
+from orchestrator.report.facts import schedule_text
+from planner.profile import Profile
+from planner.simulation.memory import OverTime
+
+NOTICED = 0.02
+"""A change of the machine's speed that is worth a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimeline:
+    """One step."""
+
+    step: int
+    title: str
+    """What ran."""
+    ranks: Ranks
+    measured: Timeline
+    measured_s: float
+    """From commit to commit."""
+    frozen: Shares
+    """What the measured backward passes left out."""
+    predicted: PredictedStep | None
+    memory: tuple[tuple[OverTime, ...], tuple[OverTime, ...]] = ((), ())
+    """Predicted and measured, what each rank's memory is used for as the profile counts it; empty where it cannot."""
+
+    @property
+    def summary(self) -> str:
+        """Both times; and what is left of the difference once the machine's speed is taken out, which may have changed
+        since: freezing leaves forwards alone, so they tell it."""
+        predicted = self.predicted
+        if predicted is None:
+            return f"{seconds(self.measured_s)} from commit to commit"
+        if self.measured_s <= 0:
+            return f"predicted {seconds(predicted.step_s)}"
+        text = (
+            f"predicted {seconds(predicted.step_s)} {predicted.source}; measured {seconds(self.measured_s)},"
+            f" {percent(predicted.step_s / self.measured_s - 1)} apart"
+        )
+        speed = forward_speed(predicted, self.ranks)
+        if abs(speed - 1) < NOTICED:
+            return text
+        left = predicted.step_s * speed / self.measured_s - 1
+        return f"{text}; forwards took {speed:.2f} of their time then, and with that it is {percent(left)}"
+
+    def svg(self, width: int | None = None) -> str:
+        """The step as SVG, below its prediction where there is one, on one time axis."""
+        if self.predicted is None:
+            return svg(self.measured, self.title, self.measured_s, width, self.frozen, self.memory[1])
+        return compare_svg(
+            self.predicted.timeline,
+            self.measured,
+            self.title,
+            ends_s=(self.predicted.step_s, self.measured_s),
+            width=width,
+            frozen=(self.predicted.frozen, self.frozen),
+            memory=self.memory,
+        )
+
+    def page(self) -> str:
+        """The same picture on a page of its own."""
+        heading = f"Step {self.step:,}: {self.summary}"
+        return picture_page(f"Step {self.step:,} · Freshet", heading, self.title, [self.svg()])
+
+    @property
+    def memory_text(self) -> str:
+        """The measured step's peaks; empty where nothing is known of them."""
+        if not self.memory[1]:
+            return ""
+        peaks = ", ".join(
+            f"rank {rank} {bytes_text(peak_of(used(levels)))}" for rank, levels in enumerate(self.memory[1])
+        )
+        return f"peak memory, as the profile counts it: {peaks}"
+
+    def trace(self) -> str:
+        """A trace for Perfetto."""
+        lanes = list(action_lanes("measured", self.measured, self.frozen))
+        if self.predicted is not None:
+            lanes = [*action_lanes("predicted", self.predicted.timeline, self.predicted.frozen), *lanes]
+        counters = [
+            counter
+            for group, ranks in zip(("predicted", "measured"), self.memory, strict=True)
+            for counter in memory_counters(group, ranks)
+        ]
+        return chrome_trace(lanes, counters)
+
+    def text(self, width: int, *, markup: bool) -> str:
+        """The picture for a terminal of `width` columns."""
+        predicted = self.predicted
+        end_s = max(self.measured_s, predicted.step_s if predicted is not None else 0.0)
+        parts = [legend(self.measured, markup, bool(self.frozen))]
+        if predicted is not None:
+            parts += ["predicted", terminal(predicted.timeline, width, end_s, markup, predicted.frozen)]
+        parts += ["measured", terminal(self.measured, width, end_s, markup, self.frozen)]
+        return "\n".join([*parts, *([self.memory_text] if self.memory_text else [])])
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """The text of a file, by its suffix."""
+        return {".svg": self.svg, ".html": self.page, ".json": self.trace}
+
+
+def newest_step(run: RunRecord, profile: Profile | None = None) -> StepTimeline | None:
+    """The newest step that was measured; None where none was.
+
+    Args:
+        profile: that the run was planned with.
+    """
+    if not run.timelines:
+        return None
+    newest = max(run.timelines.values(), key=lambda report: report.step_s)
+    measured = [
+        run.timelines[rank].spans if rank in run.timelines else () for rank in range(max(run.timelines) + 1)
+    ]
+    frozen = [
+        (action.stage, action.microbatch, action.actual) for action in run.freeze.recent.get(newest.step, ())
+    ]
+    predicted = predict_newest(run)
+    foretold = (
+        step_memory(run, profile, predicted.timeline, predicted.frozen) if predicted is not None else ()
+    )
+    return StepTimeline(
+        step=newest.step,
+        title=schedule_text(run.plan, run.spec.get("pipeline", {})) if run.plan is not None else "",
+        ranks=run.timelines,
+        measured=measured,
+        measured_s=newest.step_s,
+        frozen=frozen,
+        predicted=predicted,
+        memory=(foretold, step_memory(run, profile, measured, frozen)),
+    )

@@ -1,0 +1,206 @@
+"""What can be told wrong with a spec from the spec alone, before torch, Ray or the data are touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.quantities import counted
+from orchestrator.spec.freeze_phases import settle_phases
+from orchestrator.spec.job_spec import PipelineConfig, Spec
+from planner.ir import Schedule
+from planner.schedule import registry, table_format
+from planner.schedule.passes import add_recompute
+from planner.schedule.validate import ScheduleError
+from workers.config import ElasticConfig
+from workers.protocol import JobError
+
+CSV_PREFIX = "csv:"
+AUTO = "auto"
+
+
+def check(spec: Spec) -> None:
+    """Refuse a spec whose keys do not fit together.
+
+    Raises:
+        JobError: names the keys, their values and the way out.
+    """
+    if searched(spec.pipeline):
+        _check_search(spec.pipeline)
+    else:
+        _check_partition(spec.pipeline, base_schedule(spec.pipeline))
+    settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
+    _check_device(spec)
+    _check_elastic(spec)
+    if "://" in spec.cluster.address and not spec.cluster.address.startswith("ray://"):
+        raise JobError(
+            f"cluster.address = {spec.cluster.address!r}: use local, auto, HOST:PORT, or ray://HOST:PORT"
+        )
+
+
+def searched(pipeline: PipelineConfig) -> tuple[str, ...]:
+    """The keys whose `auto` is settled by a search. A table of the user's own says ranks and microbatches itself."""
+    if pipeline.schedule.startswith(CSV_PREFIX):
+        return ()
+    keys = {
+        "ranks": pipeline.ranks,
+        "schedule": pipeline.schedule,
+        "microbatches": pipeline.microbatches,
+    }
+    return tuple(key for key, value in keys.items() if value == AUTO)
+
+
+def needs_profile(spec: Spec) -> bool:
+    """Whether the plan rests on measured costs."""
+    partition = spec.pipeline.partition
+    return (
+        (isinstance(partition, str) and partition != "parameter")
+        or bool(searched(spec.pipeline))
+        or spec.cluster.memory_per_rank_bytes is not None
+    )
+
+
+def pipeline_ranks(pipeline: PipelineConfig) -> int | None:
+    """P, the ranks of one replica's pipeline; None: not settled yet.
+
+    Raises:
+        JobError: the ranks are not a multiple of the replicas.
+    """
+    if pipeline.ranks == AUTO:
+        return None
+    if pipeline.ranks % pipeline.replicas:
+        below = pipeline.ranks // pipeline.replicas * pipeline.replicas
+        near = f"{below} or {below + pipeline.replicas}" if below else f"{pipeline.replicas}"
+        raise JobError(
+            f"pipeline.ranks = {pipeline.ranks} is not divisible by pipeline.replicas = {pipeline.replicas}:"
+            f" ranks counts the ranks of all replicas, choose {near}"
+        )
+    return pipeline.ranks // pipeline.replicas
+
+
+def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
+    """`elastic` of a job with `ranks` ranks.
+
+    Raises:
+        JobError: there is nobody to stand by, or to wait for.
+    """
+    if elastic.redundancy == "peer" and ranks == 1:
+        raise JobError(
+            'elastic.redundancy = "peer" keeps a copy of every layer on another rank, and the job has 1: use more'
+            ' (pipeline.ranks), or elastic.redundancy = "checkpoint"'
+        )
+    if elastic.min_ranks > ranks:
+        raise JobError(
+            f"elastic.min_ranks = {elastic.min_ranks}, and the job has {counted(ranks, 'rank')}: it would never"
+            f" begin; use elastic.min_ranks = {ranks} at most, or more ranks (pipeline.ranks)"
+        )
+    if elastic.redundancy is not None:
+        return elastic
+    return elastic.model_copy(update={"redundancy": "peer" if ranks > 1 else "checkpoint"})
+
+
+def base_schedule(pipeline: PipelineConfig) -> Schedule:
+    """The validated schedule that `pipeline` names, for one replica, not yet knowing what is recomputed.
+
+    Nothing in `pipeline` waits for a search, see `searched`.
+
+    Raises:
+        JobError: no such schedule, a table with a mistake, or numbers that the family cannot be built with.
+    """
+    ranks = pipeline_ranks(pipeline)
+    microbatches = None if pipeline.microbatches == AUTO else pipeline.microbatches
+    try:
+        if not pipeline.schedule.startswith(CSV_PREFIX):
+            assert ranks is not None
+            assert microbatches is not None
+            return registry.build(pipeline.schedule, ranks, microbatches, pipeline.chunks)
+        if pipeline.chunks is not None:
+            raise JobError("pipeline.chunks does not go with a csv: schedule, whose table places the stages")
+        path = Path(pipeline.schedule.removeprefix(CSV_PREFIX))
+        text = path.read_text(encoding="utf-8")
+        table = table_format.parse(text, pipeline.schedule, ranks=ranks, microbatches=microbatches)
+    except ScheduleError as error:
+        raise JobError(f"pipeline.schedule: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise JobError(f"pipeline.schedule = {pipeline.schedule!r}: cannot read it: {reason}") from error
+    if table.frozen_stages:
+        # With other ranks, or another partition, other layers would be frozen: that is not for a table to say.
+        raise JobError(
+            f"pipeline.schedule = {pipeline.schedule!r}: the first {table.frozen_stages} of its {table.stages} stages"
+            " have no backward, and a job trains all layers: give every forward of the table its backward"
+        )
+    return table
+
+
+def with_recompute(schedule: Schedule, layers: tuple[tuple[int, int], ...], recompute: set[int]) -> Schedule:
+    """`schedule` with an R where a stage holds a layer of `recompute`; `layers`: [first, stop) per stage."""
+    stages = [stage for stage, (first, stop) in enumerate(layers) if recompute & set(range(first, stop))]
+    return add_recompute(schedule, stages) if stages else schedule
+
+
+def _check_partition(pipeline: PipelineConfig, schedule: Schedule) -> None:
+    if not isinstance(pipeline.partition, str) and len(pipeline.partition) != schedule.stages:
+        raise JobError(
+            f"pipeline.partition lists {len(pipeline.partition)} stages, but {pipeline.schedule} on"
+            f" {schedule.ranks} ranks has {schedule.stages}: give {schedule.stages} numbers of layers,"
+            " or change pipeline.ranks"
+        )
+
+
+def _check_search(pipeline: PipelineConfig) -> None:
+    """What is wrong already with a pipeline of which some keys are still to be searched."""
+    ranks = pipeline_ranks(pipeline)
+    keys = searched(pipeline)
+    stages_open = [f'pipeline.{key} = "auto"' for key in keys if key != "microbatches"]
+    if not isinstance(pipeline.partition, str) and stages_open:
+        raise JobError(
+            f"pipeline.partition lists {len(pipeline.partition)} stages, and {' and '.join(stages_open)} leaves open"
+            " how many there are: give a number and a schedule, or let a program cut (pipeline.partition ="
+            ' "dynpipe")'
+        )
+    if "schedule" in keys:
+        return
+    try:
+        family = registry.family(pipeline.schedule)
+        # A number that is still open can be chosen to fit: only what was given is judged here.
+        size = ranks or 1
+        family.check(size, size, family.default_chunks if pipeline.chunks is None else pipeline.chunks)
+    except ScheduleError as error:
+        raise JobError(f"pipeline.schedule: {error}") from error
+
+
+def _check_elastic(spec: Spec) -> None:
+    """What can never be done about ranks that vanish."""
+    elastic, pipeline = spec.elastic, spec.pipeline
+    if pipeline.schedule.startswith(CSV_PREFIX):
+        settle_elastic(elastic, base_schedule(pipeline).ranks * pipeline.replicas)
+    elif pipeline.ranks != AUTO:
+        settle_elastic(elastic, pipeline.ranks)
+    if elastic.redundancy == "none" and elastic.spares:
+        raise JobError(
+            f'elastic.spares = {elastic.spares}, but elastic.redundancy = "none" ends the job with the first rank that'
+            ' is lost: use "peer" or "checkpoint", or no spares'
+        )
+    if elastic.redundancy == "none" and elastic.min_ranks > 1:
+        raise JobError(
+            f'elastic.min_ranks = {elastic.min_ranks}, but elastic.redundancy = "none" ends the job with the first rank'
+            ' that is lost: use "peer" or "checkpoint", or leave min_ranks out'
+        )
+    if elastic.redundancy == "none" and elastic.salvage != "none":
+        raise JobError(
+            f'elastic.salvage = "{elastic.salvage}", but elastic.redundancy = "none" ends the job with the first rank'
+            ' that is lost: use "peer" or "checkpoint", or leave salvage out'
+        )
+    if len(set(elastic.notices)) < len(elastic.notices):
+        raise JobError(f"elastic.notices = {list(elastic.notices)} names a source twice: name each once")
+    if elastic.notice_file == "":
+        raise JobError('elastic.notice_file = "" names no file: give a path, or leave it out')
+
+
+def _check_device(spec: Spec) -> None:
+    resources = spec.cluster.resources_per_rank
+    if spec.cluster.device == "cuda" and resources is not None and "GPU" not in resources:
+        raise JobError(
+            "cluster.device = 'cuda', but cluster.resources_per_rank reserves no GPU:"
+            " add GPU = 1, or a fraction where ranks share one"
+        )

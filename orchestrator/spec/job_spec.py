@@ -1,0 +1,188 @@
+"""The job spec: nine sections, read from TOML or built in Python, the same object either way.
+
+Sections that ranks consume live in `workers/config.py`. What depends on the model, the data or the cluster is
+settled in `orchestrator/prepare/resolve.py`; what can be told from the spec alone is checked in `checks.py`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from orchestrator.spec.errors import explain
+from workers.config import (
+    CheckpointConfig,
+    DataConfig,
+    DeviceKind,
+    ElasticConfig,
+    EmulatedConfig,
+    FreezeConfig,
+    ModelConfig,
+    NonNegative,
+    OptimizerConfig,
+    Positive,
+    Precision,
+    Section,
+)
+from workers.protocol import JobError
+
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Auto = Literal["auto"]
+PartitionProgram = Literal["parameter", "memory", "time", "bottleneck", "dynpipe"]
+
+
+class JobConfig(Section):
+    """`[job]`: what the run is called, how long it is, where it goes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    """Name of the job, unique in the cluster: letters, digits, `.`, `_` and `-`."""
+    seed: NonNegative = 0
+    """Key of every random draw: initial weights, order of the data, dropout."""
+    steps: Positive = 100
+    """Optimizer steps of the whole job."""
+    output: str | None = None
+    """Folder of the run, on a file system that every node sees; unset: `runs/` and the name."""
+    precision: Precision = "float32"
+    """`bfloat16` runs forward and backward under autocast; weights and updates stay `float32`."""
+    threads: Positive = 1
+    """Torch threads per rank. Part of the trajectory: another number gives other bits."""
+    validate_every: NonNegative = 0
+    """Steps between validations; 0: only after the last step."""
+    curvature_every: NonNegative = 0
+    """Steps between samples of the loss's smoothness and the gradient's second moment, which say how many updates an
+    asynchronous pipeline would need; 0: none. At a sample each rank holds a second copy of its weights and gradients
+    until the next step. Never sampled where something may be frozen. Changes no bits."""
+    sample_tokens: NonNegative = 200
+    """Tokens to sample after the last step (language models); 0: none."""
+
+    @property
+    def folder(self) -> str:
+        """The output folder, given or by default."""
+        return self.output if self.output is not None else f"runs/{self.name}"
+
+
+class PipelineConfig(Section):
+    """`[pipeline]`: how the model and the batch are cut."""
+
+    ranks: Positive | Auto = 1
+    """All ranks: `replicas` times the ranks of one pipeline. `auto`: as many of the cluster's as make the shortest
+    step."""
+    schedule: str = "1f1b"
+    """`gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zbv`, or `csv:PATH`. `auto`: the family with the shortest step."""
+    chunks: Positive | None = None
+    """Stages per rank, for the families that have a choice; unset: 2 for `interleaved` and `zbv`, else 1."""
+    microbatches: Positive | Auto = 4
+    """Microbatches per replica in one step. `auto`: searched; part of the trajectory, so a resumed job keeps it."""
+    microbatch_size: Positive = 4
+    """Samples in a microbatch. A step's batch is `replicas x microbatches x microbatch_size` samples."""
+    replicas: Positive = 1
+    """Data-parallel copies of the pipeline."""
+    partition: PartitionProgram | tuple[Positive, ...] = "parameter"
+    """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` makes the slowest stage fastest,
+    communication included; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other programs
+    and the cuts near them. All but `parameter` measure the model first. A list gives the layers per stage, in order."""
+    recompute: bool | tuple[NonNegative, ...] = False
+    """Layers whose activations are recomputed in the backward pass: all, none, or a list of layer indices."""
+
+
+class ClusterConfig(Section):
+    """`[cluster]`: where the ranks run."""
+
+    address: str = "local"
+    """`local` starts a cluster on this machine for this job; `auto` joins the running one; or `ray://HOST:PORT`."""
+    resources_per_rank: dict[str, Annotated[float, Field(gt=0)]] | None = None
+    """What each rank reserves; unset: 1 CPU (`cpu`), 1 CPU and 1 GPU (`cuda`), 0.05 CPU (`emulated`)."""
+    device: DeviceKind | Literal["auto"] = "auto"
+    """`auto`: `cuda` if the cluster has GPUs for all ranks, else `cpu`. `emulated`: times are modelled."""
+    memory_per_rank_bytes: Positive | None = None
+    """What a rank may use; no plan that needs more is taken. Unset: the device's memory, for plans that are made on a
+    profile."""
+    wait_s: PositiveSeconds = 60.0
+    """How long to wait for the cluster's resources and for the ranks to start, each."""
+    timeout_s: PositiveSeconds = 300.0
+    """How long a rank may wait for another one before the step counts as failed."""
+    emulated: EmulatedConfig = EmulatedConfig()
+    """`[cluster.emulated]`: the modelled times."""
+
+
+class Spec(Section):
+    """A whole job."""
+
+    job: JobConfig
+    """The run."""
+    model: ModelConfig = ModelConfig(family="gpt")
+    """The model."""
+    data: DataConfig = DataConfig()
+    """The data."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule."""
+    pipeline: PipelineConfig = PipelineConfig()
+    """The cut."""
+    freeze: FreezeConfig = FreezeConfig()
+    """What is left out of the backward pass."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What survives on disk."""
+    elastic: ElasticConfig = ElasticConfig()
+    """What survives of it all."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where it runs."""
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Spec:
+    """The spec in the TOML file `path`, with `overrides` such as `model.width=256` applied in order.
+
+    Raises:
+        JobError: the file is missing or no TOML, an override is malformed, a key unknown or a value wrong.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"cannot read the spec {path}: {getattr(error, 'strerror', None) or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"{path} is not TOML: {error}") from error
+    overridden = set()
+    for override in overrides:
+        key, value = parse_override(override)
+        _put(tables, key, value)
+        overridden.add(".".join(key))
+    try:
+        return Spec.model_validate(_nulls(tables))
+    except ValidationError as error:
+        raise JobError(explain(error, Spec, source=str(path), overridden=overridden)) from error
+
+
+def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    """Key path and value of `a.b=c`: the value is read as TOML, a bare word as a string.
+
+    Raises:
+        JobError: there is no `=`, or the key has no section.
+    """
+    name, equals, value = text.partition("=")
+    key = tuple(part.strip() for part in name.split("."))
+    if not equals or len(key) < 2 or not all(key):
+        raise JobError(f"--set {text}: expected section.key=value, such as model.width=256")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return key, value.strip()
+
+
+def _put(tables: dict[str, Any], key: tuple[str, ...], value: Any) -> None:
+    """Set `tables[key[0]][key[1]]...`, making tables on the way."""
+    table = tables
+    for depth, part in enumerate(key[:-1], 1):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise JobError(f"--set {'.'.join(key)}: {'.'.join(key[:depth])} is a value, not a section")
+    table[key[-1]] = value
+
+
+def _nulls(value: Any) -> Any:
+    """`value` with each string `null` as None: TOML has no null, and some settings are turned off by it."""
+    if isinstance(value, dict):
+        return {key: _nulls(item) for key, item in value.items()}
+    return None if value == "null" else value

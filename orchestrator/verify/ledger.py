@@ -1,0 +1,324 @@
+"""The ledger: what a job's events prove of its steps, samples, generations and epochs. Pure: events in, findings out.
+
+A step stands from its report until a generation begins before it, which voids it; it is keyed by generation and step.
+Checkpoint files are checked in `checkpoint_audit.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.events.types import (
+    Failed,
+    Finished,
+    Formed,
+    Issued,
+    RankEnded,
+    Record,
+    Regrouped,
+    Submitted,
+)
+from workers.data.sampling import samples_digest, train_indices
+from workers.protocol import CheckpointReport, Outcome, StepReport
+from workers.reproducibility.digest import state_digest
+
+NEARBY = 3
+"""A step with other samples than its own may have those of a step so near."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """Which samples each step is to use, by the resolved spec."""
+
+    seed: int
+    microbatches: int
+    """Of all replicas in one step."""
+    microbatch_size: int
+
+    @staticmethod
+    def of(spec: dict[str, Any]) -> Batches:
+        """Of a resolved spec, as it is logged."""
+        pipeline = spec["pipeline"]
+        return Batches(
+            seed=spec["job"]["seed"],
+            microbatches=pipeline.get("replicas", 1) * pipeline["microbatches"],
+            microbatch_size=pipeline["microbatch_size"],
+        )
+
+    @property
+    def samples(self) -> int:
+        """Per step."""
+        return self.microbatches * self.microbatch_size
+
+    def digest(self, step: int, train_samples: int) -> str:
+        """Of the samples of `step`, which is 1 for the first one."""
+        return samples_digest(
+            {
+                microbatch: train_indices(
+                    self.seed, step - 1, microbatch, self.microbatches, self.microbatch_size, train_samples
+                )
+                for microbatch in range(self.microbatches)
+            }
+        )
+
+
+@dataclass
+class Ledger:
+    """What was found in a log, beside what stands."""
+
+    wrong: list[str] = field(default_factory=list)
+    """Each with its numbers; a sound job has none."""
+    unproved: list[str] = field(default_factory=list)
+    """What the log does not say."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """The resolved spec of the newest start."""
+    standing: list[StepReport | None] = field(default_factory=list)
+    """By step, from 1. None: not in this log."""
+    superseded: int = 0
+    """Steps that were committed, then voided by a return to a checkpoint, and run again."""
+    generations: int = 0
+    epochs: int = 0
+    """How often a controller took the job on."""
+    checkpoints: list[CheckpointReport] = field(default_factory=list)
+    """Those that were reported whole, oldest first."""
+    end: Finished | Failed | None = None
+    """Of the newest start; None: the job is at work, or was killed."""
+    proved_samples: int = 0
+    """Steps whose samples were compared."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps stand."""
+        return len(self.standing)
+
+
+def audit(records: Iterable[Record], train_samples: int | None) -> Ledger:
+    """What `records`, oldest first, prove.
+
+    Args:
+        train_samples: how many samples there are to train on; None: not known, so that no step's samples are compared.
+    """
+    reading = _Reading()
+    for record in records:
+        reading.take(record)
+    ledger = reading.ledger
+    if ledger.end is None:
+        ledger.unproved.append("how the job ends: the log stops before, so it is at work or was killed")
+    elif isinstance(ledger.end, Failed):
+        ledger.unproved.append(f"the final bits: the job failed ({ledger.end.reason})")
+    _check_samples(ledger, train_samples)
+    return ledger
+
+
+class _Reading:
+    """The ledger while the log is read."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self._epoch = 0
+        self._plan = (0, 0)
+        self._formed: dict[int, int] = {}
+        """Generation -> step at which it began."""
+        self._voided: dict[int, int] = {}
+        """Generation -> steps that it voided."""
+        self._untrained = 0
+        """Steps voided by generations that were formed since one trained, and did not train themselves."""
+        self._outcomes: list[Outcome] = []
+
+    def take(self, record: Record) -> None:
+        match record.event:
+            case Submitted() as submitted:
+                self._submitted(submitted)
+            case Issued(plan=plan):
+                self._issued(plan.epoch, plan.version)
+            case Formed() as formed:
+                self._form(formed)
+            case Regrouped() as regrouped:
+                self._regrouped(regrouped)
+            case StepReport() as report:
+                self._step(report)
+            case CheckpointReport(error=None) as checkpoint:
+                self.ledger.checkpoints.append(checkpoint)
+            case RankEnded(outcome=outcome):
+                self._outcomes.append(outcome)
+            case Finished() as finished:
+                self._finish(finished)
+            case Failed() as failed:
+                self.ledger.end = failed
+
+    def _wrong(self, text: str) -> None:
+        self.ledger.wrong.append(text)
+
+    def _submitted(self, submitted: Submitted) -> None:
+        ledger = self.ledger
+        if submitted.epoch <= self._epoch:
+            self._wrong(
+                f"controller epoch {submitted.epoch} came after epoch {self._epoch}: epochs must rise"
+            )
+        if ledger.spec and Batches.of(ledger.spec) != Batches.of(submitted.spec):
+            self._wrong(
+                f"epoch {submitted.epoch} began with {Batches.of(submitted.spec)} where it was"
+                f" {Batches.of(ledger.spec)}: samples no longer follow on"
+            )
+        self._epoch = max(self._epoch, submitted.epoch)
+        ledger.spec, ledger.end = submitted.spec, None
+        ledger.epochs += 1
+
+    def _issued(self, epoch: int, version: int) -> None:
+        if (epoch, version) < self._plan:
+            self._wrong(
+                f"plan {epoch}.{version} (epoch.version) was issued after {self._plan[0]}.{self._plan[1]}"
+            )
+        self._plan = max(self._plan, (epoch, version))
+
+    def _form(self, formed: Formed) -> None:
+        ledger, generation = self.ledger, formed.generation
+        newest = max(self._formed, default=0)
+        if generation.number <= newest:
+            self._wrong(
+                f"generation {generation.number} was formed after generation {newest}: they must rise"
+            )
+        if generation.epoch != self._epoch:
+            self._wrong(
+                f"generation {generation.number} was formed by controller epoch {generation.epoch} during epoch"
+                f" {self._epoch}"
+            )
+        begin = formed.step
+        if begin is None:
+            begin = formed.start.step if formed.start is not None else 0
+        void = ledger.steps - begin
+        if void > 0:
+            if formed.start is None and begin > 0:
+                self._wrong(
+                    f"generation {generation.number} began at step {begin} without a checkpoint, but {void} later"
+                    f" steps, up to {ledger.steps}, had been committed"
+                )
+            del ledger.standing[begin:]
+            ledger.superseded += void
+        elif void < 0 and formed.start is not None and not self._formed:
+            # The beginning of the log was lost; what came from the checkpoint on is all here.
+            ledger.unproved.append(f"steps {ledger.steps + 1} to {begin} are not in this log")
+            ledger.standing += [None] * -void
+        self._untrained += self._voided.get(newest, 0)
+        self._formed[generation.number] = begin
+        self._voided[generation.number] = max(0, void)
+        ledger.generations += 1
+        self._outcomes.clear()
+
+    def _regrouped(self, regrouped: Regrouped) -> None:
+        number = regrouped.generation
+        begin = self._formed.get(number)
+        if begin is None:
+            self._wrong(f"generation {number} trained, but the log does not say that it was formed")
+            return
+        if begin != regrouped.step:
+            self._wrong(f"generation {number} was formed at step {begin} and trained from {regrouped.step}")
+        if not 0 <= regrouped.rerun <= 1:
+            self._wrong(
+                f"generation {number} ran {regrouped.rerun} steps in flight again, where 1 is the most"
+            )
+        # A step may be committed and lost before it was announced.
+        announced = self._voided[number]
+        if not announced <= regrouped.steps_lost <= announced + self._untrained + 1:
+            self._wrong(
+                f"generation {number} says that {regrouped.steps_lost} committed steps were lost; the log shows"
+                f" {announced}"
+            )
+        self._untrained = self._voided[number] = 0
+
+    def _step(self, report: StepReport) -> None:
+        ledger = self.ledger
+        current = max(self._formed, default=0)
+        if report.generation not in self._formed:
+            self._wrong(
+                f"step {report.step} was committed by generation {report.generation}, which was not formed"
+            )
+        elif report.generation < current and report.step > self._formed[current]:
+            self._wrong(
+                f"step {report.step} of generation {report.generation} was announced after generation {current} had"
+                f" begun at step {self._formed[current]}"
+            )
+        if report.step <= ledger.steps:
+            earlier = ledger.standing[report.step - 1]
+            by = f"generation {earlier.generation}" if earlier is not None else "before this log began"
+            self._wrong(
+                f"step {report.step} was committed twice: {by}, then generation {report.generation}, and nothing"
+                " voided the first"
+            )
+            return
+        missing = report.step - ledger.steps - 1
+        if missing:
+            which = (
+                f"step {report.step - 1}"
+                if missing == 1
+                else f"steps {ledger.steps + 1} to {report.step - 1}"
+            )
+            self._wrong(f"{which} missing: step {report.step} came after step {ledger.steps}")
+            ledger.standing += [None] * missing
+        ledger.standing.append(report)
+
+    def _finish(self, finished: Finished) -> None:
+        ledger = self.ledger
+        ledger.end = finished
+        if finished.step != ledger.steps:
+            self._wrong(f"the job finished at step {finished.step}, but the log has {ledger.steps} steps")
+        asked = ledger.spec.get("job", {}).get("steps", finished.step)
+        if not finished.stopped and finished.step != asked:
+            self._wrong(f"the job finished at step {finished.step} of {asked} though nobody stopped it")
+        digests: dict[int, str] = {}
+        for outcome in self._outcomes:
+            for layer, digest in outcome.layer_digests:
+                if digests.setdefault(layer, digest) != digest:
+                    self._wrong(f"layer {layer} ended with other bits on rank {outcome.rank} than on another")
+        if digests and finished.state_sha256 is not None:
+            ended = state_digest([digests[layer] for layer in sorted(digests)])
+            if ended != finished.state_sha256:
+                self._wrong(
+                    f"the ranks ended with state_sha256 {ended}, but the job says {finished.state_sha256}"
+                )
+
+
+def _check_samples(ledger: Ledger, train_samples: int | None) -> None:
+    """Compare what each standing step used with what it was to use: positions follow on from step to step, so that
+    with every step right no sample is used twice or skipped."""
+    reports = [report for report in ledger.standing if report is not None]
+    if not reports:
+        return
+    batches = Batches.of(ledger.spec)
+    for report in reports:
+        if report.samples != batches.samples:
+            ledger.wrong.append(
+                f"step {report.step} used {report.samples} samples, where a step has {batches.samples}"
+            )
+    told = [report for report in reports if report.samples_digest]
+    if len(told) < len(reports):
+        ledger.unproved.append(
+            f"which samples {len(reports) - len(told)} of {len(reports)} steps used: their reports do not say"
+        )
+    if train_samples is None:
+        return
+    for report in told:
+        if report.samples_digest != batches.digest(report.step, train_samples):
+            ledger.wrong.append(_other_samples(report, batches, train_samples))
+    ledger.proved_samples = len(told)
+
+
+def _other_samples(report: StepReport, batches: Batches, train_samples: int) -> str:
+    first = (report.step - 1) * batches.samples
+    text = (
+        f"step {report.step} did not use the samples at positions {first} to {first + batches.samples - 1}"
+        f" of the data's order"
+    )
+    for step in _nearby(report.step):
+        if report.samples_digest == batches.digest(step, train_samples):
+            return f"{text}, but those of step {step}"
+    return text
+
+
+def _nearby(step: int) -> Iterator[int]:
+    for distance in range(1, NEARBY + 1):
+        if step > distance:
+            yield step - distance
+        yield step + distance

@@ -1,0 +1,199 @@
+"""Monitored steps -> the longest and the shortest time of every action (TimelyFreeze, section 3.1).
+
+Knows neither ranks as processes nor the freeze program: spans in, `Costs` out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from planner.freezing import Phase, Phases
+from planner.ir import FREEZABLE, Action, Kind, Schedule
+from planner.schedule.graph import build_graph
+from planner.simulation.simulate import Costs
+
+Spans = tuple[tuple[str, float, float], ...]
+"""(token, start, end) of actions as they ran; seconds since the step's begin."""
+Key = tuple[Kind, int]
+"""Kind and stage."""
+
+
+class MonitoringError(ValueError):
+    """The monitored steps do not say what every action takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What one rank did in one step."""
+
+    step: int
+    rank: int
+    """Global: replica * P + pipeline rank."""
+    step_s: float
+    spans: Spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the actions of a step take, and the step around them."""
+
+    upper: Costs
+    """With nothing frozen."""
+    lower: Costs
+    """With everything frozen; nowhere above `upper`."""
+    outside_s: float
+    """What a step takes outside its window with nothing frozen: its first batch, exchange, commit, update."""
+    upper_step_s: float | None
+    """Median step of the upper half, if that was observed."""
+    lower_step_s: float | None
+    """And of the lower half."""
+
+
+def complete(observations: Iterable[Observation], phases: Phases, world_size: int) -> bool:
+    """Whether every rank was heard of the last step of monitoring; each reports its steps in order."""
+    heard = {seen.rank for seen in observations if seen.step == phases.monitoring}
+    return len(heard) == world_size
+
+
+def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observation]) -> Bounds:
+    """The bounds of every action, and the time of a message between ranks.
+
+    An action's time is its kind's mean on its stage, over a step's microbatches and replicas, because a window is a sum
+    of actions; of these the median over steps, because a single step may be disturbed. What freezing does not shorten
+    (F, I, R) has one time, from both halves.
+
+    Raises:
+        MonitoringError: a half was not observed, or lacks a kind of action on a stage.
+    """
+    by_phase: dict[Phase, list[Observation]] = {Phase.UPPER: [], Phase.LOWER: []}
+    for seen in observations:
+        by_phase.get(phases.of(seen.step), []).append(seen)
+    upper, lower = by_phase[Phase.UPPER], by_phase[Phase.LOWER]
+    kinds = {(action.kind, action.stage) for program in schedule.programs for action in program}
+    both = _seconds(upper + lower)
+    longest, shortest = _seconds(upper), _seconds(lower)
+    upper_s: dict[Key, float] = {}
+    lower_s: dict[Key, float] = {}
+    for key in sorted(kinds):
+        if key[0] in FREEZABLE:
+            upper_s[key] = _known(longest, key, phases, Phase.UPPER)
+            # A weight gradient that is not computed need not have been timed.
+            gone = key[0] is Kind.WEIGHT_GRAD and lower and key not in shortest
+            lower_s[key] = 0.0 if gone else min(upper_s[key], _known(shortest, key, phases, Phase.LOWER))
+        else:
+            upper_s[key] = lower_s[key] = _known(both, key, phases, Phase.UPPER)
+    communication_s = _message_s(schedule, upper)
+    return Bounds(
+        upper=_costs(schedule, upper_s, communication_s),
+        lower=_costs(schedule, lower_s, communication_s),
+        outside_s=median(map(observed_outside_s, _by_step(upper))),
+        upper_step_s=median(map(_step_s, _by_step(upper))),
+        lower_step_s=median(map(_step_s, _by_step(lower))),
+    )
+
+
+def mean_costs(schedule: Schedule, observations: Sequence[Observation]) -> Costs:
+    """What actions and messages took in steps that were run alike: per kind and stage, the mean over a step's
+    microbatches and replicas, and the median of that over steps.
+
+    Raises:
+        MonitoringError: no rank reported a kind of action on a stage.
+    """
+    seconds = _seconds(observations)
+    for action in build_graph(schedule).actions:
+        if (action.kind, action.stage) not in seconds:
+            raise MonitoringError(f"no rank reported how long {action.kind} of stage {action.stage} takes")
+    return _costs(schedule, seconds, _message_s(schedule, observations))
+
+
+def _seconds(observations: Iterable[Observation]) -> dict[Key, float]:
+    """Per kind and stage, the median over steps of a step's mean."""
+    seen: dict[Key, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for observation in observations:
+        for token, start_s, end_s in observation.spans:
+            action = Action.parse(token)
+            seen[action.kind, action.stage][observation.step].append(end_s - start_s)
+    return {key: median(mean(times) for times in steps.values()) for key, steps in seen.items()}
+
+
+def _known(seconds: Mapping[Key, float], key: Key, phases: Phases, phase: Phase) -> float:
+    if key in seconds:
+        return seconds[key]
+    first, last = (
+        (phases.warm_up + 1, phases.middle)
+        if phase is Phase.UPPER
+        else (phases.middle + 1, phases.monitoring)
+    )
+    kind, stage = key
+    raise MonitoringError(
+        f"no rank reported how long {kind} of stage {stage} takes in the monitored steps {first} to {last}"
+        f" ({phase} bound), so the freeze program cannot be solved"
+    )
+
+
+def _costs(schedule: Schedule, seconds: Mapping[Key, float], communication_s: float) -> Costs:
+    return Costs(
+        {
+            kind: tuple(seconds.get((kind, stage), 0.0) for stage in range(schedule.stages))
+            for kind in {kind for kind, _ in seconds}
+        },
+        communication_s,
+    )
+
+
+def _by_step(observations: Iterable[Observation]) -> Sequence[Sequence[Observation]]:
+    steps: dict[int, list[Observation]] = defaultdict(list)
+    for seen in observations:
+        steps[seen.step].append(seen)
+    return [steps[step] for step in sorted(steps)]
+
+
+def _step_s(step: Sequence[Observation]) -> float:
+    return max(seen.step_s for seen in step)
+
+
+def observed_outside_s(step: Sequence[Observation]) -> float:
+    """What a step takes before its first action, and after its last: there the other ranks wait in the commit."""
+    timed = [seen for seen in step if seen.spans]
+    before_s = min((min(start_s for _, start_s, _ in seen.spans) for seen in timed), default=0.0)
+    after_s = min(seen.step_s - max((end_s for _, _, end_s in seen.spans), default=0.0) for seen in step)
+    return before_s + after_s
+
+
+def _message_s(schedule: Schedule, observations: Iterable[Observation]) -> float:
+    """From the end of an action to the begin of the one on another rank that waits for nothing else.
+
+    That is the shortest such time of a pair of ranks in a step. Their clocks begin with the window, which they do not
+    begin together: the difference adds to the messages one way and is taken from those the other way, so the mean of
+    both ways is free of it.
+    """
+    graph = build_graph(schedule)
+    edges = [
+        (graph.actions[earlier], graph.actions[node], graph.ranks[earlier], graph.ranks[node])
+        for node in range(len(graph.actions))
+        for earlier in graph.predecessors[node]
+        if graph.crosses_ranks(earlier, node)
+    ]
+    both_ways: list[float] = []
+    for step in _by_step(observations):
+        for replica in {seen.rank // schedule.ranks for seen in step}:
+            times = {
+                Action.parse(token): (start_s, end_s)
+                for seen in step
+                if seen.rank // schedule.ranks == replica
+                for token, start_s, end_s in seen.spans
+            }
+            shortest: dict[tuple[int, int], float] = {}
+            for sender, receiver, source, target in edges:
+                if sender in times and receiver in times:
+                    wait_s = times[receiver][0] - times[sender][1]
+                    shortest[source, target] = min(wait_s, shortest.get((source, target), wait_s))
+            both_ways += [
+                (wait_s + shortest[target, source]) / 2
+                for (source, target), wait_s in shortest.items()
+                if source < target and (target, source) in shortest
+            ]
+    return max(0.0, median(both_ways)) if both_ways else 0.0

@@ -1,0 +1,180 @@
+"""TimelyFreeze's linear program: which share of each action's weight gradients to leave out (section 3.2).
+
+Knows bounds of times and a schedule; not which parameters, not when, and not how the times were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.freeze.linear_program import FreezeModel, Instance
+from planner.freezing import Ratios
+from planner.ir import FREEZABLE, Action, Schedule
+from planner.plan import Plan
+from planner.schedule.graph import Graph, build_graph
+from planner.simulation.longest_path import Floats, Network, build_network
+from planner.simulation.simulate import Costs
+
+_SLACK = 1e-7
+"""Share of the makespan below which an action's slack counts as none; above the solver's tolerance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeSolution:
+    """What to freeze, and what a window lasts then."""
+
+    ratios: tuple[tuple[int, int, float], ...]
+    """(stage, microbatch, ratio) of every action that forms weight gradients; ratios in [0, 1]."""
+    start_s: tuple[float, ...]
+    """Per node of the schedule's graph, when it begins at the earliest."""
+    unfrozen_s: float
+    """Makespan with nothing frozen."""
+    solved_s: float
+    """Makespan with `ratios`."""
+    all_frozen_s: float
+    """Makespan with everything frozen."""
+    critical: tuple[Action, ...]
+    """The actions that cannot begin later without the window ending later, with `ratios`."""
+    mean_per_stage: tuple[float, ...]
+    """Mean ratio over a stage's freezable actions, at most `r_max`; 0 for a stage that has none."""
+    duals: tuple[float, ...]
+    """Per stage, the seconds that a window gets shorter per unit of the stage's `r_max`."""
+
+
+class FreezeProgram:
+    """The program of one schedule, to be solved again as times change: each solve starts from the one before."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._graph = build_graph(schedule)
+        self._model = FreezeModel()
+        self._plain: dict[float, Network] = {}
+
+    def solve(self, upper: Costs, lower: Costs, r_max: float) -> FreezeSolution:
+        """Minimise the makespan, then the sum of ratios: what eq. 6 means by its small lambda, by a second solve that
+        holds the makespan to within 1e-8 of the least.
+
+        A B or a W lasts between its time in `lower` and its time in `upper`; one that is not shorter in `lower`, and
+        any other kind, lasts as long as in `upper`. Messages are those of `upper`. The mean ratio over a stage's
+        freezable actions is at most `r_max` (constraint [4] as corrected: over freezable actions only).
+
+        Raises:
+            ValueError: `r_max` is not in [0, 1]; a time is missing, negative or not finite; nothing can be frozen.
+        """
+        if not 0 <= r_max <= 1:
+            raise ValueError(
+                f"r_max is {r_max}: it is the largest mean share of a stage's weight gradients that is frozen,"
+                " and must lie in [0, 1]"
+            )
+        graph = self._graph
+        longest = _seconds(upper, graph, "with nothing frozen")
+        freezable = [node for node, action in enumerate(graph.actions) if action.kind in FREEZABLE]
+        shortest_of = _seconds(lower, graph, "with everything frozen")
+        shortest = longest.copy()
+        shortest[freezable] = np.minimum(longest, shortest_of)[freezable]
+        savings = longest - shortest
+        if not savings.any():
+            raise ValueError(_nothing_to_freeze(self.schedule, bool(freezable)))
+        network = self._network(upper, shortest)
+        nodes = np.array(freezable)
+        stage_of = np.array([graph.actions[node].stage for node in freezable])
+        gains = savings[nodes] > 0
+        count = np.bincount(stage_of[gains], minlength=self.schedule.stages)
+
+        optimum = self._model.solve(
+            Instance(
+                network=network,
+                longest=longest,
+                savings=savings,
+                freezable=nodes,
+                stage_of=stage_of,
+                budgets=(r_max * count).astype(np.float64),
+            )
+        )
+        ratios = np.where(gains, optimum.ratios, 0.0)
+        seconds = longest.copy()
+        seconds[nodes] -= savings[nodes] * ratios
+        start = network.starts(seconds.tolist())
+        solved_s = start[network.sink]
+        sums = np.bincount(stage_of, weights=ratios, minlength=self.schedule.stages)
+        return FreezeSolution(
+            ratios=tuple(
+                (graph.actions[node].stage, graph.actions[node].index, float(ratio))
+                for node, ratio in zip(freezable, ratios, strict=True)
+            ),
+            start_s=tuple(start[: network.actions]),
+            unfrozen_s=network.starts(longest.tolist())[network.sink],
+            solved_s=solved_s,
+            all_frozen_s=network.starts(shortest.tolist())[network.sink],
+            critical=_critical(network, seconds.tolist(), start),
+            mean_per_stage=tuple((sums / np.maximum(count, 1)).tolist()),
+            duals=tuple((optimum.budget_values * count).tolist()),
+        )
+
+    def _network(self, costs: Costs, shortest: Floats) -> Network:
+        """The network; kept from solve to solve where it cannot change, as messages occupy no link."""
+        if costs.messages is not None or costs.blocking:
+            return build_network(self.schedule, self._graph, costs, shortest.tolist())
+        if costs.communication_s not in self._plain:
+            self._plain = {
+                costs.communication_s: build_network(self.schedule, self._graph, costs, shortest.tolist())
+            }
+        return self._plain[costs.communication_s]
+
+
+def solve(schedule: Schedule, upper: Costs, lower: Costs, r_max: float) -> FreezeSolution:
+    """The freeze program solved once; see `FreezeProgram.solve`."""
+    return FreezeProgram(schedule).solve(upper, lower, r_max)
+
+
+def layer_ratios(shares: Iterable[tuple[int, int, float]], plan: Plan) -> Ratios:
+    """`ratios[layer][microbatch]` of `shares`, (stage, microbatch, ratio) of every action that forms weight gradients:
+    every layer of a stage has the stage's ratio. A layer whose stage forms none at all, in a frozen prefix, has 1."""
+    of_stage = [[1.0] * plan.microbatches for _ in range(plan.stages)]
+    for stage, microbatch, ratio in shares:
+        of_stage[stage][microbatch] = ratio
+    return tuple(
+        tuple(of_stage[stage]) for stage, (first, stop) in enumerate(plan.layers) for _ in range(first, stop)
+    )
+
+
+def _seconds(costs: Costs, graph: Graph, when: str) -> Floats:
+    """float[A]: what every action takes.
+
+    Raises:
+        ValueError: one is missing, negative or not finite.
+    """
+    seconds = np.array(costs.of_nodes(graph), dtype=np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(seconds) & (seconds >= 0)))
+    if len(wrong):
+        node = int(wrong[0])
+        raise ValueError(
+            f"{graph.actions[node]} takes {seconds[node]} s {when}; a measured time is finite and not negative:"
+            " measure again"
+        )
+    return seconds
+
+
+def _nothing_to_freeze(schedule: Schedule, forms_gradients: bool) -> str:
+    if not forms_gradients:
+        return (
+            f"{schedule.name}: the schedule has no weight gradients to skip: it has neither B nor W"
+            f" ({schedule.frozen_stages} of {schedule.stages} stages are frozen). Turn freezing off"
+        )
+    return (
+        f"{schedule.name}: freezing saves no time: no B or W takes less with everything frozen than with nothing"
+        " frozen. Turn freezing off, or measure again"
+    )
+
+
+def _critical(network: Network, seconds: Sequence[float], start: Sequence[float]) -> tuple[Action, ...]:
+    makespan_s = start[network.sink]
+    latest = network.latest_starts(seconds, makespan_s)
+    return tuple(
+        action
+        for node, action in enumerate(network.graph.actions)
+        if latest[node] - start[node] <= _SLACK * makespan_s
+    )

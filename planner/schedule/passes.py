@@ -1,0 +1,59 @@
+"""Passes: pure functions Schedule -> Schedule. The input stays as it is, each result is validated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from planner.ir import Action, Kind, Program, Schedule
+from planner.schedule.validate import ScheduleError, validate
+
+
+def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
+    """An R right before the B or I of every microbatch on each of `stages`.
+
+    A frozen stage has no backward and gets no R.
+
+    Raises:
+        ScheduleError: a stage out of range, or one that recomputes already.
+    """
+    for stage in sorted(stages):
+        if not 0 <= stage < schedule.stages:
+            raise ScheduleError(
+                f"{schedule.name}: cannot recompute stage {stage}, stages are 0..{schedule.stages - 1}"
+            )
+
+    def expand(program: Program) -> Program:
+        result: list[Action] = []
+        for action in program:
+            if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage in stages:
+                result.append(Action(Kind.RECOMPUTE, action.stage, action.index))
+            result.append(action)
+        return tuple(result)
+
+    recomputing = replace(schedule, programs=tuple(map(expand, schedule.programs)))
+    validate(recomputing)
+    return recomputing
+
+
+def repeat(schedule: Schedule, times: int) -> Schedule:
+    """The window `times` times in a row, with microbatches numbered on: no rank waits for the others in between.
+
+    Raises:
+        ScheduleError: no repetition at all.
+    """
+    count = schedule.microbatches
+    repeated = replace(
+        schedule,
+        microbatches=count * times,
+        programs=tuple(
+            tuple(
+                replace(action, index=action.index + window * count)
+                for window in range(times)
+                for action in program
+            )
+            for program in schedule.programs
+        ),
+    )
+    validate(repeated)
+    return repeated

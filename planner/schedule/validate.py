@@ -1,0 +1,240 @@
+"""Which schedules may run: `validate` refuses the rest and shows the place. Knows no family and no cost.
+
+A schedule that passes runs to its end on every rank, computes every gradient exactly once, and, in a
+synchronous window, adds gradients up and updates buffers in an order that no family changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from planner.ir import FREEZABLE, Action, Kind, Schedule
+from planner.schedule.graph import awaited
+from planner.schedule.marked_table import Place, grid
+
+_BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
+
+
+class ScheduleError(ValueError):
+    """A schedule that may not run. The message names the place and shows the table around it."""
+
+    def __init__(self, message: str, place: Place | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+        """(rank, position) of the action at fault, where there is one."""
+
+
+def validate(schedule: Schedule) -> None:
+    """Accept `schedule` or say what is wrong with it.
+
+    Raises:
+        ScheduleError: an unknown, doubled or missing action; an index or a stage out of range; a stage on
+            two ranks; an action that comes before what it needs of its own stage; a backward in the frozen
+            prefix; B beside I or W; microbatches out of ascending order or a U in a synchronous window;
+            ranks that wait for each other in a circle.
+    """
+    _check_sizes(schedule)
+    places = _check_actions(schedule)
+    _check_needs(schedule, places)
+    _check_complete(schedule, places)
+    if schedule.synchronous:
+        _check_microbatch_order(schedule)
+    _check_deadlock(schedule, places)
+
+
+def _fail(schedule: Schedule, place: Place, problem: str, related: Sequence[Place] = ()) -> NoReturn:
+    rank, position = place
+    action = schedule.programs[rank][position]
+    raise ScheduleError(
+        f"{schedule.name}: rank {rank}, position {position}, {action!s}: {problem}\n\n"
+        f"{grid(schedule, [place], related)}",
+        place,
+    )
+
+
+def _check_sizes(schedule: Schedule) -> None:
+    for what, size in (
+        ("ranks", schedule.ranks),
+        ("stages", schedule.stages),
+        ("microbatches", schedule.microbatches),
+    ):
+        if size < 1:
+            raise ScheduleError(f"{schedule.name}: {size} {what}, needs at least 1")
+    if not 0 <= schedule.frozen_stages <= schedule.stages:
+        raise ScheduleError(
+            f"{schedule.name}: {schedule.frozen_stages} frozen stages, must lie in 0..{schedule.stages}"
+        )
+    for rank, program in enumerate(schedule.programs):
+        if not program:
+            raise ScheduleError(
+                f"{schedule.name}: rank {rank} has no action: every rank holds a stage\n\n{grid(schedule)}"
+            )
+
+
+def _check_actions(schedule: Schedule) -> dict[Action, Place]:
+    """Each action by itself: known, in range, allowed, once, and with its stage on one rank."""
+    places: dict[Action, Place] = {}
+    home: dict[int, Place] = {}
+    for rank, program in enumerate(schedule.programs):
+        for position, action in enumerate(program):
+            place = (rank, position)
+            if not (isinstance(action, Action) and isinstance(action.kind, Kind)):
+                _fail(schedule, place, "unknown action: the kinds are F, B, I, W, R and U")
+            if not 0 <= action.stage < schedule.stages:
+                _fail(schedule, place, f"stage {action.stage} is not in 0..{schedule.stages - 1}")
+            if not 0 <= action.index < schedule.microbatches:
+                _fail(schedule, place, f"microbatch {action.index} is not in 0..{schedule.microbatches - 1}")
+            if action.kind is Kind.UPDATE and schedule.synchronous:
+                _fail(schedule, place, "a synchronous window has no U: its updates follow the commit")
+            if action.kind not in (Kind.FORWARD, Kind.UPDATE) and action.stage < schedule.frozen_stages:
+                _fail(
+                    schedule,
+                    place,
+                    f"stages 0..{schedule.frozen_stages - 1} are frozen: they only go forward",
+                )
+            if action in places:
+                _fail(
+                    schedule,
+                    place,
+                    f"doubled: already at {_where(places[action])}",
+                    [places[action]],
+                )
+            other = home.setdefault(action.stage, place)
+            if other[0] != rank:
+                _fail(
+                    schedule, place, f"stage {action.stage} is on two ranks, {other[0]} and {rank}", [other]
+                )
+            places[action] = place
+    return places
+
+
+def _check_needs(schedule: Schedule, places: dict[Action, Place]) -> None:
+    """Each action after what it needs of its own stage and microbatch, and one way of going backward."""
+    for action, place in places.items():
+        stage, index = action.stage, action.index
+        if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.RECOMPUTE):
+            _check_after(schedule, places, action, Action(Kind.FORWARD, stage, index))
+        if action.kind is Kind.WEIGHT_GRAD:
+            full = Action(Kind.BACKWARD, stage, index)
+            if full in places:
+                _fail(schedule, place, f"{full} forms this weight gradient already", [places[full]])
+            _check_after(schedule, places, action, Action(Kind.INPUT_GRAD, stage, index))
+        if action.kind is Kind.INPUT_GRAD:
+            full = Action(Kind.BACKWARD, stage, index)
+            if full in places:
+                _fail(schedule, place, f"{full} forms this input gradient already", [places[full]])
+        if action.kind is Kind.RECOMPUTE:
+            backward = _backward_of(stage, index, places)
+            if backward is None:
+                _fail(schedule, place, "recompute without a backward that uses it")
+            if places[backward] < place:
+                _fail(
+                    schedule, place, f"recompute after {backward}, which needs it before", [places[backward]]
+                )
+
+
+def _check_after(schedule: Schedule, places: dict[Action, Place], action: Action, needed: Action) -> None:
+    place = places[action]
+    if needed not in places:
+        _fail(schedule, place, f"{needed}, which it needs, is missing")
+    if places[needed] > place:
+        _fail(schedule, place, f"comes before {needed}, which it needs", [places[needed]])
+
+
+def _backward_of(stage: int, index: int, places: dict[Action, Place]) -> Action | None:
+    for kind in _BACKWARDS:
+        if (action := Action(kind, stage, index)) in places:
+            return action
+    return None
+
+
+def _check_complete(schedule: Schedule, places: dict[Action, Place]) -> None:
+    """A forward of every microbatch on every stage, a whole backward of each above the frozen prefix."""
+    for stage in range(schedule.stages):
+        for index in range(schedule.microbatches):
+            forward = Action(Kind.FORWARD, stage, index)
+            if forward not in places:
+                rank = schedule.rank_of_stage.get(stage)
+                where = f"rank {rank}" if rank is not None else f"no rank holds stage {stage}"
+                raise ScheduleError(
+                    f"{schedule.name}: {where}: {forward} is missing: each of the {schedule.stages} stages"
+                    f" goes forward with each of the {schedule.microbatches} microbatches\n\n{grid(schedule)}"
+                )
+            if stage < schedule.frozen_stages:
+                continue
+            backward = _backward_of(stage, index, places)
+            if backward is None:
+                full, split = f"{stage}B{index}", f"{stage}I{index} and {stage}W{index}"
+                _fail(schedule, places[forward], f"its backward is missing: {full}, or {split}")
+            weight_grad = Action(Kind.WEIGHT_GRAD, stage, index)
+            if backward.kind is Kind.INPUT_GRAD and weight_grad not in places:
+                _fail(schedule, places[backward], f"its weight gradient {weight_grad} is missing")
+
+
+def _check_microbatch_order(schedule: Schedule) -> None:
+    """Ascending microbatches per stage, in three orders.
+
+    Forwards update buffers; I adds gradients of small parameters, W those of matrices, B both.
+    """
+    orders = (
+        ((Kind.FORWARD,), "forwards"),
+        (_BACKWARDS, "backwards and input gradients"),
+        (FREEZABLE, "weight gradients"),
+    )
+    for rank, program in enumerate(schedule.programs):
+        for kinds, what in orders:
+            latest: dict[int, int] = {}
+            for position, action in enumerate(program):
+                if action.kind not in kinds:
+                    continue
+                before = latest.get(action.stage)
+                if before is not None and action.index < program[before].index:
+                    _fail(
+                        schedule,
+                        (rank, position),
+                        f"comes after {program[before]}: the {what} of a stage must be in ascending"
+                        " microbatch order, the bits of the result depend on it",
+                        [(rank, before)],
+                    )
+                latest[action.stage] = position
+
+
+def _check_deadlock(schedule: Schedule, places: dict[Action, Place]) -> None:
+    """Run the programs without costs; where ranks stand still, follow who waits for whom in a circle."""
+    heads = [0] * schedule.ranks
+    done: set[Action] = set()
+    waiting: dict[Action, int] = {}
+    runnable = list(range(schedule.ranks))
+    while runnable:
+        rank = runnable.pop()
+        program = schedule.programs[rank]
+        while heads[rank] < len(program):
+            action = program[heads[rank]]
+            needed = awaited(action, schedule.stages, places)
+            if needed is not None and needed not in done:
+                waiting[needed] = rank
+                break
+            done.add(action)
+            heads[rank] += 1
+            if action in waiting:
+                runnable.append(waiting.pop(action))
+    if not waiting:
+        return
+    needed_by = {rank: needed for needed, rank in waiting.items()}
+    rank, path = min(needed_by), []
+    while rank not in path:
+        path.append(rank)
+        rank = places[needed_by[rank]][0]
+    circle = path[path.index(rank) :]
+    story = "; ".join(
+        f"rank {rank} stands at {schedule.programs[rank][heads[rank]]} (position {heads[rank]}) and waits for"
+        f" {needed_by[rank]} ({_where(places[needed_by[rank]])})"
+        for rank in circle
+    )
+    first, *others = [(rank, heads[rank]) for rank in circle]
+    _fail(schedule, first, f"deadlock: {story}", others)
+
+
+def _where(place: Place) -> str:
+    return f"rank {place[0]}, position {place[1]}"

@@ -1,0 +1,274 @@
+"""DynPipe's Algorithm 1: how many stages, where to cut, how many devices for each, for the least T(S) x W(S).
+
+A stage's devices are neighbours within one machine and share its microbatches evenly: r = r_data x r_tensor of eq. 6
+with r_tensor = 1, so there is no all-gather. The engine runs one device per stage and whole pipelines as replicas, so
+this answer is for the report; `planner/search/search.py` takes cuts with r = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.partition.dynpipe import merge
+from planner.partition.stage_costs import Matrix, StageCosts, Vector
+from planner.plan import PlanError
+from planner.profile import Profile
+from planner.search.convergence import ConvergenceError
+
+SIZES = (1, 2, 4, 8)
+"""Devices that a stage may have, unless said otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedStage:
+    """A stage on one or more devices."""
+
+    first: int
+    stop: int
+    """Its layers are [first, stop)."""
+    device: int
+    """The first of its devices; the others follow it."""
+    devices: int
+    """r."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndToEnd:
+    """The shortest pipeline of a given number of stages over all devices."""
+
+    stages: tuple[SharedStage, ...]
+    iteration_s: float
+    """W(S)."""
+    updates: float
+    """T(S)."""
+
+    @property
+    def wall_clock_s(self) -> float:
+        return self.updates * self.iteration_s
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring devices of one machine."""
+
+    first: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.size
+
+    @property
+    def devices(self) -> range:
+        return range(self.first, self.stop)
+
+
+def plan(
+    profile: Profile,
+    updates: Callable[[int], float],
+    *,
+    microbatches: int,
+    microbatches_per_update: int = 1,
+    sizes: Sequence[int] = SIZES,
+    recompute: Collection[int] = (),
+) -> tuple[EndToEnd, ...]:
+    """Per number of stages that fits and converges, ascending, its best pipeline; the least `wall_clock_s` wins.
+
+    Exact under eq. 4-7, in O(S N R^2 L^2) for S stages, N devices, R sizes and L layers; N times that where memory
+    limits bind, as how much a stage has in flight depends on the stages after it.
+
+    Args:
+        updates: S -> T(S); constant for a synchronous schedule.
+        microbatches: of a step; a stage keeps as many as there are stages from it on, this many at most.
+        microbatches_per_update: how many microbatches share one gradient all-reduce: all of a synchronous step.
+
+    Raises:
+        PlanError: no pipeline uses all devices, or none fits the memory.
+        ConvergenceError: no number of stages reaches the target error.
+    """
+    program = Program(profile, microbatches, microbatches_per_update, sizes, recompute)
+    count = len(profile.cluster.devices)
+    free = program.solve(None)
+    found: list[EndToEnd] = []
+    refusal: ConvergenceError | None = None
+    spread = False
+    for stages in range(1, min(count, program.layers) + 1):
+        try:
+            needed = updates(stages)
+        except ConvergenceError as error:
+            refusal = refusal or error
+            continue
+        best = program.best(free, stages, None)
+        spread = spread or best is not None
+        if best is not None and not program.fits(best):
+            best = program.best(program.solve(stages), stages, stages)
+        if best is not None:
+            found.append(EndToEnd(stages=best, iteration_s=program.iteration_s(best), updates=needed))
+    if found:
+        return tuple(found)
+    if refusal is not None:
+        raise refusal
+    if not spread:
+        raise PlanError(
+            f"{count} devices cannot all be used by {program.layers} layers, with {max(sizes)} devices per stage at"
+            " most and each stage within one machine: use fewer devices, or allow a stage more"
+        )
+    raise PlanError(
+        f"no pipeline over {count} devices fits their memory, with {max(sizes)} devices per stage at most: recompute,"
+        " or use more devices or a smaller microbatch"
+    )
+
+
+Reached = dict[Group, Matrix]
+"""`reached[group][s, l]`: W of the first l layers on s + 1 stages, the last of them on the group's devices, all devices
+before it in use; infinite where it cannot be."""
+
+
+class Program:
+    """The dynamic program of eq. 5 over (layers, stages, devices of the last stage, devices so far)."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        microbatches: int,
+        microbatches_per_update: int,
+        sizes: Sequence[int],
+        recompute: Collection[int],
+    ) -> None:
+        self._cluster = profile.cluster
+        self._microbatches = microbatches
+        self._per_update = microbatches_per_update
+        self._costs = StageCosts(profile, (), (), frozenset(recompute))
+        layers = profile.model.layers
+        gradient_bytes = np.concatenate([[0.0], np.cumsum([layer.gradient_bytes for layer in layers])])
+        self._gradient_bytes: Matrix = gradient_bytes[:, None] - gradient_bytes[None, :]
+        self._message_bytes = self._costs.forward_bytes + self._costs.backward_bytes
+        machines = [device.machine for device in self._cluster.devices]
+        self.groups = [
+            Group(first, size)
+            for first in range(len(machines))
+            for size in sizes
+            if first + size <= len(machines) and len(set(machines[first : first + size])) == 1
+        ]
+
+        self._ending_at: dict[int, list[Group]] = {}
+        for group in self.groups:
+            self._ending_at.setdefault(group.stop, []).append(group)
+        self._stage_s: dict[Group, Matrix] = {}
+        self._communication_s: dict[tuple[Group, Group], Vector] = {}
+
+    @property
+    def layers(self) -> int:
+        return self._costs.layers
+
+    def stage_s(self, group: Group) -> Matrix:
+        """Eq. 6 for every run of layers: computation shared evenly, at the pace of the slowest device, and the
+        gradients' ring all-reduce, 2 (r - 1) messages of an r-th each."""
+        slowdown = max(self._cluster.devices[device].slowdown for device in group.devices)
+        time_s = self._costs.compute_s * (slowdown / group.size)
+        if group.size > 1:
+            links = [self._cluster.link(a, b) for a in group.devices for b in group.devices if a != b]
+            each_s = self._gradient_bytes / group.size / min(link.bytes_per_s for link in links)
+            latency_s = max(link.latency_s for link in links)
+            time_s = time_s + 2 * (group.size - 1) * (each_s + latency_s) / self._per_update
+        return time_s
+
+    def communication_s(self, before: Group, after: Group) -> Vector:
+        """Eq. 7 for every cut: over the least bandwidth between the devices of the two stages."""
+        known = self._communication_s.get((before, after))
+        if known is None:
+            bandwidth = min(
+                self._cluster.link(*pair).bytes_per_s
+                for a in before.devices
+                for b in after.devices
+                for pair in ((a, b), (b, a))
+            )
+            known = self._message_bytes / (before.size * after.size * bandwidth)
+            self._communication_s[before, after] = known
+        return known
+
+    def allowed(self, group: Group, kept: int) -> NDArray[np.bool_]:
+        """Whether a run of layers fits the group's memory with `kept` microbatches in flight, bool[L + 1, L + 1]."""
+        limit = min(self._cluster.devices[device].memory_bytes for device in group.devices)
+        shared = self._costs.activation_bytes([(kept, 0)], arrives=group.first > 0)
+        return self._costs.state_bytes + shared / group.size <= limit
+
+    def kept(self, stage: int, stages: int) -> int:
+        """Microbatches in flight on `stage` of `stages` in 1F1B."""
+        return min(self._microbatches, stages - stage)
+
+    def fits(self, stages: tuple[SharedStage, ...]) -> bool:
+        return all(
+            self.allowed(Group(stage.device, stage.devices), self.kept(index, len(stages)))[
+                stage.stop, stage.first
+            ]
+            for index, stage in enumerate(stages)
+        )
+
+    def solve(self, stages: int | None) -> Reached:
+        """W of every state: without memory limits, or with those of a pipeline of `stages` stages."""
+        most = min(len(self._cluster.devices), self.layers) if stages is None else stages
+        reached: Reached = {}
+        for group in self.groups:
+            shortest = reached[group] = np.full((most, self.layers + 1), np.inf)
+            if group.first == 0:
+                shortest[0] = self._last_s(group, 0, stages)[:, 0]
+            for other in self._before(group):
+                communication_s = self.communication_s(other, group)
+                for stage in range(1, min(most, group.first + 1)):
+                    merged = reached[other][stage - 1, stage:-1]
+                    if np.isinf(merged).all():
+                        continue
+                    last = self._last_s(group, stage, stages)[stage + 1 :, stage:-1]
+                    least = merge(merged, last, communication_s[stage:-1]).min(axis=1)
+                    np.minimum(shortest[stage, stage + 1 :], least, out=shortest[stage, stage + 1 :])
+        return reached
+
+    def best(self, reached: Reached, stages: int, limited: int | None) -> tuple[SharedStage, ...] | None:
+        """The pipeline of `stages` stages behind the least W in `reached`, which `solve(limited)` gave; None if none
+        can be."""
+        ends = [group for group in self.groups if group.stop == len(self._cluster.devices)]
+        group = min(ends, key=lambda group: reached[group][stages - 1, -1])
+        if np.isinf(reached[group][stages - 1, -1]):
+            return None
+        found: list[SharedStage] = []
+        stop = self.layers
+        for stage in range(stages - 1, 0, -1):
+            last = self._last_s(group, stage, limited)[stop]
+            through = {
+                other: merge(reached[other][stage - 1], last, self.communication_s(other, group))
+                for other in self._before(group)
+            }
+            before = min(through, key=lambda other: through[other].min())
+            first = int(through[before].argmin())
+            found.append(SharedStage(first=first, stop=stop, device=group.first, devices=group.size))
+            group, stop = before, first
+        found.append(SharedStage(first=0, stop=stop, device=group.first, devices=group.size))
+        return tuple(reversed(found))
+
+    def iteration_s(self, stages: Sequence[SharedStage]) -> float:
+        """W of a given pipeline."""
+        merged, before = 0.0, None
+        for stage in stages:
+            group = Group(stage.device, stage.devices)
+            last = self.stage_s(group)[stage.stop, stage.first]
+            communication_s = self.communication_s(before, group)[stage.first] if before else 0.0
+            merged = float(merge(merged, last, communication_s)) if before else float(last)
+            before = group
+        return merged
+
+    def _before(self, group: Group) -> list[Group]:
+        return self._ending_at.get(group.first, [])
+
+    def _last_s(self, group: Group, stage: int, stages: int | None) -> Matrix:
+        """`stage_s` where a stage may be, else infinite."""
+        if group not in self._stage_s:
+            steps = np.arange(self.layers + 1)
+            self._stage_s[group] = np.where(steps < steps[:, None], self.stage_s(group), np.inf)
+        if stages is None:
+            return self._stage_s[group]
+        return np.where(self.allowed(group, self.kept(stage, stages)), self._stage_s[group], np.inf)

@@ -1,0 +1,171 @@
+"""What a shape's cuts are worth: each is simulated once, and what does not fit the memory loses.
+
+Between the partition programs, which see stages, and `planner/simulation/predict.py`, which sees steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from planner.ir import Schedule
+from planner.partition import bottleneck, dynpipe, memory, parameter, time
+from planner.partition.stage_costs import Ranges, StageCosts
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.passes import add_recompute
+from planner.search.shapes import Shape
+from planner.search.standbys import assign
+from planner.simulation.predict import Prediction, predict
+
+PROGRAMS: Mapping[str, Callable[[StageCosts, bool], Ranges]] = {
+    "parameter": lambda costs, limited: parameter.partition(
+        [layer.parameters for layer in costs.profile.model.layers], costs.stages
+    ),
+    "memory": lambda costs, limited: memory.partition(costs),
+    "time": lambda costs, limited: time.partition(costs, limited=limited),
+    "bottleneck": lambda costs, limited: bottleneck.partition(costs, limited=limited),
+    "dynpipe": lambda costs, limited: dynpipe.partition(costs, limited=limited),
+}
+"""The partition programs by name: (costs, whether memory limits hold) -> cut."""
+_TIGHTENINGS = 6
+"""How often a program is asked again under tighter limits."""
+
+
+class Judge:
+    """Simulates the cuts of one shape on one profile.
+
+    Args:
+        pipelines: copies of the shape that run; None: one per replica.
+        domains: per place at least, what fails together; layers have standbys by them. None: they have none.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        shape: Shape,
+        *,
+        replicas: int,
+        recompute: tuple[int, ...],
+        pipelines: int | None = None,
+        domains: Sequence[str] | None = None,
+    ) -> None:
+        self._profile = profile
+        self.shape = shape
+        self._replicas = replicas
+        self._pipelines = pipelines
+        self._recompute = recompute
+        self._domains = domains
+        self._schedules: dict[frozenset[int], Schedule] = {}
+        self._predictions: dict[Ranges, Prediction] = {}
+
+    @cached_property
+    def _costs(self) -> StageCosts:
+        return StageCosts.of(self._profile, self.shape.schedule, self._recompute)
+
+    @property
+    def layers(self) -> int:
+        return len(self._profile.model.layers)
+
+    @cached_property
+    def actions(self) -> int:
+        """What one simulation costs."""
+        return sum(map(len, self.shape.schedule.programs))
+
+    @cached_property
+    def ideal_s(self) -> float:
+        """Per microbatch, if every rank computed all the time and messages took none: no cut is faster."""
+        devices = self._profile.cluster.devices[: self.shape.ranks]
+        windows = -(-self._replicas // (self._pipelines or self._replicas))
+        compute_s = sum(
+            layer.forward_s * (2 if number in self._recompute else 1) + layer.backward_s
+            for number, layer in enumerate(self._profile.model.layers)
+        )
+        return windows * compute_s / sum(1 / device.slowdown for device in devices)
+
+    def recomputing(self) -> Judge | None:
+        """A judge of the same with every layer recomputed; None if this one is it."""
+        every = tuple(range(self.layers))
+        return None if self._recompute == every else self._but(every, self._domains)
+
+    def without_copies(self) -> Judge | None:
+        """A judge of the same with no standbys; None if this one is it."""
+        return None if self._domains is None else self._but(self._recompute, None)
+
+    def _but(self, recompute: tuple[int, ...], domains: Sequence[str] | None) -> Judge:
+        return Judge(
+            self._profile,
+            self.shape,
+            replicas=self._replicas,
+            recompute=recompute,
+            pipelines=self._pipelines,
+            domains=domains,
+        )
+
+    def predict(self, layers: Ranges) -> Prediction:
+        """One step with the model cut so."""
+        known = self._predictions.get(layers)
+        if known is None:
+            known = predict(self._profile, self._plan(layers), self.schedule(layers))
+            self._predictions[layers] = known
+        return known
+
+    def better(self, layers: Ranges, than: Ranges) -> bool:
+        """Whether a cut lacks less memory, or is faster where neither lacks any."""
+        this, other = self.predict(layers), self.predict(than)
+        if other.fits:
+            # Memory is worked out late: most cuts are not faster.
+            return this.step_s < other.step_s and this.fits
+        return (sum(this.excess_bytes), this.step_s) < (sum(other.excess_bytes), other.step_s)
+
+    def pick(self, program: str) -> Ranges:
+        """What `program` proposes; where that does not fit, what it proposes under memory limits.
+
+        The limits that a program sees leave out messages that wait; they are tightened by what its pick lacked.
+
+        Raises:
+            PlanError: nothing fits the limits that the program sees; says what lacks.
+        """
+        layers = PROGRAMS[program](self._costs, False)
+        reserved: dict[int, int] = {}
+        for _ in range(_TIGHTENINGS):
+            lacking = self.predict(layers).excess_bytes
+            if not any(lacking):
+                break
+            costs = replace(self._costs, reserved_bytes=dict(reserved))
+            layers = PROGRAMS[program](costs, True)
+            for rank, more in enumerate(self.predict(layers).excess_bytes):
+                reserved[rank] = reserved.get(rank, 0) + more
+        return layers
+
+    def schedule(self, layers: Ranges) -> Schedule:
+        """The shape's schedule with an R where a stage of the cut recomputes."""
+        again = frozenset(
+            stage
+            for stage, (first, stop) in enumerate(layers)
+            if any(first <= layer < stop for layer in self._recompute)
+        )
+        if again not in self._schedules:
+            base = self.shape.schedule
+            self._schedules[again] = add_recompute(base, again) if again else base
+        return self._schedules[again]
+
+    def _plan(self, layers: Ranges) -> Plan:
+        plan = Plan(
+            epoch=0,
+            version=1,
+            reason="",
+            layers=layers,
+            stage_ranks=self._costs.stage_ranks,
+            schedule=self.shape.name,
+            chunks=self.shape.chunks,
+            microbatches=self.shape.microbatches,
+            replicas=self._replicas,
+            pipelines=self._pipelines,
+            recompute=self._recompute,
+        )
+        if self._domains is None:
+            return plan
+        sizes = [layer.parameter_bytes for layer in self._profile.model.layers]
+        return replace(plan, standbys=assign(plan, self._domains[: plan.world_size], sizes))

@@ -1,0 +1,123 @@
+"""Which pipelines a number of ranks can run instead of the one that a job began with. Knows no cost.
+
+Microbatches and replicas are part of the trajectory and stay; ranks, stages and family do not matter to the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.ir import Kind, Schedule
+from planner.plan import Plan
+from planner.schedule.registry import Family, families
+from planner.schedule.validate import ScheduleError
+from planner.search.shapes import Shape, shape_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """So many copies of a shape."""
+
+    shape: Shape
+    pipelines: int
+
+    @property
+    def ranks(self) -> int:
+        return self.pipelines * self.shape.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What fits a number of ranks, the most ranks first."""
+
+    own: tuple[Option, ...]
+    """Of the plan's own family, or the table of the user's own."""
+    others: tuple[Option, ...]
+    """Of other families, the likest first, each with as many ranks as it can use."""
+    why_not: str
+    """Why the own family cannot use all the ranks that another one can; empty if it can."""
+
+    @property
+    def best(self) -> tuple[Option, ...]:
+        """What to choose from: the own family, unless another one can use more ranks."""
+        return (*self.own, *self.others) if self.why_not else self.own
+
+
+def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
+    """What `ranks` ranks can run in place of `first`, whose schedule is `schedule`.
+
+    As many pipelines as there are replicas at most, each with as many ranks as there are left for it, or fewer.
+    """
+    layers, known = first.layers[-1][1], families()
+    own: list[Option] = []
+    others: list[Option] = []
+    why_not = ""
+    fully = False
+    for pipelines in range(min(first.replicas, ranks), 0, -1):
+        most = ranks // pipelines
+        if first.schedule in known:
+            family = known[first.schedule]
+            found, refusal = _of_family(family, first.chunks, first.microbatches, most, layers)
+        else:
+            table = shape_of(schedule)
+            found = [table] if table.ranks <= most else []
+            refusal = f"its table is of {table.ranks} ranks, and there are {most}"
+        largest = max((shape.ranks for shape in found), default=0)
+        own += [Option(shape=shape, pipelines=pipelines) for shape in found]
+        rivals = [
+            shapes[0]
+            for family in _likest(first, schedule)
+            if (shapes := _of_family(family, family.default_chunks, first.microbatches, most, layers)[0])
+        ]
+        others += [Option(shape=shape, pipelines=pipelines) for shape in rivals]
+        if any(shape.ranks > largest for shape in rivals):
+            why_not = refusal
+        else:
+            fully = True
+    return Options(
+        own=tuple(sorted(own, key=lambda option: -option.ranks)),
+        others=tuple(sorted(others, key=lambda option: -option.ranks)),
+        why_not="" if fully else why_not,
+    )
+
+
+def _of_family(
+    family: Family, chunks: int, microbatches: int, most: int, layers: int
+) -> tuple[list[Shape], str]:
+    """The family's shapes of up to `most` ranks, the largest first; and why none has as many, where none has."""
+    found: list[Shape] = []
+    why_not = ""
+    for ranks in range(min(most, layers), 0, -1):
+        refusal = _refusal(family, ranks, chunks, microbatches, layers)
+        if refusal:
+            why_not = why_not or refusal
+        else:
+            found.append(Shape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches))
+    return found, why_not
+
+
+def _refusal(family: Family, ranks: int, chunks: int, microbatches: int, layers: int) -> str:
+    """Why the family cannot be built so, with no advice: the numbers are what they are. Empty if it can."""
+    stages = family.stages(ranks, chunks)
+    if stages > layers:
+        return f"{family.name} on {ranks} ranks has {stages} stages, and the model has {layers} layers"
+    if family.whole_rounds and microbatches % ranks:
+        return f"{family.name} on {ranks} ranks needs a multiple of {ranks} microbatches, and there are {microbatches}"
+    try:
+        family.check(ranks, microbatches, chunks)
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+def _likest(first: Plan, schedule: Schedule) -> list[Family]:
+    """The other families: first those that split backwards if the first one does, then those with as many chunks.
+
+    GPipe is not among them: 1F1B fits wherever it does, keeps less and is as fast.
+    """
+    splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.programs[0])
+    others = [family for name, family in families().items() if name not in (first.schedule, "gpipe")]
+    return sorted(
+        others,
+        key=lambda family: (family.splits_backward != splits, family.default_chunks != first.chunks),
+    )

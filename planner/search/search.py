@@ -1,0 +1,314 @@
+"""The plan to run: programs propose cuts, the simulator judges them, memory has a veto.
+
+`choose` settles what a wish leaves open. It knows no device and no file: only a profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.ir import Schedule
+from planner.partition import explicit
+from planner.partition.refine import refine
+from planner.plan import Plan, PlanError
+from planner.profile import Profile
+from planner.search import end_to_end
+from planner.search.candidate import Candidate
+from planner.search.considered import Considered
+from planner.search.convergence import Convergence
+from planner.search.end_to_end import EndToEnd
+from planner.search.evaluate import PROGRAMS, Judge
+from planner.search.shapes import shape_of, shapes
+from planner.search.shortfall import shortfall
+from planner.simulation.predict import Prediction
+
+END_TO_END = "dynpipe"
+"""The partition that takes the best simulated cut."""
+_RESTARTS = 24
+"""Random cuts near the best that are climbed from too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much a search may look at."""
+
+    finalists: int
+    """Shapes whose cuts are searched in full; the others are judged by one cut."""
+    actions: int
+    """How many actions the refinement of a shape simulates at most."""
+
+
+THOROUGH = Effort(finalists=3, actions=200_000)
+"""Seconds of work, before a job begins."""
+QUICK = Effort(finalists=1, actions=5_000)
+"""Tens of milliseconds, while ranks wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is asked for. None: to be searched."""
+
+    ranks: int | None
+    """Ranks of one pipeline; searched up to the devices of the profile."""
+    schedule: str | Schedule | None
+    """A family of the registry, or a schedule of the user's own (which says ranks and microbatches itself)."""
+    microbatches: int | None
+    """Per replica and step, of the profile's microbatch size. Searched for the most samples per second, which larger
+    batches always favour: so up to 4 per rank, beyond which GPipe's bubble hardly counts (Huang et al. 2019)."""
+    partition: str | tuple[int, ...] = END_TO_END
+    """`dynpipe`: the best simulated cut among the picks of all programs and the cuts near them. `parameter`, `memory`,
+    `time`, `bottleneck`: that program's own pick. Numbers: the layers per stage."""
+    chunks: int | None = None
+    """Stages per rank; None: the family's default."""
+    replicas: int = 1
+    recompute: tuple[int, ...] = ()
+    """Layers that recompute."""
+    domains: tuple[str, ...] | None = None
+    """What fails together, for as many places as a plan can have: layers have standbys by them. None: no standbys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The plan that was taken, and what it was taken from."""
+
+    plan: Plan
+    schedule: Schedule
+    """With its recomputations."""
+    prediction: Prediction
+    considered: tuple[Considered, ...]
+    """The plan that was taken among them."""
+    programs: Mapping[str, Considered]
+    """Each program's own pick, for the ranks, schedule and microbatches that were taken."""
+
+    def end_to_end(
+        self, convergence: Convergence | None = None, *, synchronous: bool | None = None
+    ) -> EndToEnd:
+        """What DynPipe's Algorithm 1 would do with several devices per stage, on all devices of the profile. Never
+        what is run: the engine has one device per stage.
+
+        Args:
+            convergence: for T(S) of an asynchronous schedule; without it T is constant, as it is for a synchronous
+                one, and 1.
+            synchronous: whether an update waits for all microbatches of a step; None: as the schedule has it.
+
+        Raises:
+            PlanError: no pipeline uses all devices, or none fits the memory.
+            ConvergenceError: no number of stages reaches the target error.
+        """
+
+        together = self.schedule.synchronous if synchronous is None else synchronous
+
+        def updates(stages: int) -> float:
+            return 1.0 if convergence is None else convergence.updates(stages, synchronous=together)
+
+        pipelines = end_to_end.plan(
+            self.prediction.profile,
+            updates,
+            microbatches=self.plan.microbatches,
+            microbatches_per_update=self.plan.microbatches if together else 1,
+            recompute=self.plan.recompute,
+        )
+        return min(pipelines, key=lambda pipeline: pipeline.wall_clock_s)
+
+
+def choose(profile: Profile, wish: Wish) -> Choice:
+    """The plan with the most samples per second that fits the memory.
+
+    One device per stage, as the engine runs it; `partition/end_to_end.py` tells what several would give.
+
+    Raises:
+        PlanError: nothing fits what is asked; says by how much, and what would help.
+        ScheduleError: no such family.
+        ValueError: a list that does not cover the layers once, or no such program.
+    """
+    partition = wish.partition
+    if isinstance(partition, str) and partition not in PROGRAMS:
+        raise ValueError(
+            f"partition = {partition!r} is no program; there are {', '.join(PROGRAMS)}, or a list"
+        )
+    judges, refused = _judges(profile, wish)
+    return choose_among(judges, partition, refused=refused)
+
+
+def choose_among(
+    judges: Sequence[Judge],
+    partition: str | tuple[int, ...],
+    *,
+    refused: Sequence[Considered] = (),
+    effort: Effort = THOROUGH,
+) -> Choice:
+    """The best plan of some shapes, all with the same microbatches, or compared by what one of them takes.
+
+    Args:
+        partition: as in `Wish`.
+        refused: shapes that could not be built; told with the choice.
+
+    Raises:
+        PlanError, ValueError: as `choose`.
+    """
+    finalists, others, dropped = _finalists(judges, partition, effort.finalists)
+    searches = [_search(judge, partition, effort) for judge in finalists]
+
+    allowed = [candidate for search in searches for candidate in search.allowed]
+    tried = [*allowed, *(pick for search in searches for pick in search.picks.values())]
+    best = min(allowed, key=Candidate.order, default=None)
+    if best is None or not best.prediction.fits:
+        nearest = min(tried, key=Candidate.order)
+        raise PlanError(_why_nothing(best or nearest, nearest))
+
+    step_s = best.prediction.step_s
+    return Choice(
+        plan=replace(
+            best.prediction.plan,
+            reason=f"{step_s:.4g} s a step predicted",
+            partition=partition if isinstance(partition, str) else "explicit",
+            predicted_step_s=step_s,
+            predicted_bubble=best.prediction.bubble,
+            predicted_peak_memory_bytes=best.prediction.peak_memory_bytes,
+        ),
+        schedule=best.judge.schedule(best.layers),
+        prediction=best.prediction,
+        considered=(
+            *(candidate.told(best) for candidate in dict.fromkeys([*tried, *others])),
+            *(failure for search in searches for failure in search.failed.values()),
+            *dropped,
+            *refused,
+        ),
+        programs=next(search.told(best) for search in searches if search.judge is best.judge),
+    )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What the search of one shape's cuts found."""
+
+    judge: Judge
+    picks: Mapping[str, Candidate]
+    """Each program's own."""
+    failed: Mapping[str, Considered]
+    """The programs that found none within the memory."""
+    allowed: tuple[Candidate, ...]
+    """What may be taken."""
+
+    def told(self, best: Candidate) -> dict[str, Considered]:
+        return {
+            name: self.picks[name].told(best) if name in self.picks else self.failed[name]
+            for name in PROGRAMS
+        }
+
+
+def _judges(profile: Profile, wish: Wish) -> tuple[list[Judge], list[Considered]]:
+    """A judge per shape that the wish allows, and the shapes that cannot be built.
+
+    Raises:
+        PlanError: none can be built.
+    """
+    devices, layers = len(profile.cluster.devices), len(profile.model.layers)
+    if isinstance(wish.schedule, Schedule):
+        built, refused = [shape_of(wish.schedule)], []
+    else:
+        built, refused = shapes(
+            layers=layers,
+            most_ranks=min(devices, layers),
+            ranks=wish.ranks,
+            name=wish.schedule,
+            chunks=wish.chunks,
+            microbatches=wish.microbatches,
+        )
+    if not built:
+        raise PlanError("; ".join(dict.fromkeys(each.why for each in refused)))
+    ranks = max(shape.ranks for shape in built)
+    if ranks > devices:
+        raise PlanError(
+            f"{ranks} ranks are asked for, and the profile has {devices} devices: use {devices} at most"
+        )
+    judges = [
+        Judge(profile, shape, replicas=wish.replicas, recompute=wish.recompute, domains=wish.domains)
+        for shape in built
+    ]
+    return judges, [Considered.uncut(each.shape, "", each.why) for each in refused]
+
+
+def _finalists(
+    judges: Sequence[Judge], partition: str | tuple[int, ...], most: int
+) -> tuple[Sequence[Judge], list[Candidate], list[Considered]]:
+    """The shapes whose cuts are worth a search; the cuts of others that were tried; why others were not even cut.
+
+    One cut per shape tells. A shape is not even cut if it would be slower than what another one reaches, if all its
+    ranks computed all the time.
+    """
+    if len(judges) <= most:
+        return judges, [], []
+    tried: list[Candidate] = []
+    dropped: list[Considered] = []
+    fastest_s = float("inf")
+    for judge in judges:
+        if judge.ideal_s > fastest_s:
+            slower = judge.ideal_s / fastest_s - 1
+            dropped.append(
+                Considered.uncut(judge.shape, "", f"at least {slower:.1%} slower per sample than another")
+            )
+            continue
+        try:
+            name = "bottleneck" if partition == END_TO_END else partition
+            tried.append(_cut(judge, name))
+        except PlanError:
+            tried.append(_cut(judge, "memory"))
+        if tried[-1].prediction.fits:
+            fastest_s = min(fastest_s, tried[-1].per_microbatch_s)
+    tried.sort(key=Candidate.order)
+    return [candidate.judge for candidate in tried[:most]], tried[most:], dropped
+
+
+def _search(judge: Judge, partition: str | tuple[int, ...], effort: Effort) -> _Search:
+    """All programs' picks for a shape, and the cuts that may be taken of it."""
+    picks: dict[str, Candidate] = {}
+    failed: dict[str, Considered] = {}
+    for name in PROGRAMS:
+        try:
+            picks[name] = _cut(judge, name)
+        except PlanError as error:
+            failed[name] = Considered.uncut(judge.shape, name, str(error))
+    if partition == END_TO_END:
+        refined = _refined(judge, picks.values(), effort)
+        already = any(pick.layers == refined.layers for pick in picks.values())
+        allowed = (*picks.values(),) if already else (*picks.values(), refined)
+    elif isinstance(partition, str):
+        allowed = (picks[partition],) if partition in picks else ()
+    else:
+        allowed = (_cut(judge, partition),)
+    return _Search(judge, picks, failed, allowed)
+
+
+def _cut(judge: Judge, partition: str | tuple[int, ...]) -> Candidate:
+    """The cut of a program, or the one that is given."""
+    if isinstance(partition, str):
+        return Candidate(judge, partition, judge.pick(partition))
+    return Candidate(
+        judge, "explicit", explicit.partition(partition, judge.layers, judge.shape.schedule.stages)
+    )
+
+
+def _refined(judge: Judge, picks: Iterable[Candidate], effort: Effort) -> Candidate:
+    """The best cut near `picks`."""
+    ordered = sorted(picks, key=Candidate.order)
+    starts = list(dict.fromkeys(pick.layers for pick in ordered))
+    evaluations = effort.actions // judge.actions
+    return Candidate(
+        judge, "refined", refine(starts, judge.better, evaluations=evaluations, restarts=_RESTARTS)
+    )
+
+
+def _why_nothing(closest: Candidate, nearest: Candidate) -> str:
+    """Why there is no plan: `closest` lacks least memory of what is allowed, `nearest` of all that was tried."""
+    judge = closest.judge.recomputing()
+    recomputing = None if judge is None else _cut(judge, "memory").prediction
+    judge = closest.judge.without_copies()
+    message = shortfall(
+        closest.prediction, recomputing, None if judge is None else _cut(judge, "memory").prediction
+    )
+    if nearest.prediction.fits:
+        other = nearest.name
+        return f"{message}. The cut of partition = {other!r} fits; {END_TO_END!r} takes the fastest that does"
+    return message

@@ -1,0 +1,105 @@
+"""Which pipelines there are to choose from: family, ranks, chunks and microbatches, before any layer is placed.
+
+Knows no cost. What a family cannot be built with is named, with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.ir import Schedule
+from planner.schedule.registry import Family, build, families, family
+from planner.schedule.validate import ScheduleError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A pipeline without its cut."""
+
+    name: str
+    """Family, or the name of the user's own schedule."""
+    ranks: int
+    chunks: int
+    """Stages per rank, the most of any."""
+    microbatches: int
+    given: Schedule | None = None
+    """The user's own schedule."""
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Not yet knowing what is recomputed."""
+        return self.given or build(self.name, self.ranks, self.microbatches, self.chunks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A shape that cannot be built, or has more stages than the model has layers."""
+
+    shape: Shape
+    why: str
+
+
+def shape_of(schedule: Schedule) -> Shape:
+    """The one shape of a schedule of the user's own."""
+    chunks = max(len(schedule.stages_of_rank(rank)) for rank in range(schedule.ranks))
+    return Shape(
+        name=schedule.name,
+        ranks=schedule.ranks,
+        chunks=chunks,
+        microbatches=schedule.microbatches,
+        given=schedule,
+    )
+
+
+def shapes(
+    *,
+    layers: int,
+    most_ranks: int,
+    ranks: int | None,
+    name: str | None,
+    chunks: int | None,
+    microbatches: int | None,
+) -> tuple[list[Shape], list[Refused]]:
+    """All that is left open by the arguments that are None, most ranks first, and what cannot be built of it.
+
+    Ranks are all counts up to 8, then two to the power of n and one and a half times that, and the most there are.
+    Microbatches are once, twice and four times the ranks.
+
+    Raises:
+        ScheduleError: no such family.
+    """
+    chosen = families().values() if name is None else (family(name),)
+    built: list[Shape] = []
+    refused: list[Refused] = []
+    for size in _rank_counts(most_ranks) if ranks is None else (ranks,):
+        for each in chosen:
+            per_rank = each.default_chunks if chunks is None else chunks
+            for count in (size, 2 * size, 4 * size) if microbatches is None else (microbatches,):
+                shape = Shape(name=each.name, ranks=size, chunks=per_rank, microbatches=count)
+                try:
+                    _check(each, shape, layers)
+                except ScheduleError as error:
+                    refused.append(Refused(shape=shape, why=str(error)))
+                else:
+                    built.append(shape)
+    return built, refused
+
+
+def _check(family: Family, shape: Shape, layers: int) -> None:
+    family.check(shape.ranks, shape.microbatches, shape.chunks)
+    stages = family.stages(shape.ranks, shape.chunks)
+    if stages > layers:
+        raise ScheduleError(
+            f"{family.name}: {shape.ranks} ranks x {shape.chunks} chunks are {stages} stages, and the model has"
+            f" {layers} layers: use at most {layers // shape.chunks} ranks, or more layers"
+        )
+
+
+def _rank_counts(most: int) -> list[int]:
+    counts = {most, *range(1, min(most, 8) + 1)}
+    power = 8
+    while power <= most:
+        counts |= {size for size in (power, power * 3 // 2) if size <= most}
+        power *= 2
+    return sorted(counts, reverse=True)

@@ -1,0 +1,136 @@
+"""Profile + plan + freeze ratios -> what every action and every message of a schedule costs.
+
+Knows no time line: it adds up layers and leaves the rest to the simulator. Rank p of the plan is device p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.freezing import Ratios
+from planner.ir import Action, Kind, Schedule
+from planner.plan import Plan
+from planner.profile import LayerProfile, Profile
+from planner.simulation.simulate import Costs, Messages
+
+
+def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | None = None) -> Costs:
+    """The costs of `schedule` with the plan's stages on the profile's devices.
+
+    A full backward takes its input gradient plus its weight gradient. A recompute repeats the forwards of the plan's
+    recomputing layers only. An update is one of its stage's.
+
+    Args:
+        ratios: `ratios[layer][microbatch]`, the share of weight-gradient time that is frozen; None freezes nothing.
+
+    Raises:
+        ValueError: plan, schedule, profile and ratios do not fit together.
+    """
+    check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
+    stages = [profile.model.layers[first:stop] for first, stop in plan.layers]
+    slowdown = [profile.cluster.devices[rank].slowdown for rank in plan.stage_ranks]
+    recompute = frozenset(plan.recompute)
+
+    def seconds(of_layer: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        return tuple(sum(layers) * slow for layers, slow in zip(of_layer, slowdown, strict=True))
+
+    per_kind = {
+        Kind.FORWARD: seconds([[layer.forward_s for layer in stage] for stage in stages]),
+        Kind.BACKWARD: seconds([[layer.backward_s for layer in stage] for stage in stages]),
+        Kind.INPUT_GRAD: seconds([[layer.input_grad_s for layer in stage] for stage in stages]),
+        Kind.WEIGHT_GRAD: seconds([[layer.weight_grad_s for layer in stage] for stage in stages]),
+        Kind.RECOMPUTE: seconds(
+            [
+                [profile.model.layers[i].forward_s for i in range(first, stop) if i in recompute]
+                for first, stop in plan.layers
+            ]
+        ),
+        Kind.UPDATE: seconds([[layer.update_s for layer in stage] for stage in stages]),
+    }
+    return Costs(
+        seconds=per_kind,
+        actions={} if ratios is None else _frozen(plan, stages, slowdown, schedule, ratios),
+        messages=_messages(profile, plan),
+    )
+
+
+def bounds(profile: Profile, plan: Plan, schedule: Schedule) -> tuple[Costs, Costs]:
+    """(upper, lower): the costs with nothing frozen, and with every weight gradient frozen."""
+    everything = ((1.0,) * schedule.microbatches,) * len(profile.model.layers)
+    return action_costs(profile, plan, schedule), action_costs(profile, plan, schedule, everything)
+
+
+def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
+    """Per pipeline rank, gradient norm and optimizer update of all its layers."""
+    seconds = [0.0] * plan.pipeline_ranks
+    for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
+        slowdown = profile.cluster.devices[rank].slowdown
+        seconds[rank] += slowdown * sum(layer.update_s for layer in profile.model.layers[first:stop])
+    return tuple(seconds)
+
+
+def outside_s(profile: Profile, plan: Plan) -> float:
+    """What a step takes beside its window: the longest update of a rank, then the commit."""
+    return max(update_s(profile, plan)) + profile.cluster.commit_s
+
+
+def boundary_bytes(profile: Profile, plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(per stage, what its forward gives the stage after; per stage, what its backward gives the stage before)."""
+    layers = profile.model.layers
+    last = len(layers)
+    return (
+        tuple(layers[stop - 1].boundary_bytes if stop < last else 0 for _, stop in plan.layers),
+        tuple(layers[first - 1].boundary_grad_bytes if first else 0 for first, _ in plan.layers),
+    )
+
+
+def check_fit(profile: Profile, plan: Plan, stages: int, ratios: Ratios | None, microbatches: int) -> None:
+    """Whether the four belong together.
+
+    Raises:
+        ValueError: which number differs from which.
+    """
+    layers, devices = len(profile.model.layers), len(profile.cluster.devices)
+    if plan.layers[-1][1] != layers:
+        raise ValueError(f"the plan cuts {plan.layers[-1][1]} layers, the profile has {layers}")
+    if plan.pipeline_ranks > devices:
+        raise ValueError(f"the plan has {plan.pipeline_ranks} pipeline ranks, the profile {devices} devices")
+    if plan.stages != stages:
+        raise ValueError(f"the plan has {plan.stages} stages, the schedule {stages}")
+    if ratios is not None and (len(ratios) != layers or any(len(row) != microbatches for row in ratios)):
+        raise ValueError(
+            f"freeze ratios must have a row for each of {layers} layers and a column for each of {microbatches}"
+            f" microbatches; got {len(ratios)} rows of {sorted({len(row) for row in ratios})}"
+        )
+
+
+def _frozen(
+    plan: Plan,
+    stages: Sequence[Sequence[LayerProfile]],
+    slowdown: Sequence[float],
+    schedule: Schedule,
+    ratios: Ratios,
+) -> dict[Action, float]:
+    """Seconds of every action that forms weight gradients."""
+    input_s = [sum(layer.input_grad_s for layer in stage) for stage in stages]
+    weight_s = [
+        [
+            sum(layer.weight_grad_s * (1.0 - ratios[first + i][index]) for i, layer in enumerate(stage))
+            for index in range(schedule.microbatches)
+        ]
+        for (first, _), stage in zip(plan.layers, stages, strict=True)
+    ]
+    seconds: dict[Action, float] = {}
+    for program in schedule.programs:
+        for action in program:
+            if action.kind is Kind.WEIGHT_GRAD:
+                seconds[action] = weight_s[action.stage][action.index] * slowdown[action.stage]
+            elif action.kind is Kind.BACKWARD:
+                whole_s = input_s[action.stage] + weight_s[action.stage][action.index]
+                seconds[action] = whole_s * slowdown[action.stage]
+    return seconds
+
+
+def _messages(profile: Profile, plan: Plan) -> Messages:
+    forward_bytes, backward_bytes = boundary_bytes(profile, plan)
+    return Messages(forward_bytes=forward_bytes, backward_bytes=backward_bytes, links=profile.cluster.links)

@@ -1,0 +1,322 @@
+"""Profile + plan + simulation -> the memory of every rank over one step, and its peak.
+
+Counts the storages that training makes, not what an allocator reserves. Times come from the simulation; what a stage
+keeps comes from `stage_memory.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from enum import IntEnum
+from itertools import groupby, pairwise
+from operator import itemgetter
+
+from planner.freezing import Ratios
+from planner.ir import Action, Kind
+from planner.plan import Plan
+from planner.profile import LayerProfile, Profile
+from planner.schedule.graph import Graph, build_graph
+from planner.simulation.costs import boundary_bytes, check_fit
+from planner.simulation.simulate import Simulation
+from planner.simulation.stage_memory import StageMemory, stage_memory
+from planner.simulation.traffic import standby_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryParts:
+    """What a rank's memory is used for, in bytes."""
+
+    weights: int
+    """With buffers."""
+    optimizer: int
+    statistics: int
+    """Of the method of freezing, and what samples of the gradient's change keep."""
+    standbys: int
+    """Copies of layers of other ranks, with their optimizer state and a step's gradients; those of the pipeline that
+    keeps most on this rank."""
+    scratch: int
+    """Where weight gradients are formed before they are added; layers share it."""
+    gradients: int
+    """From the first weight gradient of a layer to the end of the step; those of the replicas that this pipeline has
+    executed before, from the beginning."""
+    activations: int
+    """Per microbatch from the begin of its forward to the end of its input gradient; a layer that recomputes keeps its
+    inputs alone until its recompute begins."""
+    weight_grad_holds: int
+    """Per microbatch from the end of its input gradient to the end of its weight gradient; frozen shares hold none."""
+    messages: int
+    """Outputs that the next stage has not taken in yet, on the rank that made them and unless they are activations,
+    and what receives that are posted ahead have set aside."""
+    working: int
+    """Of the action that runs."""
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+
+OverTime = tuple[tuple[float, MemoryParts], ...]
+"""(time_s, what a rank's memory is used for from then on), from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """One rank's memory over one step."""
+
+    timeline: tuple[tuple[float, int], ...]
+    """(time_s, bytes from then on), from 0; an entry per moment at which they change. While an action runs, the most
+    that it needs."""
+    peak: MemoryParts
+    """At the first moment that needs most."""
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of all pipeline ranks over one step."""
+
+    ranks: tuple[RankMemory, ...]
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        return tuple(rank.peak_bytes for rank in self.ranks)
+
+
+class _Part(IntEnum):
+    """Index of each part that changes during a step."""
+
+    GRADIENTS = 0
+    ACTIVATIONS = 1
+    HOLDS = 2
+    MESSAGES = 3
+    WORKING = 4
+
+
+_Change = tuple[float, _Part, int]
+"""(time_s, part, bytes more)."""
+
+
+def memory(profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None = None) -> Memory:
+    """The memory of every pipeline rank while `simulation` runs.
+
+    Args:
+        ratios: `ratios[layer][microbatch]`, the frozen share of each weight gradient; None freezes nothing.
+
+    Raises:
+        ValueError: the arguments do not fit together.
+    """
+    return Memory(tuple(_add_up(*rank) for rank in _ranks(profile, plan, simulation, ratios)))
+
+
+def memory_over_time(
+    profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None = None
+) -> tuple[OverTime, ...]:
+    """What the memory of `memory` is used for, per rank: an entry per moment at which that changes, and one more for
+    what is needed at that moment alone."""
+    return tuple(_over_time(*rank) for rank in _ranks(profile, plan, simulation, ratios))
+
+
+def _ranks(
+    profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None
+) -> Iterator[tuple[MemoryParts, list[_Change]]]:
+    """Of every rank, what is used before the step begins, and what the step adds to that and gives back."""
+    schedule = simulation.schedule
+    check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
+    graph = build_graph(schedule)
+    stages = stage_memory(
+        profile,
+        plan,
+        ratios,
+        schedule.microbatches,
+        schedule.frozen_stages,
+        splits=any(kind is Kind.WEIGHT_GRAD for kind, _, _ in graph.alike),
+    )
+    _check_recomputes(graph, plan, schedule.frozen_stages)
+    changes = _Changes(
+        graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster.receives_ahead
+    )
+    layers: list[list[LayerProfile]] = [[] for _ in schedule.programs]
+    for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
+        layers[rank] += profile.model.layers[first:stop]
+    copies = standby_bytes(profile, plan)
+    for rank, own in enumerate(layers):
+        kept = max(copies[rank :: plan.pipeline_ranks])
+        yield _steady(own, kept, plan.windows - 1), changes.of_rank(rank)
+
+
+class _Changes:
+    """Goes through all actions and notes what each takes and gives back."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        simulation: Simulation,
+        stages: Sequence[StageMemory],
+        forward_bytes: Sequence[int],
+        backward_bytes: Sequence[int],
+        receives_ahead: int,
+    ) -> None:
+        self._graph = graph
+        self._start_s, self._end_s = simulation.start_s, simulation.end_s
+        self._stages = stages
+        self._forward_bytes, self._backward_bytes = forward_bytes, backward_bytes
+        self._frozen_stages = simulation.schedule.frozen_stages
+        ranks = range(simulation.schedule.ranks)
+        self._own: list[list[_Change]] = [[] for _ in ranks]
+        self._released: list[list[_Change]] = [[] for _ in ranks]
+        for node, action in enumerate(graph.actions):
+            self._compute(node, action)
+            self._send(node, action)
+        if receives_ahead:
+            self._receive(receives_ahead)
+
+    def of_rank(self, rank: int) -> list[_Change]:
+        """In order of time; at one moment, what others release comes first, then the rank's own in program order."""
+        return sorted(self._released[rank] + self._own[rank], key=lambda change: change[0])
+
+    def _compute(self, node: int, action: Action) -> None:
+        stage, index = self._stages[action.stage], action.index
+        start_s, end_s = self._start_s[node], self._end_s[node]
+        own = self._own[self._graph.ranks[node]]
+
+        def change(time_s: float, part: _Part, size: int) -> None:
+            if size:
+                own.append((time_s, part, size))
+
+        def work(size: int) -> None:
+            change(start_s, _Part.WORKING, size)
+            change(end_s, _Part.WORKING, -size)
+
+        match action.kind:
+            case Kind.FORWARD:
+                change(start_s, _Part.ACTIVATIONS, stage.kept)
+                work(stage.forward_working)
+                if action.stage < self._frozen_stages:
+                    change(end_s, _Part.ACTIVATIONS, -stage.kept)
+            case Kind.RECOMPUTE:
+                change(start_s, _Part.ACTIVATIONS, stage.rebuilt)
+                work(stage.recompute_working)
+            case Kind.BACKWARD | Kind.INPUT_GRAD:
+                if action.kind is Kind.BACKWARD:
+                    change(start_s, _Part.GRADIENTS, stage.new_gradients[index])
+                work(stage.backward_working)
+                change(end_s, _Part.ACTIVATIONS, -stage.kept - stage.rebuilt)
+                if action.kind is Kind.INPUT_GRAD:
+                    change(end_s, _Part.HOLDS, stage.held[index])
+            case Kind.WEIGHT_GRAD:
+                change(start_s, _Part.GRADIENTS, stage.new_gradients[index])
+                change(end_s, _Part.HOLDS, -stage.held[index])
+            case Kind.UPDATE:
+                pass
+
+    def _send(self, node: int, action: Action) -> None:
+        """An output stays with its maker until the next stage takes it in."""
+        consumer = self._graph.consumers[node]
+        if consumer is None or self._start_s[consumer] <= self._end_s[node]:
+            return
+        forward = action.kind is Kind.FORWARD
+        size = self._stages[action.stage].unsent if forward else self._backward_bytes[action.stage]
+        if size:
+            rank = self._graph.ranks[node]
+            self._own[rank].append((self._end_s[node], _Part.MESSAGES, size))
+            self._released[rank].append((self._start_s[consumer], _Part.MESSAGES, -size))
+
+    def _receive(self, ahead: int) -> None:
+        """From the begin of the step, each stream has memory for its next `ahead` messages, as far as they come."""
+        graph = self._graph
+        for kind, stage, nodes in graph.alike:
+            taken = [node for node in nodes if graph.consumers[node] is not None]
+            if not taken:
+                continue
+            rank = graph.ranks[graph.consumers[taken[0]] or 0]
+            if rank == graph.ranks[taken[0]]:
+                continue
+            size = (self._forward_bytes if kind is Kind.FORWARD else self._backward_bytes)[stage]
+            self._released[rank].append((0.0, _Part.MESSAGES, min(ahead, len(taken)) * size))
+            for node in taken[-ahead:]:
+                consumer = graph.consumers[node]
+                assert consumer is not None
+                self._released[rank].append((self._start_s[consumer], _Part.MESSAGES, -size))
+
+
+def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
+    again = {stage for kind, stage, _ in graph.alike if kind is Kind.RECOMPUTE}
+    for stage, (first, stop) in enumerate(plan.layers):
+        layers = [layer for layer in plan.recompute if first <= layer < stop]
+        if layers and stage not in again and stage >= frozen_stages:
+            raise ValueError(
+                f"the plan recomputes layers {layers} of stage {stage}, the schedule has no R for it"
+            )
+
+
+def _steady(layers: Sequence[LayerProfile], standbys: int, windows_before: int) -> MemoryParts:
+    scratch: dict[tuple[int, ...], int] = {}
+    for layer in layers:
+        for matrix in layer.matrices:
+            scratch[matrix.shape] = max(scratch.get(matrix.shape, 0), matrix.scratch_bytes)
+    return MemoryParts(
+        weights=sum(layer.parameter_bytes for layer in layers),
+        optimizer=sum(layer.optimizer_bytes for layer in layers),
+        statistics=sum(layer.statistics_bytes + layer.sample_bytes for layer in layers),
+        standbys=standbys,
+        scratch=sum(scratch.values()),
+        gradients=windows_before * sum(layer.gradient_bytes for layer in layers),
+        activations=0,
+        weight_grad_holds=0,
+        messages=0,
+        working=0,
+    )
+
+
+def _changing(steady: MemoryParts) -> list[int]:
+    """By `_Part`."""
+    return [steady.gradients, 0, 0, 0, 0]
+
+
+def _with(steady: MemoryParts, used: Sequence[int]) -> MemoryParts:
+    return replace(
+        steady,
+        gradients=used[_Part.GRADIENTS],
+        activations=used[_Part.ACTIVATIONS],
+        weight_grad_holds=used[_Part.HOLDS],
+        messages=used[_Part.MESSAGES],
+        working=used[_Part.WORKING],
+    )
+
+
+def _add_up(steady: MemoryParts, changes: Iterable[_Change]) -> RankMemory:
+    used, at_peak = _changing(steady), _changing(steady)
+    total = most = steady.total
+    levels = [(0.0, total)]
+    for time_s, part, size in changes:
+        used[part] += size
+        total += size
+        if total > most:
+            most, at_peak = total, list(used)
+        if time_s == levels[-1][0]:
+            levels[-1] = (time_s, total)
+        else:
+            levels.append((time_s, total))
+    return RankMemory(
+        timeline=(levels[0], *(now for before, now in pairwise(levels) if now[1] != before[1])),
+        peak=_with(steady, at_peak),
+        peak_bytes=most,
+    )
+
+
+def _over_time(steady: MemoryParts, changes: Iterable[_Change]) -> OverTime:
+    used = _changing(steady)
+    levels = [(0.0, list(used))]
+    for time_s, at_once in groupby(changes, key=itemgetter(0)):
+        before = most = list(used)
+        for _, part, size in at_once:
+            used[part] += size
+            if sum(used) > sum(most):
+                most = list(used)
+        if time_s == 0.0:
+            levels.clear()
+        if sum(most) > max(sum(before), sum(used)):
+            levels.append((time_s, most))
+        levels.append((time_s, list(used)))
+    return tuple((time_s, _with(steady, used)) for time_s, used in levels)

@@ -1,0 +1,311 @@
+"""Schedule + costs -> when every action runs, when every message travels, makespan and bubble per rank.
+
+Knows no layer and no device. A rank runs its program in order, one action at a time; what crosses ranks is a message,
+and what it costs whom is said by `Costs`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.ir import Action, Kind, Program, Schedule
+from planner.profile import Link
+from planner.schedule.graph import Graph, build_graph
+
+Seconds = float | tuple[float, ...]
+"""One number for all stages, or one per stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """What travels between ranks, and over which links."""
+
+    forward_bytes: tuple[int, ...]
+    """Per stage, the message that its forward sends to the stage after."""
+    backward_bytes: tuple[int, ...]
+    """Per stage, the message that its backward or input gradient sends to the stage before."""
+    links: tuple[tuple[Link | None, ...], ...]
+    """`links[source][target]`, by rank."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each action takes, and each message from rank to rank.
+
+    With `messages` a message of n bytes goes as `Link` says. When its action has ended, it holds its sender for
+    `sender_s + n * sender_s_per_byte`; then, as soon as the messages before it on this ordered pair of ranks have left,
+    it occupies the link for `n / bytes_per_s`, and it arrives `latency_s` after that. Right before the action that
+    needs it, it holds its receiver for `receiver_s + n * receiver_s_per_byte`. Receives are posted ahead, so a message
+    travels while its receiver computes; what stages of one rank hand to each other is no message and costs nothing.
+    """
+
+    seconds: Mapping[Kind, Seconds]
+    """Per kind, for one microbatch on one stage."""
+    communication_s: float = 0.0
+    """Without `messages`: from the end of an action on one rank until its output has arrived on another. It holds
+    neither rank and links have no limit."""
+    actions: Mapping[Action, float] = field(default_factory=dict)
+    """Seconds of single actions, in place of `seconds`."""
+    messages: Messages | None = None
+    blocking: bool = False
+    """Whether a message holds its sender and its receiver for as long as it takes (synchronous point-to-point calls,
+    as ChronosPipe, section III, counts them) instead of travelling while they compute."""
+
+    @staticmethod
+    def uniform(
+        *, forward_s: float, input_grad_s: float, weight_grad_s: float, communication_s: float = 0.0
+    ) -> Costs:
+        """All stages alike; a full backward is input plus weight gradient, a recompute is a forward."""
+        return Costs(
+            {
+                Kind.FORWARD: forward_s,
+                Kind.BACKWARD: input_grad_s + weight_grad_s,
+                Kind.INPUT_GRAD: input_grad_s,
+                Kind.WEIGHT_GRAD: weight_grad_s,
+                Kind.RECOMPUTE: forward_s,
+            },
+            communication_s,
+        )
+
+    def of_action(self, action: Action) -> float:
+        """Seconds that `action` takes.
+
+        Raises:
+            ValueError: no cost for it, nor for its kind and stage.
+        """
+        cost = self.actions.get(action)
+        if cost is None:
+            cost = self._of_kind(action.kind, action.stage)
+        if cost is None:
+            raise ValueError(
+                f"no cost for {action}: the costs lack kind {action.kind} on stage {action.stage}"
+            )
+        return cost
+
+    def of_nodes(self, graph: Graph) -> list[float]:
+        """Seconds of every action of `graph`, by node.
+
+        Raises:
+            ValueError: as `of_action`.
+        """
+        cost = [0.0] * len(graph.actions)
+        for kind, stage, nodes in graph.alike:
+            usual = self._of_kind(kind, stage)
+            for node in nodes:
+                cost[node] = self.of_action(graph.actions[node]) if usual is None else usual
+        for action, seconds in self.actions.items():
+            node = graph.node_of.get(action)
+            if node is not None:
+                cost[node] = seconds
+        return cost
+
+    def _of_kind(self, kind: Kind, stage: int) -> float | None:
+        cost = self.seconds.get(kind)
+        if isinstance(cost, tuple):
+            return cost[stage] if stage < len(cost) else None
+        return cost
+
+
+@dataclass(frozen=True)
+class TimedAction:
+    """One action as it runs."""
+
+    action: Action
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message on its way from rank to rank."""
+
+    action: Action
+    """Whose output it carries."""
+    source: int
+    target: int
+    start_s: float
+    """When it begins to occupy the link."""
+    end_s: float
+    """When it leaves the link to the next one."""
+    arrival_s: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A schedule laid out in time, from 0 to `makespan_s`."""
+
+    schedule: Schedule
+    start_s: tuple[float, ...]
+    """Per node of the schedule's graph: per action, rank by rank in program order. Its input has been taken in."""
+    end_s: tuple[float, ...]
+    busy_s: tuple[float, ...]
+    """Per rank, the sum over its actions."""
+    on_link: tuple[tuple[int, float, float, float], ...]
+    """(node that sent it, when it begins to occupy its link, when it leaves it, its arrival) of every message."""
+
+    @cached_property
+    def makespan_s(self) -> float:
+        return max(self.end_s)
+
+    @cached_property
+    def timeline(self) -> tuple[tuple[TimedAction, ...], ...]:
+        """`timeline[rank]`, in program order."""
+        times = zip(self.start_s, self.end_s, strict=True)
+        return tuple(
+            tuple(TimedAction(action, *next(times)) for action in program)
+            for program in self.schedule.programs
+        )
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Every message, in the order of each sender."""
+        graph = build_graph(self.schedule)
+        transfers: list[Transfer] = []
+        for node, *times in self.on_link:
+            consumer = graph.consumers[node]
+            assert consumer is not None
+            transfers.append(Transfer(graph.actions[node], graph.ranks[node], graph.ranks[consumer], *times))
+        return tuple(transfers)
+
+    @property
+    def bubble(self) -> tuple[float, ...]:
+        """Per rank, the share of the makespan in which it does not compute; in [0, 1]."""
+        if self.makespan_s == 0:
+            return (0.0,) * self.schedule.ranks
+        return tuple(max(0.0, (self.makespan_s - busy) / self.makespan_s) for busy in self.busy_s)
+
+    @cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """Per rank, see `in_flight`."""
+        return in_flight(self.schedule)
+
+    @cached_property
+    def in_flight_input_grad(self) -> tuple[int, ...]:
+        """Per rank, counted up to the input gradient only."""
+        return in_flight(self.schedule, until=(Kind.BACKWARD, Kind.INPUT_GRAD))
+
+
+@dataclass(frozen=True)
+class MessageCost:
+    """What one message costs whom; the parts of `Link`, with its size put in."""
+
+    sender_s: float
+    link_s: float
+    latency_s: float
+    receiver_s: float
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Simulation:
+    """Lay out a validated schedule in time: every action starts as soon as its rank and its input are there.
+
+    Raises:
+        ValueError: `costs` lacks a kind or a stage of the schedule, or a link that a message needs.
+    """
+    graph = build_graph(schedule)
+    ranks, inputs, consumers = graph.ranks, graph.inputs, graph.consumers
+    actions = len(graph.actions)
+    cost = costs.of_nodes(graph)
+    message = message_of_nodes(graph, schedule, costs)
+
+    start, end, arrival = [0.0] * actions, [0.0] * actions, [0.0] * actions
+    rank_free = [0.0] * schedule.ranks
+    link_free: dict[tuple[int, int], float] = defaultdict(float)
+    on_link: list[tuple[int, float, float, float]] = []
+    for node in graph.order[1:-1]:
+        rank = ranks[node]
+        begin = rank_free[rank]
+        earlier = inputs[node]
+        if earlier is not None:
+            begin = max(begin, arrival[earlier])
+            incoming = message[earlier]
+            if incoming is not None:
+                begin += incoming.receiver_s
+        start[node] = begin
+        done = end[node] = rank_free[rank] = arrival[node] = begin + cost[node]
+        outgoing = message[node]
+        if outgoing is None:
+            continue
+        sent = rank_free[rank] = done + outgoing.sender_s
+        if costs.blocking:
+            # The receiver is held as long, from now on or from when it comes to it: the arrival stays `done`.
+            on_link.append((node, done, sent, sent))
+            continue
+        consumer = consumers[node]
+        assert consumer is not None
+        link = (rank, ranks[consumer])
+        leaves = max(sent, link_free[link])
+        link_free[link] = gone = leaves + outgoing.link_s
+        arrival[node] = gone + outgoing.latency_s
+        on_link.append((node, leaves, gone, arrival[node]))
+
+    busy_s: list[float] = []
+    first = 0
+    for program in schedule.programs:
+        busy_s.append(sum(cost[first : first + len(program)]))
+        first += len(program)
+    return Simulation(schedule, tuple(start), tuple(end), tuple(busy_s), tuple(on_link))
+
+
+def message_of_nodes(graph: Graph, schedule: Schedule, costs: Costs) -> list[MessageCost | None]:
+    """Per node, the message that carries its output to another rank, if there is one."""
+    message: list[MessageCost | None] = [None] * len(graph.actions)
+    for kind, stage, nodes in graph.alike:
+        senders = [node for node in nodes if graph.consumers[node] is not None]
+        neighbour = stage + 1 if kind is Kind.FORWARD else stage - 1
+        source, target = graph.ranks[nodes[0]], schedule.rank_of_stage.get(neighbour)
+        if not senders or target is None or target == source:
+            continue
+        shared = _message(kind, stage, source, target, costs)
+        for node in senders:
+            message[node] = shared
+    return message
+
+
+def _message(kind: Kind, stage: int, source: int, target: int, costs: Costs) -> MessageCost:
+    messages = costs.messages
+    if messages is None:
+        total_s = costs.communication_s
+        return (
+            MessageCost(total_s, 0.0, 0.0, total_s) if costs.blocking else MessageCost(0.0, 0.0, total_s, 0.0)
+        )
+    link = None
+    if source < len(messages.links) and target < len(messages.links[source]):
+        link = messages.links[source][target]
+    if link is None:
+        raise ValueError(f"no link from rank {source} to rank {target}, over which stage {stage} sends")
+    sizes = messages.forward_bytes if kind is Kind.FORWARD else messages.backward_bytes
+    if stage >= len(sizes):
+        raise ValueError(f"the costs lack the size of what {kind} of stage {stage} sends")
+    size = sizes[stage]
+    sender_s = link.sender_s + size * link.sender_s_per_byte
+    receiver_s = link.receiver_s + size * link.receiver_s_per_byte
+    if costs.blocking:
+        total_s = sender_s + link.transfer_s(size) + receiver_s
+        return MessageCost(total_s, 0.0, 0.0, total_s)
+    return MessageCost(sender_s, size / link.bytes_per_s, link.latency_s, receiver_s)
+
+
+def in_flight(
+    schedule: Schedule, until: tuple[Kind, ...] = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+) -> tuple[int, ...]:
+    """Per rank, the most pairs (stage, microbatch) at once between the begin of F and the end of `until`.
+
+    By default up to the weight gradient, for which each matrix's input is kept; with
+    `until=(BACKWARD, INPUT_GRAD)` as long as everything is kept. On a frozen stage a pair is in flight during
+    its forward only. One that recomputes counts all the way, though it keeps but its input.
+    """
+    return tuple(_peak(program, until, schedule.frozen_stages) for program in schedule.programs)
+
+
+def _peak(program: Program, until: tuple[Kind, ...], frozen_stages: int) -> int:
+    current = peak = 0
+    for action in program:
+        if action.kind is Kind.FORWARD:
+            peak = max(peak, current + 1)
+            current += action.stage >= frozen_stages
+        elif action.kind in until:
+            current -= 1
+    return peak

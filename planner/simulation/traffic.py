@@ -1,0 +1,114 @@
+"""What travels between the window and the commit of a step: the replicas' gradients, and those that standbys are sent.
+
+After `workers/exchange.py` and `workers/elastic/redundancy.py`, in numbers. Knows the end of the window, not how it
+came about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from planner.plan import Plan
+from planner.profile import Link, Profile
+
+
+def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
+    """Per place, what its standbys take: weights, optimizer state, and the gradients that come in."""
+    taken = [0] * plan.world_size
+    for layer, places in zip(profile.model.layers, plan.standbys, strict=False):
+        for place in places:
+            taken[place] += layer.state_bytes + layer.gradient_bytes
+    return tuple(taken)
+
+
+def shipped_bytes(profile: Profile, plan: Plan) -> int:
+    """What all owners send their standbys in one step."""
+    return sum(
+        layer.gradient_bytes * len(places)
+        for layer, places in zip(profile.model.layers, plan.standbys, strict=False)
+    )
+
+
+def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
+    """Per place, the updates of its standbys."""
+    seconds = [0.0] * plan.world_size
+    for layer, places in zip(profile.model.layers, plan.standbys, strict=False):
+        for place in places:
+            slowdown = profile.cluster.devices[place % plan.pipeline_ranks].slowdown
+            seconds[place] += slowdown * layer.update_s
+    return tuple(seconds)
+
+
+def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
+    """Per pipeline rank, how long its gradients take to meet those of its siblings; 0 with one pipeline.
+
+    Each of D siblings gathers an equal part of every replica's gradients and gives the sum back. Messages are counted
+    by matrices: smaller parameters travel with no more than their bytes.
+    """
+    pipelines, ranks = plan.pipeline_count, plan.pipeline_ranks
+    seconds = [0.0] * ranks
+    if pipelines == 1:
+        return tuple(seconds)
+    for rank in range(ranks):
+        layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
+        part = sum(layer.gradient_bytes for layer in layers) / pipelines
+        messages = sum(len(layer.matrices) for layer in layers) / pipelines
+        link = _link(profile, plan, rank, ranks + rank)
+        if link is None:
+            continue
+        others = pipelines - 1
+        for copies in (plan.windows, 1):
+            size, count = copies * part, copies * messages
+            seconds[rank] += (
+                others * (count * link.sender_s + size * link.sender_s_per_byte)
+                + size / link.bytes_per_s
+                + link.latency_s
+                + others * (count * link.receiver_s + size * link.receiver_s_per_byte)
+            )
+    return tuple(seconds)
+
+
+def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[float, ...]:
+    """Per place, when it may enter the commit: it has sent what it owns, and holds all that it stands in for.
+
+    Args:
+        ready_s: per place, when its own gradients are final.
+    """
+    sent_s = list(ready_s)
+    link_free_s: dict[tuple[int, int], float] = defaultdict(float)
+    arrivals: list[list[tuple[float, float]]] = [[] for _ in sent_s]
+    owners = [
+        rank
+        for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True)
+        for _ in range(first, stop)
+    ]
+    for layer, source, places in zip(profile.model.layers, owners, plan.standbys, strict=False):
+        size = layer.gradient_bytes
+        for target in places:
+            link = _link(profile, plan, source, target)
+            if link is None:
+                continue
+            sent_s[source] += link.sender_s + size * link.sender_s_per_byte
+            gone_s = max(sent_s[source], link_free_s[source, target]) + size / link.bytes_per_s
+            link_free_s[source, target] = gone_s
+            arrivals[target].append(
+                (gone_s + link.latency_s, link.receiver_s + size * link.receiver_s_per_byte)
+            )
+    entered_s: list[float] = []
+    for now_s, coming in zip(sent_s, arrivals, strict=True):
+        for arrival_s, taken_s in sorted(coming):
+            now_s = max(now_s, arrival_s) + taken_s
+        entered_s.append(now_s)
+    return tuple(entered_s)
+
+
+def _link(profile: Profile, plan: Plan, source: int, target: int) -> Link | None:
+    """Between two places: as measured, or the like one of the first pipeline, or any; None: there is not any."""
+    links = profile.cluster.links
+    if max(source, target) < len(links):
+        return links[source][target]
+    source, target = source % plan.pipeline_ranks, target % plan.pipeline_ranks
+    if source != target and max(source, target) < len(links):
+        return links[source][target]
+    return next((link for row in links for link in row if link is not None), None)

@@ -1,0 +1,241 @@
+"""`freshet plan` as a person runs it: tables, JSON with the documented keys, timelines, mistakes in one message."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from command_line import freshet_here
+from made_profile import made_profile
+from synthetic_run import plan as issued_plan
+from synthetic_run import step_report
+from tiny_jobs import write_spec
+
+from orchestrator.cli.main import DONE, USER_ERROR
+from orchestrator.events.types import EventLog, Issued, Record
+from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.spec.job_spec import load
+from workers.protocol import CurvatureReport
+
+KEYS = {
+    "partition",
+    "ranks",
+    "schedule",
+    "microbatches",
+    "predicted_step_s",
+    "bubble",
+    "peak_memory_bytes",
+    "considered",
+    "solve_s",
+    "redundancy",
+    "freeze",
+}
+FREEZE_KEYS = {"unfrozen_s", "solved_s", "all_frozen_s", "ratios", "mean_per_stage", "kappa"}
+TIMELY = ("--set", "freeze.method=timelyfreeze", "--set", "job.steps=100")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A spec, with `profile.json` of its model on four ranks beside it."""
+    monkeypatch.chdir(tmp_path)
+    path = write_spec(tmp_path, "tiny")
+    found = survey(absolute(load(path)))
+    made = made_profile(found.layers, found.parameters, 4, weights=[0.1, 1, 1, 1, 1, 0.4])
+    (tmp_path / "profile.json").write_text(made.to_json())
+    return path
+
+
+def plan(job: Path, *options: str) -> int | str | None:
+    return freshet_here("plan", str(job), "--profile", "profile.json", *options)
+
+
+def test_json_has_the_documented_keys(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(job, "--json", "--set", "pipeline.partition=dynpipe", *TIMELY) == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told.keys() == KEYS
+    assert told["freeze"].keys() == FREEZE_KEYS
+    assert [stop for _, stop in told["partition"]][-1] == 6
+    assert (told["ranks"], told["schedule"], told["microbatches"]) == (4, "1f1b", 4)
+    assert 0 < told["bubble"] < 1
+    assert told["predicted_step_s"] > told["freeze"]["unfrozen_s"] > told["freeze"]["solved_s"]
+    taken = [each for each in told["considered"] if not each["why_not"]]
+    assert {json.dumps(each["partition"]) for each in taken} == {json.dumps(told["partition"])}
+    assert len(told["freeze"]["ratios"]) == 16
+    assert len(told["freeze"]["mean_per_stage"]) == 4
+
+
+def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(mode: str | None) -> dict[str, Any]:
+        options = () if mode is None else ("--set", f"elastic.redundancy={mode}")
+        assert plan(job, "--json", "--set", "pipeline.partition=parameter", *options) == DONE
+        return json.loads(capsys.readouterr().out)
+
+    peer, alone = told(None), told("checkpoint")
+    assert peer["redundancy"].keys() == {"mode", "bytes_per_step", "seconds_per_step", "memory_bytes"}
+    assert (peer["redundancy"]["mode"], alone["redundancy"]["mode"]) == ("peer", "checkpoint")
+    found = survey(absolute(load(job)))
+    # Every gradient once, in float32; weights, gradients and two moments of the copies.
+    assert peer["redundancy"]["bytes_per_step"] == 4 * sum(found.parameters)
+    assert 4 * sum(found.parameters) <= peer["redundancy"]["memory_bytes"] <= 16 * sum(found.parameters)
+    assert peer["redundancy"]["seconds_per_step"] == pytest.approx(
+        peer["predicted_step_s"] - alone["predicted_step_s"]
+    )
+    assert peer["peak_memory_bytes"] > alone["peak_memory_bytes"]
+    nothing = {"bytes_per_step": 0, "seconds_per_step": 0, "memory_bytes": 0}
+    assert alone["redundancy"] == {"mode": "checkpoint", **nothing}
+    assert told("none")["redundancy"] == {"mode": "none", **nothing}
+
+
+def test_people_are_told_what_redundancy_costs(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(job) == DONE
+    assert re.search(
+        r"redundancy peer: \S+ kB of gradients are shipped .* takes \S+ .s longer for it",
+        capsys.readouterr().out,
+    )
+    assert plan(job, "--set", "elastic.redundancy=checkpoint") == DONE
+    assert "redundancy checkpoint: a lost rank takes the job back" in capsys.readouterr().out
+    assert plan(job, "--set", "elastic.redundancy=none") == DONE
+    assert "redundancy none: a lost rank ends the job" in capsys.readouterr().out
+    assert plan(job, "--set", "pipeline.ranks=1", "--set", "elastic.redundancy=peer") == USER_ERROR
+    assert 'elastic.redundancy = "peer" keeps a copy' in capsys.readouterr().err
+
+
+def test_what_is_auto_is_searched(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("ranks", "schedule", "microbatches")
+    options = [part for key in keys for part in ("--set", f"pipeline.{key}=auto")]
+    assert plan(job, "--json", *options) == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told["schedule"] != "auto"
+    assert 1 <= told["ranks"] <= 4
+    assert len({each["schedule"] for each in told["considered"]}) > 1
+    assert told["freeze"]["kappa"] == 1
+
+
+def test_people_get_tables_and_reasons(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(job, "--set", "pipeline.partition=time", *TIMELY) == DONE
+    told = capsys.readouterr().out
+    assert "1f1b: 4 stages on 4 ranks, 4 microbatches" in told
+    assert "6 layers cut by time; a step is predicted to take" in told
+    assert "profile: made by hand" in told
+    assert "by eq. 50 of TimelyFreeze); percent of weight-gradient time frozen" in told
+    assert "DynPipe's Algorithm 1: 1 stage on 4 devices, W(S) = 33.9 ms per microbatch" in told
+    assert "stage 3" in told
+    assert "limit: rank" in told
+    assert re.search(r"rank 3 memory peak \S+ kB: optimizer \S+ kB, ", told)
+    # Stage 3 has the last block and the head, 14 ms of weight gradients for each of 4 microbatches.
+    assert "limit: r_max on stage 3: 0.01 more would shorten the window by 560 µs" in told
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html", "json"])
+def test_the_timeline_takes_the_form_of_its_suffix(job: Path, suffix: str) -> None:
+    assert plan(job, "--timeline", f"step.{suffix}", *TIMELY) == DONE
+    text = Path(f"step.{suffix}").read_text()
+    if suffix == "json":
+        names = {event["name"] for event in json.loads(text)["traceEvents"]}
+        assert {"0F0", "3B3", "process_name", "rank 3 memory"} <= names
+    else:
+        assert text.count("<svg") == {"svg": 1, "html": 3}[suffix]
+        # Every rank, in every timeline.
+        assert text.count('class="room"') == {"svg": 4, "html": 8}[suffix]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--timeline", "step.png"), "--timeline step.png: the suffix says the form, use one of .svg"),
+        (("--set", "model.layers=5"), "another model's profile"),
+        (("--set", "job.precision=bfloat16"), 'the profile was made with job.precision = "float32"'),
+        (("--set", "pipeline.ranks=6"), "the profile has 4 devices"),
+        (("--set", "cluster.memory_per_rank_bytes=100"), "no plan: "),
+        (("--profile", "nowhere.json"), "cannot read the profile nowhere.json"),
+        (("--profile", "tiny.toml"), "tiny.toml is not JSON"),
+        (("--target-error", "1"), "--target-error needs --estimates"),
+        (("--set", "freeze.r_max=2"), "freeze.r_max = 2: should be less than or equal to 1"),
+    ],
+)
+def test_a_mistake_is_one_message(
+    job: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], told: str
+) -> None:
+    assert plan(job, *options) == USER_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith("freshet: ")
+    assert told in error
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The events of a job whose first loss is 2, with L = 3 and xi^2 = 5."""
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path)
+    events.append(Record(time_s=0.0, event=Issued(plan=replace(issued_plan(), stage_ranks=(0, 1, 0, 1)))))
+    events.append(Record(time_s=1.0, event=replace(step_report(1, Random(1)), loss=2.0)))
+    for rank in (0, 1):
+        events.append(
+            Record(
+                time_s=2.0,
+                event=CurvatureReport(
+                    step=3, rank=rank, gradient_change_sq=4.5, weight_change_sq=0.5, gradient_sq=2.5
+                ),
+            )
+        )
+    events.close()
+    return path
+
+
+def test_estimates_tell_how_many_updates(job: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--estimates", str(log), "--target-error", "0.1", "--set", "optimizer.lr=0.01")
+    assert plan(job, "--json", *options) == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told.keys() == KEYS | {"convergence"}
+    found = told["convergence"]
+    assert found["smoothness"] == pytest.approx(3)
+    assert found["second_moment"] == pytest.approx(5)
+    assert found["steps"] == 4000  # 2 f(w0) / (eta epsilon)
+    assert found["wall_clock_s"] == pytest.approx(4000 * told["predicted_step_s"])
+    stale = found["asynchronous"]
+    left = 0.1 - 2 * 0.01**2 * stale["stages"] ** 3 * 3**2 * 5
+    assert stale["updates"] == math.ceil(2 * 2.0 / (0.01 * left))
+    assert stale["wall_clock_s"] == pytest.approx(stale["updates"] * stale["iteration_s"])
+    assert plan(job, *options) == DONE
+    text = capsys.readouterr().out
+    assert "(L = 3.00, ξ² = 5.00): T = 4,000 steps, whatever S, as the schedule is synchronous: " in text
+    assert f"T(S) x W(S) = {stale['updates']:,} x " in text
+
+
+def test_a_target_that_no_asynchronous_pipeline_reaches_is_told(
+    job: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(job, "--estimates", str(log), "--target-error", "0.001", "--set", "optimizer.lr=0.01") == DONE
+    assert (
+        "asynchronous: a target error of 0.001 is out of reach with 1 asynchronous stage"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        (4, (), "needs --target-error"),
+        (4, ("--target-error", "-1"), "target = -1.0: must be a finite number above 0"),
+        (4, ("--target-error", "1", "--set", "optimizer.lr=0.5"), "the theorem needs eta L <= 1"),
+        (3, ("--target-error", "1"), "--set job.curvature_every=1"),
+        (0, ("--target-error", "1"), "--set job.curvature_every=1"),
+    ],
+)
+def test_estimates_that_cannot_be_had_are_one_message(
+    job: Path,
+    log: Path,
+    lines: int,
+    options: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log.write_text("".join(f"{line}\n" for line in log.read_text().splitlines()[:lines]))
+    assert plan(job, "--estimates", str(log), *options) == USER_ERROR
+    assert message in capsys.readouterr().err

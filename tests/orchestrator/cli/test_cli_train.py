@@ -1,0 +1,196 @@
+"""`freshet train` as a person runs it: a cluster of its own, exit codes, Ctrl-C, no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import freshet_here
+from safetensors.torch import load_file
+from tiny_jobs import STEPS, tiny, write_spec
+
+from orchestrator.cli.main import DONE, INTERRUPTED, USER_ERROR
+from orchestrator.events import types as events
+from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.resolve import resolve
+from workers.launch.ranks import Job, run_threads
+
+ROOT = Path(__file__).resolve().parents[3]
+KEYS = {
+    "name",
+    "steps",
+    "first_loss",
+    "final_loss",
+    "validation_loss",
+    "tokens_per_s",
+    "step_time_s",
+    "first_step_after_s",
+    "state_sha256",
+    "partition",
+    "events",
+}
+
+
+@contextmanager
+def freshet(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A running `freshet`, in a process group and a home of its own."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        cwd=folder,
+        env={**environment, "HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
+    """The lines up to the first that begins with `start`."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(start):
+            return lines
+    raise AssertionError(f"no line {start!r} in:\n{''.join(lines)}")
+
+
+def assert_ends(process: subprocess.Popen[str], code: int) -> str:
+    """Wait for the end, with `code` and none of its processes left. Returns what it printed."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == code, output
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert alive == []
+    return output
+
+
+def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write_spec(tmp_path, "local")
+    with freshet(tmp_path, "train", str(spec), "--summary", "summary.json") as process:
+        lines = read_until(process, f"step {STEPS}/{STEPS}")
+        output = "".join(lines) + assert_ends(process, DONE)
+    assert "training: 4 ranks on 1 host, from initial weights" in output
+    assert "sample: " in output
+    assert f"done: {STEPS} steps" in output
+
+    run = tmp_path / "runs" / "local"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary.keys() == KEYS
+    reference = absolute(tiny(tmp_path, "reference", pipeline={"ranks": 1}))
+    resolved = resolve(reference, survey(reference), {}, epoch=1)
+    plain = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
+    assert summary["state_sha256"] == plain.state_sha256
+    assert sum(summary["partition"]) == 6
+    assert len(summary["partition"]) == 4
+    assert summary["steps"] == STEPS
+    assert summary["final_loss"] < summary["first_loss"]
+    assert Path(summary["events"]) == run / "events.jsonl"
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert json.loads((run / "job.json").read_text())["spec"]["cluster"]["device"] == "cpu"
+
+    assert freshet_here("export", str(run), "--out", str(tmp_path / "model.safetensors")) == DONE
+    assert any(key.startswith("embed") for key in load_file(tmp_path / "model.safetensors"))
+    log = (run / "events.jsonl").read_bytes()
+    assert freshet_here("train", str(spec), "--set", f"job.output={run}") == USER_ERROR
+    assert "--resume, or choose another job.output" in capsys.readouterr().err
+    assert (run / "events.jsonl").read_bytes() == log
+
+
+def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "long")
+    with freshet(tmp_path, "train", str(spec), "--set", "job.steps=100000") as process:
+        read_until(process, "step ")
+        os.killpg(process.pid, signal.SIGINT)
+        output = assert_ends(process, INTERRUPTED)
+    run = tmp_path / "runs" / "long"
+    ended = [record.event for record in events.read(run / "events.jsonl")][-1]
+    assert isinstance(ended, events.Finished)
+    assert ended.stopped
+    assert f"stopped at step {ended.step} of 100000; go on with --resume" in output
+    assert (run / "checkpoints" / f"step-{ended.step:08d}-gen-1" / "manifest.json").exists()
+    assert (run / "report.html").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "stuck")
+    # Steps of some twelve seconds: the second signal comes before the stop can be obeyed.
+    slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=1.0")
+    with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=2") as process:
+        read_until(process, "step 1/")
+        os.killpg(process.pid, signal.SIGINT)
+        read_until(process, "stopping after this step")
+        process.terminate()  # as good as a second Ctrl-C
+        output = assert_ends(process, INTERRUPTED)
+    assert "aborted on request" in output
+
+
+def test_ctrl_c_before_the_job_runs(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "early")
+    with freshet(tmp_path, "train", str(spec)) as process:
+        while not psutil.Process(process.pid).children():  # Ray's own processes: it is being started
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        output = assert_ends(process, INTERRUPTED)
+    assert "interrupted before the job was running" in output
+    assert not (tmp_path / "runs" / "early" / "job.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "expected"),
+    [
+        ("[job\n", (), "is not TOML"),
+        ("[job]\nname = 'a'\n[model]\nwidht = 3", (), "[model] has no key 'widht'; did you mean 'width'?"),
+        ("[job]\nname = 'a'", ("job.steps=soon",), "--set job.steps: job.steps = 'soon'"),
+        ("[job]\nname = 'a'", ("pipeline.schedule=2f2b",), "unknown schedule '2f2b'"),
+        ("[job]\nname = 'a'", ("pipeline.ranks=3", "pipeline.replicas=2"), "not divisible by"),
+        ("[job]\nname = 'a'\noutput = '{here}/used'", (), "and no run: choose an empty folder"),
+        ("[job]\nname = 'a'\noutput = '{here}/job.toml'", (), "cannot be used: Not a directory"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    overrides: tuple[str, ...],
+    expected: str,
+) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "letter.txt").write_text("dear")
+    spec = tmp_path / "job.toml"
+    spec.write_text(text.replace("{here}", str(tmp_path)))
+    options = [part for override in overrides for part in ("--set", override)]
+    assert freshet_here("train", str(spec), *options) == USER_ERROR
+    told = capsys.readouterr().err
+    assert told.startswith("freshet: ")
+    assert expected in told
+    assert "Traceback" not in told
+
+
+def test_a_run_without_a_checkpoint_cannot_be_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert freshet_here("export", str(tmp_path), "--out", str(tmp_path / "m")) == USER_ERROR
+    assert "holds no checkpoint" in capsys.readouterr().err
+
+
+def test_help_loads_neither_torch_nor_ray() -> None:
+    code = "import sys, orchestrator.cli.main; sys.exit(bool({'torch', 'ray', 'pandas'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

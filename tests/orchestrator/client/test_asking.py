@@ -1,0 +1,91 @@
+"""What a controller is asked is answered within a bounded time, and one that is started again is not taken for gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
+
+from orchestrator.client import asking
+from orchestrator.client.asking import NoController, ask
+from workers.protocol import JobError
+
+UNAVAILABLE = ActorUnavailableError("it restarts", None)
+
+
+class Controller:
+    """Answers with what it is given, one after the other; the last one over and over."""
+
+    def __init__(self, *answers: object) -> None:
+        self._answers = [*answers]
+        self.asked: list[tuple[object, ...]] = []
+        self.status = self
+        self.retries: int | None = None
+
+    def options(self, *, max_task_retries: int) -> Controller:
+        self.retries = max_task_retries
+        return self
+
+    def remote(self, *arguments: object) -> object:
+        self.asked.append(arguments)
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Ray without a cluster; whether the controller's name is still there."""
+    named = [True]
+
+    def get(answer: Any, timeout: float) -> Any:
+        assert timeout >= 0
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(asking, "controller_of", lambda job: object() if named[0] else None)
+    monkeypatch.setattr(asking, "RETRY_S", 0.001)
+    return named
+
+
+@pytest.mark.parametrize("restarting", [UNAVAILABLE, ActorDiedError()])
+def test_a_controller_that_is_started_again_is_waited_for(restarting: Exception) -> None:
+    controller = Controller(restarting, restarting, "well")
+    assert ask("a", controller, "status", 7) == "well"
+    assert controller.asked == [(7,)] * 3
+    assert controller.retries == -1
+
+
+def test_one_that_never_comes_back_is_waited_for_no_longer_than_said() -> None:
+    with pytest.raises(
+        JobError, match=r"'a' has not answered for 0\.05 s: .*`freshet reap a --force`"
+    ) as told:
+        ask("a", Controller(UNAVAILABLE), "status", timeout_s=0.05)
+    assert not isinstance(told.value, NoController)
+
+
+def test_one_that_hangs_is_told_of_with_the_way_out() -> None:
+    with pytest.raises(JobError, match=r"'a' has not answered for 90 s: .*`freshet reap a --force`"):
+        ask("a", Controller(GetTimeoutError()), "status")
+
+
+def test_one_that_is_gone_is_gone(registered: list[bool]) -> None:
+    registered[0] = False
+    with pytest.raises(NoController, match="the controller of job 'a' is gone"):
+        ask("a", Controller(ActorDiedError()), "status")
+
+
+@pytest.mark.parametrize("restarting", [UNAVAILABLE, ActorDiedError()])
+def test_what_may_be_done_once_only_is_not_asked_twice(restarting: Exception) -> None:
+    controller = Controller(restarting)
+    with pytest.raises(JobError, match="may have done what was asked of it or not"):
+        ask("a", controller, "status", again=False)
+    assert (len(controller.asked), controller.retries) == (1, 0)
+
+
+def test_what_it_refuses_is_told_as_it_says() -> None:
+    refusal = RayTaskError("status", "a traceback", JobError("step 3 is past"))
+    with pytest.raises(JobError, match=r"^step 3 is past$"):
+        ask("a", Controller(refusal), "status")

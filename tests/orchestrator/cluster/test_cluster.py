@@ -1,0 +1,79 @@
+"""A cluster of our own: its token, made once and for its owner alone, and what becomes of one that does not start."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from orchestrator.cluster.connection import ATTEMPTS, connected, prepare_local
+from workers.protocol import JobError
+
+
+def test_the_first_on_a_machine_makes_a_token_and_all_others_take_it(tmp_path: Path) -> None:
+    token = tmp_path / "home" / "token"
+    for _ in range(2):
+        environment = {"RAY_AUTH_TOKEN_PATH": str(token)}
+        prepare_local(environment)
+        assert "RAY_AUTH_TOKEN" not in environment
+        made = token.read_text()
+        assert len(made) == 32
+    assert token.read_text() == made
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert os.listdir(token.parent) == ["token"]
+
+
+def test_where_none_can_be_kept_it_is_this_jobs_own() -> None:
+    environment = {"RAY_AUTH_TOKEN_PATH": "/dev/null/token"}
+    prepare_local(environment)
+    assert len(environment["RAY_AUTH_TOKEN"]) == 32
+
+
+def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    for given in ({"RAY_AUTH_TOKEN": "mine"}, {"RAY_AUTH_MODE": "disabled"}):
+        environment = {"RAY_AUTH_TOKEN_PATH": str(token), **given}
+        prepare_local(environment)
+        assert environment.items() >= given.items()
+        assert not token.exists()
+
+
+class SlowStart:
+    """`ray.init` of a machine on which the first `failures` starts take longer than Ray waits."""
+
+    def __init__(self, failures: int) -> None:
+        self.left: list[psutil.Process] = []
+        """What each start has begun."""
+        self._failures = failures
+
+    def __call__(self, address: str, **options: Any) -> None:
+        started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.left.append(psutil.Process(started.pid))
+        if len(self.left) <= self._failures:
+            raise Exception("The current node timed out during startup.")
+
+
+def test_what_was_half_started_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowStart(failures=1)
+    monkeypatch.setattr(ray, "init", slow)
+    monkeypatch.setattr("orchestrator.cluster.connection.SHUTDOWN_S", 0.1)
+    with connected("local", cpus=1):
+        assert [process.is_running() for process in slow.left] == [False, True]
+    assert not any(process.is_running() for process in slow.left)
+
+
+def test_a_cluster_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowStart(failures=ATTEMPTS)
+    monkeypatch.setattr(ray, "init", slow)
+    told = f"could not start Ray on this machine, tried {ATTEMPTS} times: The current node timed out"
+    with pytest.raises(JobError, match=told), connected("local", cpus=1):
+        raise AssertionError("it did not start")
+    assert len(slow.left) == ATTEMPTS
+    assert not any(process.is_running() for process in slow.left)

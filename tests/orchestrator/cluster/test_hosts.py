@@ -1,0 +1,107 @@
+"""What ranks are asked, and who is taken for dead: not a rank that answers while the controller itself stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, cast
+
+from process_hosts import ElasticJob
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.cluster.hosts import CONNECT_S, Gone, Hosts, stands
+from orchestrator.controller.runtime import Runtime
+from orchestrator.lifecycle.commands import Assess, Train
+from orchestrator.lifecycle.stimuli import Departed, Positioned, Stimulus
+from workers.actor import Home
+from workers.protocol import Parted, Position
+
+
+def test_who_listens_stands_also_if_the_controller_stood_still() -> None:
+    async def look() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            home = Home(node="n", host="127.0.0.1", pid=1, port=port)
+            looking = asyncio.ensure_future(stands(home))
+            await asyncio.sleep(0)
+            time.sleep(CONNECT_S + 0.2)
+            assert await looking
+        assert not await stands(home)
+
+    asyncio.run(look())
+
+
+class Shaky:
+    """Ranks to which the way is lost for a moment: their process lives, and trains on."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.calls.append(method)
+        if method == "train" or self.calls.count(method) < 3:
+            answer.set_exception(Gone("its process cannot be reached", unheard=True))
+        else:
+            answer.set_result(Parted(rank=rank, step=4) if method == "outcome" else None)
+        return answer
+
+    async def end(self, rank: int) -> None:
+        self.calls.append("end")
+
+
+def test_a_rank_that_cannot_be_reached_for_a_moment_is_not_taken_for_dead(tmp_path: Path) -> None:
+    async def look() -> None:
+        hosts, told = Shaky(), list[Stimulus]()
+        crew = ElasticJob(resolved(tiny(tmp_path, "shaky"))).crew
+        runtime = Runtime(crew, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        assert await runtime._answers(0, 30.0)
+        assert hosts.calls == ["ping"] * 3
+        training = runtime.carry_out(Train((0,), 3, 1))
+        assert training is not None
+        await training
+        assert told == [Departed(Parted(rank=0, step=4), 1)]
+        assert hosts.calls[3:] == ["train"] + ["outcome"] * 3
+
+    asyncio.run(look())
+
+
+class Tardy:
+    """A rank that says where it stands before it has heard that its generation is over."""
+
+    def __init__(self) -> None:
+        self.leaving: list[tuple[int, asyncio.Future[Any]]] = []
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if method == "leave":
+            self.leaving.append((*arguments, answer))
+        else:
+            answer.set_result(POSITION)
+        return answer
+
+
+POSITION = Position(rank=0, step=4, vector=None, undecided=None, holds=(), freeze_plans=(), host="h", port=1)
+
+
+def test_where_a_rank_stands_counts_once_it_has_left(tmp_path: Path) -> None:
+    async def look() -> None:
+        hosts, told = Tardy(), list[Stimulus]()
+        crew = ElasticJob(resolved(tiny(tmp_path, "tardy"))).crew
+        runtime = Runtime(crew, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        work = runtime.carry_out(Assess(frozenset({0}), 2, 3))
+        assert work is not None
+        assessing = asyncio.ensure_future(work)
+        await asyncio.sleep(0.05)
+        assert told == []
+        ((generation, left),) = hosts.leaving
+        assert generation == 3
+        left.set_result(None)
+        await assessing
+        assert told == [Positioned(POSITION, 2)]
+
+    asyncio.run(look())

@@ -1,0 +1,159 @@
+"""One warning when freezing costs more than it brings, and none when it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from synthetic_run import PHASES, freezing_records
+from synthetic_run import plan as pipeline_plan
+
+from orchestrator.analysis.freeze_numbers import freeze_numbers
+from orchestrator.controller.freeze_watch import EVERY, FreezeWatch
+from orchestrator.events import types as events
+from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.history.run_record import RunRecord
+from planner.freeze.time_to_accuracy import warning
+from planner.freezing import FreezePlan
+from workers.protocol import FreezeStarted, StepReport
+
+PLAN = FreezePlan(epoch=1, version=1, ratios=((0.5,),), start=11)
+
+
+def solved(kappa: float) -> events.FreezeSolved:
+    return events.FreezeSolved(
+        plan=PLAN,
+        ratios=((0, 0, 0.5),),
+        unfrozen_s=1.0,
+        solved_s=kappa,
+        all_frozen_s=0.5,
+        outside_s=0.0,
+        measured_unfrozen_s=1.0,
+        measured_all_frozen_s=0.5,
+        kappa=kappa,
+        mean_per_stage=(0.5,),
+        duals=(0.0,),
+        critical=(),
+        solve_s=0.0,
+    )
+
+
+def submitted(**freeze: object) -> events.Submitted:
+    return events.Submitted(job="j", epoch=1, spec={"freeze": freeze}, resume=False)
+
+
+TIMELY = submitted(method="timelyfreeze", warm_up=2, monitoring=10, ramp=10)
+APF = submitted(method="apf", warm_up=10)
+
+
+def step(
+    number: int, share: float, energy: float = 1.0, *, step_s: float = 1.0, skipped: bool = False
+) -> StepReport:
+    return StepReport(
+        generation=1,
+        step=number,
+        loss=1.0,
+        grad_norm=1.0,
+        lr=0.1,
+        samples=1,
+        tokens=0,
+        step_s=step_s,
+        bubble=0.0,
+        skipped=skipped,
+        gradient_energy=energy,
+        effective_update=share,
+    )
+
+
+def warnings(watch: FreezeWatch, *log: events.Event) -> list[str]:
+    return [warning.text for event in log if (warning := watch.take(event)) is not None]
+
+
+def test_the_average_counts_by_energy_and_warns_once() -> None:
+    watch = FreezeWatch(FreezeHistory())
+    begun = (TIMELY, step(10, 0.1), solved(0.75), FreezeStarted(plan=PLAN), step(11, 1.0, energy=2.0))
+    assert warnings(watch, *begun) == []
+    # (2 * 1.0 + 2 * 0.5) / 4 is kappa itself: as long, not longer.
+    assert warnings(watch, step(12, 0.5, energy=2.0)) == []
+    told = warnings(watch, step(13, 0.375, energy=4.0), step(14, 0.1))
+    # (4 * 0.75 + 4 * 0.375) / 8.
+    assert told == [warning(0.75, 0.5625, "timelyfreeze")]
+
+
+def test_skipped_steps_do_not_count() -> None:
+    watch = FreezeWatch(FreezeHistory())
+    log = [solved(0.75), FreezeStarted(plan=PLAN), step(11, 0.0, float("nan"), skipped=True), step(12, 0.8)]
+    assert warnings(watch, *log) == []
+
+
+def test_a_resumed_run_knows_what_was_solved() -> None:
+    watch = FreezeWatch(FreezeHistory(plans=(PLAN,), solved=solved(0.75)))
+    assert warnings(watch, step(10, 0.5)) == []
+    assert len(warnings(watch, step(11, 0.5))) == 1
+
+
+def test_without_a_solution_there_is_nothing_to_hold_against() -> None:
+    watch = FreezeWatch(FreezeHistory(plans=(PLAN,)))
+    assert warnings(watch, step(11, 0.1)) == []
+
+
+def test_rounding_is_no_cost_where_nothing_may_be_frozen() -> None:
+    """With r_max = 0 the draws' spread comes out a rounding above 1."""
+    watch = FreezeWatch(FreezeHistory())
+    log = [TIMELY, solved(1 + 2.3e-16), FreezeStarted(plan=PLAN), *(step(n, 1.0) for n in range(11, 40))]
+    assert warnings(watch, *log) == []
+
+
+def unfrozen() -> list[StepReport]:
+    return [step(number, 1.0) for number in range(1, 11)]
+
+
+def test_without_a_prediction_the_measured_steps_are_held_against_each_other() -> None:
+    watch = FreezeWatch(FreezeHistory())
+    assert warnings(watch, APF, *unfrozen()) == []
+    # Nothing has settled yet: what these take says nothing of freezing.
+    assert warnings(watch, *(step(number, 1.0, step_s=1.1) for number in range(11, 41))) == []
+    told = [warnings(watch, step(number, 0.5, step_s=0.75)) for number in range(41, 71)]
+    assert told == [*[[]] * (EVERY - 1), [warning(0.75, 0.5, "apf")], *[[]] * (30 - EVERY)]
+
+
+def test_measured_freezing_that_pays_is_not_warned_of() -> None:
+    watch = FreezeWatch(FreezeHistory())
+    paying = [step(number, 0.9, step_s=0.75) for number in range(11, 61)]
+    assert warnings(watch, APF, *unfrozen(), *paying) == []
+
+
+@pytest.mark.parametrize(
+    ("shrunk", "told"),
+    [
+        ({"version": 2}, [warning(2.0, 0.9, "apf")]),
+        ({"version": 2, "layers": ((0, 5), (5, 10)), "stage_ranks": (0, 1)}, []),
+        ({"version": 2, "pipelines": 1}, []),
+    ],
+    ids=["as before", "fewer stages", "fewer pipelines"],
+)
+def test_steps_of_a_job_that_shrank_are_not_held_against_those_before(
+    shrunk: dict[str, Any], told: list[str]
+) -> None:
+    watch, before = FreezeWatch(FreezeHistory()), replace(pipeline_plan(), replicas=2)
+    after = replace(before, **shrunk)
+    slower = [step(number, 0.9, step_s=2.0) for number in range(11, 61)]
+    log = [APF, events.Issued(plan=before), *unfrozen(), events.Issued(plan=after), *slower]
+    assert warnings(watch, *log) == told
+
+
+def test_a_replayed_run_is_warned_of_as_its_report_says() -> None:
+    log = [record for record in freezing_records() if not isinstance(record.event, events.FreezeSolved)]
+    (plan,) = (record.event.plan for record in log if isinstance(record.event, FreezeStarted))
+    watch, run = FreezeWatch(FreezeHistory(plans=(plan,), replayed=True)), RunRecord()
+    for record in log:
+        run.take(record)
+        if (told := watch.take(record.event)) is not None:
+            break
+    else:
+        raise AssertionError("it was not warned of")
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert max(run.steps) == PHASES.ramp + EVERY
+    assert told.text == numbers.warning

@@ -1,0 +1,212 @@
+"""The event log: every kind comes back as it went in, and a torn line harms nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from orchestrator.events import types as events
+from orchestrator.events.rehearsed import NodeLife, Rehearsed
+from planner.freezing import FreezePlan
+from planner.plan import Plan
+from workers import protocol
+
+PLAN = Plan(
+    epoch=1,
+    version=3,
+    reason="first",
+    layers=((0, 2), (2, 5)),
+    stage_ranks=(0, 1),
+    schedule="1f1b",
+    chunks=1,
+    microbatches=4,
+    replicas=1,
+    recompute=(1,),
+)
+GENERATION = protocol.Generation(
+    number=1, epoch=1, members=(0, 1), store_host="10.0.0.1", store_port=4321, timeout_s=30.0
+)
+STEP = protocol.StepReport(
+    generation=1,
+    step=7,
+    loss=2.5,
+    grad_norm=1.25,
+    lr=0.001,
+    samples=16,
+    tokens=2048,
+    step_s=0.5,
+    bubble=0.25,
+    skipped=False,
+)
+OUTCOME = protocol.Outcome(rank=1, step=7, stopped=True, layer_digests=((0, "ab"), (1, "cd")))
+
+FREEZE_PLAN = FreezePlan(
+    epoch=1,
+    version=1,
+    ratios=((0.0, 0.5), (1.0, 0.25)),
+    weights=((("a", 3_000_000_000), ("b", 7)), ()),
+    start=11,
+)
+
+EVERY_KIND: tuple[events.Event, ...] = (
+    events.Submitted(job="gpt", epoch=1, spec={"job": {"seed": 1}}, resume=False),
+    events.Issued(plan=PLAN),
+    events.RankStarted(rank=0, node="n0", host="10.0.0.1", pid=123),
+    events.Formed(generation=GENERATION, start=protocol.CheckpointRef(path="/out/7", step=7)),
+    events.Skipped(
+        rank=1, damage=protocol.DamagedCheckpoint(path="/out/7", file="embed.safetensors", problem="checksum")
+    ),
+    events.Requested(request="stop"),
+    events.PlannerStarted(life=2, node="n0", pid=124),
+    events.FreezeSolved(
+        plan=FREEZE_PLAN,
+        ratios=((0, 0, 0.5), (1, 3, 1.0)),
+        unfrozen_s=0.5,
+        solved_s=0.375,
+        all_frozen_s=0.25,
+        outside_s=0.0625,
+        measured_unfrozen_s=0.5625,
+        measured_all_frozen_s=0.3125,
+        kappa=0.75,
+        mean_per_stage=(0.5, 1.0),
+        duals=(0.0, 0.125),
+        critical=("0F0", "1F0", "1B0"),
+        solve_s=0.001,
+        spread=1.125,
+    ),
+    events.Regrouped(
+        generation=2,
+        cause="loss",
+        reason="rank 1 was killed",
+        lost=(1,),
+        joined=(4,),
+        step=7,
+        rerun=1,
+        steps_lost=0,
+        detect_s=0.0625,
+        settle_s=0.125,
+        plan_s=0.25,
+        move_s=0.5,
+        resume_s=0.75,
+    ),
+    events.Migrated(
+        version=3,
+        layers=(2, 3),
+        source=(1, 1),
+        target=(0, 0),
+        mode="live",
+        bytes=1024,
+        seconds=0.5,
+        steps=4,
+        stall_s=0.125,
+        step=9,
+    ),
+    events.Paused(reason="no rank is left", step=7),
+    events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),
+    events.Warned(text="the planner died"),
+    events.RankEnded(outcome=OUTCOME),
+    events.RankFailed(rank=1, error="killed"),
+    events.Finished(step=7, stopped=True, state_sha256="ef"),
+    events.Failed(reason="rank 1 was killed", user_error=False),
+    STEP,
+    protocol.ValidationReport(step=7, loss=2.75),
+    protocol.CheckpointReport(step=7, path="/out/7", bytes=10, seconds=0.5),
+    protocol.TimelineReport(
+        step=7, rank=0, step_s=0.5, spans=(protocol.Span(action="0F0", start_s=0.0, end_s=0.25),)
+    ),
+    protocol.SampleReport(step=7, prompt="a", text="b"),
+    protocol.FreezeStarted(plan=FREEZE_PLAN),
+    protocol.FreezeReport(
+        step=7,
+        rank=1,
+        actions=(protocol.FrozenAction(stage=1, microbatch=0, planned=0.5, actual=0.25, parameters=0.125),),
+        passes=4,
+        counts=((3, (5, 0)), (4, ())),
+    ),
+    protocol.FrozenCounts(step=7, rank=1, passes=12, counts=((3, "weight", 5),)),
+    protocol.StandbyReport(step=7, rank=1, layers=(2, 3), bytes=1024, seconds=0.5),
+    protocol.SwitchReport(
+        step=7,
+        rank=1,
+        epoch=1,
+        version=3,
+        taken=(2,),
+        given=(),
+        brought_bytes=1024,
+        brought_s=0.5,
+        stall_s=0.25,
+        switched_s=12.5,
+    ),
+    protocol.FaultReport(rank=1, fault="kill", step=7, phase="commit", struck_s=12.5),
+    protocol.NoticeReport(rank=1, source="aws", left_s=None, text="rebalance"),
+    protocol.WarningReport(rank=1, text="nothing answers"),
+    Rehearsed(
+        trace="made up",
+        speedup=10.0,
+        grace_s=None,
+        began_s=0.5,
+        ended_s=64.0,
+        lives=(NodeLife(name="n0", node="ab", up_s=0.0, down_s=32.0, noticed_s=16.0),),
+    ),
+    protocol.CurvatureReport(step=7, rank=1, gradient_change_sq=0.5, weight_change_sq=0.25, gradient_sq=1.5),
+)
+
+
+def test_every_kind_of_event_is_tried_here() -> None:
+    assert {type(event) for event in EVERY_KIND} == set(events.KINDS.values())
+
+
+def test_each_event_comes_back_as_it_went_in(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = events.EventLog(path)
+    records = [events.Record(time_s=float(index), event=event) for index, event in enumerate(EVERY_KIND)]
+    for count, record in enumerate(records, 1):
+        log.append(record)
+        assert len(list(events.read(path))) == count  # flushed at once
+    log.close()
+    assert list(events.read(path)) == records
+
+
+def test_numbers_that_are_not_finite_are_valid_json_and_come_back() -> None:
+    step = protocol.StepReport(
+        generation=1,
+        step=1,
+        loss=math.nan,
+        grad_norm=math.inf,
+        lr=0.1,
+        samples=1,
+        tokens=0,
+        step_s=1.0,
+        bubble=0.0,
+        skipped=True,
+    )
+    line = events.Record(time_s=0.0, event=step).to_json()
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    back = events.Record.from_json(line).event
+    assert isinstance(back, protocol.StepReport)
+    assert math.isnan(back.loss)
+    assert back.grad_norm == math.inf
+
+
+def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    whole = events.Record(time_s=1.0, event=STEP)
+    path.write_text(whole.to_json() + "\n" + whole.to_json()[:40])
+    assert list(events.read(path)) == [whole]
+    log = events.EventLog(path)
+    log.append(whole)
+    log.close()
+    assert list(events.read(path)) == [whole, whole]
+
+
+@pytest.mark.parametrize(
+    "line", ["not json", '{"time_s": 1, "kind": "party"}', '{"time_s": 1, "kind": "step"}', "{}"]
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(events.Record(time_s=1.0, event=STEP).to_json() + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"events\.jsonl, line 2"):
+        list(events.read(path))

@@ -1,0 +1,53 @@
+"""The ranks' parts of a sample put together, and what a report shows of them."""
+
+from __future__ import annotations
+
+from synthetic_run import RANKS, records
+
+from orchestrator.events.types import Formed, Record
+from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.report.page import render
+from planner.search.convergence import CurvatureSample
+from workers.protocol import CheckpointRef, CurvatureReport, Generation
+
+
+def part(step: int, rank: int) -> CurvatureReport:
+    """A quarter of a sample with L = 3 and xi^2 = 4."""
+    return CurvatureReport(
+        step=step, rank=rank, gradient_change_sq=2.25, weight_change_sq=0.25, gradient_sq=1.0
+    )
+
+
+def take(run: RunRecord, *events: object) -> None:
+    for event in events:
+        run.take(Record(time_s=run.ended_s + 1, event=event))  # pyright: ignore
+
+
+def test_a_sample_is_there_once_all_ranks_were_heard() -> None:
+    run = fold(records(steps=40)[:-1])
+    take(run, *(part(3, rank) for rank in range(RANKS - 1)), part(5, 2))
+    assert not run.curvature.samples
+    assert run.curvature.estimates() is None
+    take(run, part(3, RANKS - 1))
+    assert run.curvature.samples == {3: CurvatureSample(gradient_change=3.0, weight_change=1.0, gradient=2.0)}
+
+
+def test_a_resume_voids_what_is_run_again() -> None:
+    run = fold(records(steps=40)[:-1])
+    take(run, *(part(step, rank) for step in (3, 5, 7) for rank in range(RANKS)), part(9, 0))
+    generation = Generation(
+        number=2, epoch=2, members=(0, 1, 2, 3), store_host="10.0.0.4", store_port=29500, timeout_s=300.0
+    )
+    take(run, Formed(generation=generation, start=CheckpointRef(path="c", step=5)))
+    take(run, *(part(9, rank) for rank in range(1, RANKS)))
+    assert list(run.curvature.samples) == [3, 5]
+
+
+def test_the_report_shows_the_estimates_and_what_they_rest_on() -> None:
+    run = fold(records(steps=40))
+    assert "Smoothness" not in render(run)
+    take(run, *(part(step, rank) for step in (3, 5) for rank in range(RANKS)))
+    page = render(run)
+    assert '<dt>Smoothness L</dt><dd class="figure">3.00</dd>' in page
+    assert '<dt>Second moment ξ²</dt><dd class="figure">4.00</dd>' in page
+    assert page.count("DynPipe, from 2 samples of the running job") == 2

@@ -1,0 +1,118 @@
+"""What a log says of freezing: decisions stand, voided measurements go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.events import types as events
+from orchestrator.history.freeze_history import FreezeHistory, freeze_history_of, freeze_plans_of
+from planner.freezing import FreezePlan
+from planner.plan import Plan
+from workers.protocol import CheckpointRef, FreezeStarted, Generation, TimelineReport
+
+PLAN = Plan(
+    epoch=1,
+    version=1,
+    reason="first",
+    layers=((0, 1), (1, 2)),
+    stage_ranks=(0, 1),
+    schedule="1f1b",
+    chunks=1,
+    microbatches=2,
+    replicas=1,
+)
+FIRST = FreezePlan(epoch=1, version=1, ratios=((0.5, 0.5), (1.0, 1.0)), start=9)
+SECOND = FreezePlan(epoch=1, version=2, ratios=((0.25, 0.5), (1.0, 0.0)), start=14)
+SOLVED = events.FreezeSolved(
+    plan=replace(FIRST, start=None),
+    ratios=((0, 0, 0.5),),
+    unfrozen_s=1.0,
+    solved_s=0.75,
+    all_frozen_s=0.5,
+    outside_s=0.0,
+    measured_unfrozen_s=1.0,
+    measured_all_frozen_s=0.5,
+    kappa=0.75,
+    mean_per_stage=(0.5,),
+    duals=(0.0,),
+    critical=(),
+    solve_s=0.0,
+)
+
+
+def run(epoch: int, *, start: int | None, plan: Plan = PLAN) -> list[events.Event]:
+    generation = Generation(
+        number=epoch, epoch=epoch, members=(0, 1), store_host="h", store_port=1, timeout_s=1.0
+    )
+    ref = CheckpointRef(path=f"/out/{start}", step=start) if start is not None else None
+    return [
+        events.Submitted(job="j", epoch=epoch, spec={}, resume=start is not None),
+        events.Issued(plan=plan),
+        events.Formed(generation=generation, start=ref),
+    ]
+
+
+def timelines(first: int, last: int, step_s: float = 1.0) -> list[TimelineReport]:
+    return [
+        TimelineReport(step=step, rank=rank, step_s=step_s, spans=())
+        for step in range(first, last + 1)
+        for rank in range(2)
+    ]
+
+
+def fold(*log: events.Event) -> FreezeHistory:
+    return freeze_history_of(events.Record(time_s=0.0, event=event) for event in log)
+
+
+def test_a_log_without_freezing_says_nothing() -> None:
+    assert fold(*run(1, start=None)) == FreezeHistory(plan=PLAN)
+
+
+def test_decisions_come_by_start_each_once() -> None:
+    log = [*run(1, start=None), FreezeStarted(plan=FIRST), FreezeStarted(plan=SECOND)]
+    assert fold(*log).plans == (FIRST, SECOND)
+    # Gone on with from step 8, the run takes the first decision up again.
+    log += [*run(2, start=8), FreezeStarted(plan=FIRST)]
+    assert fold(*log).plans == (FIRST, SECOND)
+    assert freeze_plans_of(events.Record(time_s=0.0, event=event) for event in log) == (FIRST, SECOND)
+
+
+def test_the_newest_solution_is_kept_with_its_decision() -> None:
+    log = [*run(1, start=None), SOLVED, FreezeStarted(plan=FIRST), *run(2, start=10)]
+    assert fold(*log).solved == SOLVED
+    assert fold(*log, *run(3, start=None)).solved is None
+
+
+def test_the_newest_generation_wins() -> None:
+    other = replace(FIRST, epoch=2, ratios=((0.0, 0.0), (0.0, 0.0)))
+    log = [*run(1, start=None), FreezeStarted(plan=FIRST), *run(2, start=8), FreezeStarted(plan=other)]
+    assert fold(*log).plans == (other,)
+
+
+def test_a_run_from_the_beginning_knows_nothing_of_the_one_before() -> None:
+    log = [*run(1, start=None), *timelines(3, 6), FreezeStarted(plan=FIRST), *run(2, start=None)]
+    assert fold(*log) == FreezeHistory(plan=PLAN)
+
+
+def test_measurements_after_the_resumed_step_are_made_again() -> None:
+    log = [*run(1, start=None), *timelines(3, 6), *run(2, start=4)]
+    assert [(report.step, report.rank) for report in fold(*log).monitored] == [(3, 0), (3, 1), (4, 0), (4, 1)]
+    again = fold(*log, *timelines(5, 6, step_s=2.0)).monitored
+    assert [(report.step, report.step_s) for report in again if report.rank == 0] == [
+        (3, 1.0),
+        (4, 1.0),
+        (5, 2.0),
+        (6, 2.0),
+    ]
+
+
+def test_times_of_another_partition_are_dropped() -> None:
+    log = [*run(1, start=None), *timelines(3, 6), FreezeStarted(plan=FIRST)]
+    same = replace(PLAN, epoch=2, reason="second plan")
+    assert len(fold(*log, *run(2, start=6, plan=same)).monitored) == 8
+    assert len(fold(*log).monitored_with(same)) == 8
+    other = replace(PLAN, layers=((0, 2),), stage_ranks=(0,))
+    assert fold(*log).monitored_with(other) == ()
+    history = fold(*log, *run(2, start=6, plan=other))
+    assert history.monitored == ()
+    assert history.plans == (FIRST,)

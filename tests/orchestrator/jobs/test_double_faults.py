@@ -1,0 +1,214 @@
+"""Two faults at once, one within the recovery from another, and commits that only some ranks have seen: whole jobs on
+plain processes, without Ray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_rows import assert_consistent
+from process_hosts import ElasticJob, Ran, assert_gone
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Finished
+from orchestrator.prepare.resolve import Resolved
+from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import FaultKind, Phase
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import FaultReport
+from workers.transport.channel import ChannelError
+from workers.transport.process_group import ProcessGroupChannel
+
+STEPS = 8
+STRUCK = 5
+"""The step in which most of them strike; the newest whole checkpoint before it is that of step 4."""
+PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
+"""Who keeps the copies of whose layers, of four ranks."""
+
+Act = Callable[[ElasticJob, events.Event], None]
+
+
+def job(folder: Path, **sections: dict[str, Any]) -> Resolved:
+    """Four ranks, eight steps, a checkpoint after every other one."""
+    given: dict[str, dict[str, Any]] = {
+        "job": {"steps": STEPS, "sample_tokens": 0},
+        "pipeline": {"microbatches": 2, "microbatch_size": 1},
+        "checkpoint": {"every_steps": 2},
+        "elastic": {"grow": False, "allow_faults": True},
+    }
+    for section, keys in sections.items():
+        given[section] = {**given.get(section, {}), **keys}
+    return resolved(tiny(folder, "job", **given))
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The state that the job ends with when nothing befalls it."""
+    done = job(tmp_path_factory.mktemp("quiet"))
+    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+
+
+def arming(faults: Mapping[int, Sequence[Fault]]) -> Act:
+    """Arms each rank as soon as it is up: before the first step."""
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.RankStarted):
+            for fault in faults.get(event.rank, ()):
+                running.call(event.rank, "arm", fault)
+
+    return act
+
+
+def kill(phase: Phase = Phase.BACKWARD, step: int = STRUCK) -> Fault:
+    return Fault(kind=FaultKind.KILL, phase=phase, step=step)
+
+
+def blind(step: int = STRUCK) -> Fault:
+    return Fault(kind=FaultKind.BLIND, step=step)
+
+
+def all_gather_or_none(rank: int) -> None:
+    """Nobody returns from a gather before all have its result."""
+    gather = ProcessGroupChannel.all_gather
+
+    def twice(self: ProcessGroupChannel, record: bytes) -> list[bytes]:
+        records = gather(self, record)
+        with suppress(ChannelError):
+            gather(self, b"")
+        return records
+
+    ProcessGroupChannel.all_gather = twice
+
+
+def check(ran: Ran, expected: str, struck: set[int]) -> None:
+    """The faults struck; every step is there, and has the quiet run's bits; no process is left."""
+    assert isinstance(ran.state, Finished), ran.state
+    assert ran.state_sha256 == expected
+    assert {report.rank for report in ran.of(FaultReport)} == struck
+    assert set(ran.steps) == set(range(1, STEPS + 1))
+    lost = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
+    assert len(ran.steps) == STEPS + lost
+    assert_consistent(ran)
+    assert_gone(ran.pids)
+
+
+def cost(regrouped: events.Regrouped) -> int:
+    """Committed steps, as people are told."""
+    said = re.search(
+        r"nobody who is left holds layers? .* which costs (\d+) committed step", regrouped.reason
+    )
+    assert said is not None, regrouped.reason
+    return int(said[1])
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_and_its_standby_fall_back_to_the_newest_checkpoint(
+    tmp_path: Path, quiet: str, rank: int
+) -> None:
+    both = {rank, PAIRS[rank]}
+    ran = ElasticJob(job(tmp_path), arming({each: [kill()] for each in both})).run()
+    struck = {report.rank for report in ran.of(FaultReport)}
+    check(ran, quiet, struck)
+    assert struck <= both
+    issued = ran.of(events.Issued)[0].plan
+    assert {place for layer in issued.layers_of_rank(rank) for place in issued.standbys[layer]} == {
+        PAIRS[rank]
+    }
+    lost = sum(cost(each) for each in ran.of(events.Regrouped) if each.steps_lost)
+    assert lost == sum(each.steps_lost for each in ran.of(events.Regrouped))
+
+
+def test_two_neighbours_cost_the_step_in_flight(tmp_path: Path, quiet: str) -> None:
+    """Their layers' copies are elsewhere."""
+    ran = ElasticJob(job(tmp_path), arming({1: [kill()], 2: [kill()]})).run()
+    check(ran, quiet, {report.rank for report in ran.of(FaultReport)})
+    assert all(each.steps_lost == 0 and each.rerun <= 1 for each in ran.of(events.Regrouped))
+    assert {rank for each in ran.of(events.Regrouped) for rank in each.lost} == {1, 2}
+
+
+@pytest.mark.parametrize("call", ["position", "settle", "follow", "host_store", "join", "train"])
+def test_a_kill_on_the_way_to_the_next_generation_is_recovered_from(
+    tmp_path: Path, quiet: str, call: str
+) -> None:
+    """Rank 3 is killed as rank 2 is told to settle, to follow, to join, and so on. The copies of its layers are on rank
+    2; those of rank 1's, on rank 0."""
+    ran = second_loss(tmp_path, call, 3)
+    check(ran, quiet, {1})
+    regrouped = ran.of(events.Regrouped)
+    assert {rank for each in regrouped for rank in each.lost} == {1, 3}
+    assert all(each.steps_lost == 0 for each in regrouped)
+
+
+@pytest.mark.parametrize("call", ["settle", "follow", "join"])
+def test_the_last_holder_lost_during_the_recovery_costs_the_steps_since_the_checkpoint(
+    tmp_path: Path, quiet: str, call: str
+) -> None:
+    ran = second_loss(tmp_path, call, 0)
+    check(ran, quiet, {1})
+    regrouped = ran.of(events.Regrouped)[-1]
+    assert regrouped.lost in {(0, 1), (0,)}
+    # Rank 1's layers may have come to another before.
+    assert regrouped.steps_lost == (cost(regrouped) if regrouped.steps_lost else 0)
+
+
+def second_loss(folder: Path, call: str, victim: int) -> Ran:
+    """Rank 1 is lost; then `victim`, just as another rank is called `call` in the recovery."""
+    running = ElasticJob(job(folder), arming({1: [kill()]}))
+    passed_on, killed = running.hosts.call, []
+
+    def called(rank: int, method: str, *arguments: Any) -> Any:
+        lost = any(isinstance(event, FaultReport) for event in running.log)
+        if lost and method == call and not killed:
+            killed.append(victim)
+            running.signal(victim)
+        return passed_on(rank, method, *arguments)
+
+    running.hosts.call = called
+    ran = running.run()
+    assert killed
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("blinded", "rerun"), [((0, 3), 0), ((0, 1), 0), ((1, 3), 0), ((0, 1, 3), 1)], ids=str
+)
+def test_a_commit_that_some_have_seen_has_one_outcome(
+    tmp_path: Path, quiet: str, blinded: tuple[int, ...], rerun: int
+) -> None:
+    """Rank 2 is killed with all records in its hands; those that are blinded have lost them. One rank that has them is
+    enough for all to take the step up; if none has, all give it up and run it again."""
+    faults: dict[int, list[Fault]] = {rank: [blind()] for rank in blinded}
+    act = arming({**faults, 2: [kill(Phase.IN_COMMIT)]})
+    ran = ElasticJob(job(tmp_path), act, rig=all_gather_or_none).run()
+    check(ran, quiet, {2, *blinded})
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.lost, regrouped.rerun, regrouped.steps_lost) == ((2,), rerun, 0)
+    assert ran.of(events.Formed)[1].step == STRUCK - rerun
+
+
+def test_a_checkpoint_that_was_being_written_is_no_refuge(tmp_path: Path, quiet: str) -> None:
+    """One before it is, whose checksums had come in by then."""
+    ran = ElasticJob(
+        job(tmp_path, elastic={"redundancy": "checkpoint"}), arming({1: [kill(Phase.SAVING, 6)]})
+    ).run()
+    check(ran, quiet, {1})
+    (regrouped,) = ran.of(events.Regrouped)
+    assert regrouped.step in {2, 4}
+    assert f"back to the checkpoint of step {regrouped.step}" in regrouped.reason
+    assert cost(regrouped) == regrouped.steps_lost
+    start = ran.of(events.Formed)[1].start
+    assert start is not None
+    assert start.step == regrouped.step
+
+
+def test_peers_need_no_checkpoint_while_one_is_being_written(tmp_path: Path, quiet: str) -> None:
+    ran = ElasticJob(job(tmp_path), arming({1: [kill(Phase.SAVING, 6)]})).run()
+    check(ran, quiet, {1})
+    (regrouped,) = ran.of(events.Regrouped)
+    assert regrouped.steps_lost == 0

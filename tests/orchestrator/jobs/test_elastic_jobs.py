@@ -1,0 +1,345 @@
+"""Whole elastic jobs on plain processes: whatever is lost and wherever, the end has the bits of the quiet run."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_hosts import ElasticJob, Ran, assert_gone
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Failed, Finished
+from orchestrator.lifecycle.stimuli import Asked, Going
+from orchestrator.prepare.resolve import Resolved
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import CheckpointRef, CheckpointReport, JobError, Request, Settlement, StepReport
+from workers.rank import Rank
+
+STEPS = 8
+EMULATED = {
+    "device": "emulated",
+    "emulated": {"forward_s": 0.008, "input_grad_s": 0.008, "weight_grad_s": 0.008},
+}
+
+
+def job(folder: Path, name: str = "job", **sections: dict[str, Any]) -> Resolved:
+    """Four ranks, eight steps."""
+    given: dict[str, dict[str, Any]] = {
+        "job": {"steps": STEPS, "sample_tokens": 0},
+        "cluster": EMULATED,
+        "elastic": {"grow": False},
+    }
+    for section, keys in sections.items():
+        given[section] = {**given.get(section, {}), **keys}
+    return resolved(tiny(folder, name, **given))
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The state that the job ends with when nothing befalls it."""
+    done = job(tmp_path_factory.mktemp("quiet"))
+    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+
+
+Act = Callable[[ElasticJob, events.Event], None]
+
+
+def once(true: Callable[[events.Event], bool], act: Callable[[ElasticJob], None]) -> Act:
+    """Act on the first event of which `true` holds."""
+    done: list[events.Event] = []
+
+    def take(running: ElasticJob, event: events.Event) -> None:
+        if not done and true(event):
+            done.append(event)
+            act(running)
+
+    return take
+
+
+def both(*acts: Act) -> Act:
+    def take(running: ElasticJob, event: events.Event) -> None:
+        for act in acts:
+            act(running, event)
+
+    return take
+
+
+def at_step(step: int) -> Callable[[events.Event], bool]:
+    return lambda event: isinstance(event, StepReport) and event.step == step
+
+
+def joined(event: events.Event) -> bool:
+    return isinstance(event, events.Regrouped) and event.cause == "join"
+
+
+STOP = Asked(Request.STOP)
+
+
+def check(ran: Ran, expected: str) -> None:
+    """No step missing or doubled, no process left, and the bits of the quiet run."""
+    assert isinstance(ran.state, Finished), ran.state
+    assert ran.state_sha256 == expected
+    assert ran.steps == list(range(1, STEPS + 1))
+    assert_gone(ran.pids)
+    numbers = [formed.generation.number for formed in ran.of(events.Formed)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    plans = [(issued.plan.epoch, issued.plan.version) for issued in ran.of(events.Issued)]
+    assert all(earlier < later for earlier, later in itertools.pairwise(plans))
+
+
+def test_a_quiet_job(tmp_path: Path, quiet: str) -> None:
+    ran = ElasticJob(job(tmp_path)).run()
+    check(ran, quiet)
+    assert ran.of(events.Regrouped) == []
+    (issued,) = ran.of(events.Issued)
+    assert all(len(places) == 1 for places in issued.plan.standbys)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_killed_rank_costs_the_step_in_flight_at_most(tmp_path: Path, quiet: str, rank: int) -> None:
+    ran = ElasticJob(job(tmp_path), once(at_step(3), lambda running: running.signal(rank))).run()
+    check(ran, quiet)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.joined) == ("loss", (rank,), ())
+    assert regrouped.steps_lost == 0
+    assert [failed.rank for failed in ran.of(events.RankFailed)] == [rank]
+
+
+def test_a_stopped_rank_is_hung_and_is_killed(tmp_path: Path, quiet: str) -> None:
+    hung = once(at_step(3), lambda running: running.signal(2, signal.SIGSTOP))
+    ran = ElasticJob(job(tmp_path, elastic={"hang_timeout_s": 5.0}), hung).run()
+    check(ran, quiet)
+    (failed,) = ran.of(events.RankFailed)
+    assert (failed.rank, failed.error) == (
+        2,
+        "answered nothing for 5 s (elastic.hang_timeout_s), and was killed",
+    )
+
+
+def never_settles(rank: int) -> None:
+    """Has rank 2 come to no end where it is told what became of a step."""
+
+    def wait_for_ever(self: Rank, settlement: Settlement) -> None:
+        threading.Event().wait()
+
+    if rank == 2:
+        Rank.settle = wait_for_ever
+
+
+def test_a_rank_that_comes_to_no_end_is_killed_and_has_told_where_it_was(tmp_path: Path, quiet: str) -> None:
+    kill = once(at_step(3), lambda running: running.signal(0))
+    ran = ElasticJob(job(tmp_path), kill, rig=never_settles, timeout_s=5.0).run()
+    check(ran, quiet)
+    killed, late = ran.of(events.RankFailed)
+    assert (killed.rank, killed.details) == (0, "")
+    assert (late.rank, late.error) == (2, "did not settle within 5 s (cluster.timeout_s), and was killed")
+    assert late.details.startswith("thread MainThread:")
+    assert "in wait_for_ever" in late.details
+
+
+@pytest.mark.parametrize("kind", [events.RankFailed, events.Issued, events.Formed, events.Regrouped])
+def test_a_second_loss_at_any_time_is_recovered_too(tmp_path: Path, quiet: str, kind: type) -> None:
+    """Right after the first was heard of; while the layers move; while the group forms; as training goes on."""
+    seen: list[events.Event] = []
+
+    def again(running: ElasticJob, event: events.Event) -> None:
+        if (
+            any(isinstance(past, events.RankFailed) for past in running.log)
+            and isinstance(event, kind)
+            and not seen
+        ):
+            seen.append(event)
+            running.signal(3)
+
+    first = once(at_step(3), lambda running: running.signal(1))
+    ran = ElasticJob(job(tmp_path), both(first, again)).run()
+    assert seen
+    check_steps = sorted(set(ran.steps))
+    assert check_steps == list(range(1, STEPS + 1))
+    assert ran.state_sha256 == quiet
+    assert {rank for regrouped in ran.of(events.Regrouped) for rank in regrouped.lost} == {1, 3}
+
+
+def test_a_rank_and_its_standby_lost_at_once_go_back_to_the_checkpoint(tmp_path: Path, quiet: str) -> None:
+    seen: list[int] = []
+
+    def strike(running: ElasticJob, event: events.Event) -> None:
+        saved = [report.step for report in running.log if isinstance(report, CheckpointReport)]
+        if isinstance(event, StepReport) and saved and event.step >= saved[0] + 2 and not seen:
+            seen.append(event.step)
+            plan = running.resolved.plan
+            (standby,) = plan.standbys[plan.layers_of_rank(1)[0]]
+            running.signal(1)
+            running.signal(standby)
+
+    ran = ElasticJob(job(tmp_path, checkpoint={"every_steps": 2}, job={"steps": 16}), strike).run()
+    assert isinstance(ran.state, Finished)
+    assert seen
+    lost = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
+    assert lost >= 1
+    assert len(ran.steps) == 16 + lost
+    calm = job(tmp_path / "calm", job={"steps": 16})
+    assert ran.state_sha256 == run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256
+
+
+def test_a_spare_takes_the_place_of_who_is_lost(tmp_path: Path, quiet: str) -> None:
+    def strike(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.RankStarted) and event.rank == 4:
+            running.signal(2)
+
+    spec = job(tmp_path, elastic={"spares": 1}, job={"steps": 30})
+    ran = ElasticJob(spec, strike, room=5).run()
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.lost, regrouped.joined) == ((2,), (4,))
+    formed = ran.of(events.Formed)[-1]
+    assert formed.generation.members == (0, 1, 4, 3)
+    assert ran.steps == list(range(1, 31))
+    calm = job(tmp_path / "calm", job={"steps": 30})
+    assert ran.state_sha256 == run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256
+
+
+def test_too_few_ranks_wait_for_room_and_go_on(tmp_path: Path, quiet: str) -> None:
+    def take(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.RankFailed):
+            running.hosts.most = 3
+        if isinstance(event, events.Paused):
+            running.hosts.most = 4
+
+    strike = once(at_step(3), lambda running: running.signal(2))
+    ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4}), both(strike, take)).run()
+    check(ran, quiet)
+    assert len(ran.of(events.Paused)) == 1
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.joined) == ("capacity", (2,), (4,))
+
+
+@pytest.mark.parametrize("redundancy", ["checkpoint", "peer"])
+def test_a_drain_that_leaves_too_few_loses_no_step(tmp_path: Path, quiet: str, redundancy: str) -> None:
+    """The layers of a rank that goes are nowhere else: they are written before it is gone, and others come."""
+
+    def take(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.Paused):
+            running.hosts.most = 0
+        if isinstance(event, CheckpointReport) and event.error is None and not gone:
+            gone.append(event.step)
+            for rank in (1, 2):
+                running.signal(rank)
+            running.hosts.most = 8
+
+    gone: list[int] = []
+    go = once(at_step(3), lambda running: running.tell(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
+    spec = job(tmp_path, elastic={"min_ranks": 4, "redundancy": redundancy})
+    ran = ElasticJob(spec, both(go, take)).run()
+    check(ran, quiet)
+    (pause,) = ran.of(events.Paused)
+    assert gone == [pause.step]
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (pause.step, 0, 0)
+    assert regrouped.lost == (1, 2)
+
+
+def test_a_job_that_gives_up_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, quiet: str) -> None:
+    strike = once(at_step(3), lambda running: running.signal(2))
+    ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.0}), strike).run()
+    assert isinstance(ran.state, Failed)
+    (saved,) = ran.of(CheckpointReport)
+    assert saved.error is None
+    assert f"The checkpoint of step {saved.step} stays" in ran.state.reason
+    assert saved.step == ran.steps[-1]
+    done = job(tmp_path)
+    start = CheckpointRef(path=saved.path, step=saved.step)
+    assert run_threads(Job(done.config, done.plan, done.schedule, start=start)).state_sha256 == quiet
+
+
+def test_a_wait_for_room_ends(tmp_path: Path) -> None:
+    def take(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.RankFailed):
+            running.hosts.most = 0
+
+    strike = once(at_step(3), lambda running: running.signal(2))
+    spec = job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.3})
+    ran = ElasticJob(spec, both(strike, take)).run()
+    assert isinstance(ran.state, Failed)
+    assert "3 ranks left, and elastic.min_ranks = 4; no capacity came within 0.3 s" in ran.state.reason
+
+
+def test_ranks_that_are_to_go_hand_over_and_go(tmp_path: Path, quiet: str) -> None:
+    go = once(at_step(3), lambda running: running.tell(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
+    ran = ElasticJob(job(tmp_path), go).run()
+    check(ran, quiet)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1, 2), 0)
+    assert ran.of(events.RankFailed) == []
+
+
+def test_where_all_are_to_go_the_job_pauses_with_a_checkpoint_and_loses_no_step(
+    tmp_path: Path, quiet: str
+) -> None:
+    """All machines are gone before others come."""
+
+    def paused(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.Paused):
+            for rank in range(4):
+                running.signal(rank)
+
+    go = once(at_step(3), lambda running: running.tell(Going(frozenset(range(4)), "file", 30.0, "n", "h")))
+    ran = ElasticJob(job(tmp_path), both(go, paused)).run()
+    check(ran, quiet)
+    (pause,) = ran.of(events.Paused)
+    assert pause.step in [saved.step for saved in ran.of(CheckpointReport) if saved.error is None]
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.step, regrouped.rerun, regrouped.steps_lost) == (pause.step, 0, 0)
+
+
+def test_a_stop_while_ranks_are_lost_is_obeyed(tmp_path: Path) -> None:
+    def stop(running: ElasticJob) -> None:
+        running.signal(1)
+        running.tell(Asked(Request.STOP))
+
+    ran = ElasticJob(job(tmp_path, job={"steps": 500}), once(at_step(3), stop)).run()
+    assert isinstance(ran.state, Finished)
+    assert ran.state.stopped
+    assert ran.steps == list(range(1, ran.state.step + 1))
+
+
+def test_a_node_that_comes_is_planned_in(tmp_path: Path) -> None:
+    def take(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.RankFailed):
+            running.hosts.most = 3
+        if isinstance(event, events.Regrouped) and event.cause == "loss":
+            running.hosts.most = 4
+
+    strike = once(at_step(3), lambda running: running.signal(1))
+    spec = job(tmp_path, elastic={"grow": True}, job={"steps": 300})
+    ran = ElasticJob(spec, both(strike, take, once(joined, lambda running: running.tell(STOP)))).run()
+    assert isinstance(ran.state, Finished), ran.state
+    loss, join = ran.of(events.Regrouped)
+    assert (loss.lost, loss.joined) == ((1,), ())
+    assert (join.cause, join.lost, join.joined, join.rerun) == ("join", (), (4,), 0)
+    assert ran.of(events.Formed)[-1].generation.members == (0, 2, 3, 4)
+    assert ran.steps == list(range(1, ran.state.step + 1))
+    calm = job(tmp_path / "calm", elastic={"grow": True}, job={"steps": 300})
+    quiet = Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step)
+    assert ran.state_sha256 == run_threads(quiet).state_sha256
+
+
+def test_replicas_go_on_when_one_loses_a_rank(tmp_path: Path) -> None:
+    def spec(folder: Path) -> Resolved:
+        return job(folder, pipeline={"ranks": 4, "replicas": 2})
+
+    strike = once(at_step(3), lambda running: running.signal(2))
+    ran = ElasticJob(spec(tmp_path), strike).run()
+    calm = spec(tmp_path / "calm")
+    check(ran, run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256)
+
+
+def test_peers_need_more_than_one_rank(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the job has 1"):
+        job(tmp_path, pipeline={"ranks": 1}, elastic={"redundancy": "peer"})

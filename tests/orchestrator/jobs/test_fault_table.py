@@ -1,0 +1,204 @@
+"""Every phase x every kind of rank x every way to fail x every way to keep state: one outcome each, and the same bits.
+
+The rows of one way to fail and one way to keep state strike the same job, one after the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fault_rows import Row, Running, Table, Told, assert_consistent
+from process_hosts import ElasticJob, Ran, assert_gone
+from ray_jobs import resolved
+from resting import Resting
+from tiny_jobs import tiny
+
+from orchestrator.controller.move_request import move_of_layers
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Finished, Live
+from orchestrator.lifecycle.stimuli import Migrate
+from orchestrator.prepare.resolve import Resolved
+from workers.checkpoint.folder import checkpoints
+from workers.fault_injection.kinds import FaultKind, Phase
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import JobError
+
+pytestmark = pytest.mark.timeout(900)
+
+PHASES = (
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.BEFORE_COMMIT,
+    Phase.IN_COMMIT,
+    Phase.AFTER_COMMIT,
+    Phase.SAVING,
+    Phase.MIGRATING,
+    Phase.RECOVERING,
+)
+KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.RAISE)
+WHERE = ("first", "middle", "last")
+KEEPING = ("peer", "checkpoint", "replicas")
+RANKS, SPARES = 4, 2
+EVERY_STEPS = 2
+HANG_S = 2.0
+LIMIT_S = 800.0
+
+
+def table(keeping: str) -> list[tuple[Phase, str]]:
+    rows = [(phase, where) for phase in PHASES for where in WHERE]
+    # The ranks of the first replica write the checkpoints.
+    return [row for row in rows if keeping != "replicas" or row[0] is not Phase.SAVING or row[1] == "first"]
+
+
+def one_job(keeping: str, kind: FaultKind) -> pytest.MarkDecorator:
+    """Of tests that look at the same job: one process runs it, once."""
+    return pytest.mark.xdist_group(f"{keeping}-{kind}")
+
+
+JOBS = [pytest.param(keeping, kind, marks=one_job(keeping, kind)) for keeping in KEEPING for kind in KINDS]
+ROWS = [
+    pytest.param(keeping, kind, *row, marks=one_job(keeping, kind))
+    for keeping in KEEPING
+    for kind in KINDS
+    for row in table(keeping)
+]
+
+
+def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
+    """Four ranks, and two that stand ready."""
+    pipeline = {"microbatches": 2, "microbatch_size": 1}
+    spec = tiny(
+        folder,
+        "job",
+        job={"steps": 100_000, "sample_tokens": 0},
+        pipeline=pipeline | ({"replicas": 2} if keeping == "replicas" else {}),
+        checkpoint={"every_steps": EVERY_STEPS},
+        elastic={
+            "redundancy": "checkpoint" if keeping == "checkpoint" else "peer",
+            "spares": SPARES,
+            "grow": False,
+            "allow_faults": True,
+            "hang_timeout_s": HANG_S if kind is FaultKind.STOP else 30.0,
+        },
+    )
+    return resolved(spec)
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A job after all its rows."""
+
+    ran: Ran
+    told: dict[Row, Told]
+    quiet_sha256: str
+    """Of the same job at the same step, undisturbed."""
+    output: str
+
+
+Strike = Callable[[str, FaultKind], Struck]
+
+
+class MovingTable(Table):
+    """Where no rank keeps copies, a move of a layer makes one."""
+
+    def _migrate(self, running: Running, row: Row, rank: int) -> None:
+        assert isinstance(running, ElasticJob)
+        state = running.crank.state
+        assert isinstance(state, Live)
+        plan, place = state.roster.plan, state.roster.members.index(rank)
+        first, stop = plan.layers[place]
+        given = [(first - 1, first), (stop, stop + 1)]
+        for layers in given:
+            try:
+                move = move_of_layers(
+                    state.roster, running.crew.replanner, layers, rank, mode="live", asked_s=time.time()
+                )
+            except JobError:
+                continue
+            ends = row.kind is not FaultKind.RAISE
+            told = Told(rank, self.job.members, self.job.step, self.job.saved, ends=ends)
+            self._strike(running, row, told)
+            running.tell(Migrate(move))
+            return
+        raise AssertionError(f"no layer can move to rank {rank} by {plan}")
+
+
+def strike_job(folder: Path, keeping: str, kind: FaultKind) -> Struck:
+    """A job that all rows of one way to fail strike, to its end."""
+    done = job(folder, keeping, kind)
+    resting = Resting(least=RANKS, standbys=keeping == "peer", checkpoint=keeping == "checkpoint")
+    kept = MovingTable if keeping == "checkpoint" else Table
+    acting = kept([Row(phase, where, kind) for phase, where in table(keeping)], resting)
+    ran = ElasticJob(done, acting, room=RANKS + SPARES).run(LIMIT_S)
+    assert isinstance(ran.state, Finished), ran.state
+    calm = job(folder / "calm", keeping)
+    quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
+    return Struck(ran, acting.told, quiet.state_sha256, done.config.output)
+
+
+@pytest.fixture(scope="module")
+def strike(tmp_path_factory: pytest.TempPathFactory) -> Strike:
+    """Each job once, also if it failed."""
+    known: dict[tuple[str, FaultKind], Struck | Exception] = {}
+
+    def struck(keeping: str, kind: FaultKind) -> Struck:
+        if (keeping, kind) not in known:
+            try:
+                known[keeping, kind] = strike_job(tmp_path_factory.mktemp("struck"), keeping, kind)
+            except Exception as error:
+                known[keeping, kind] = error
+        found = known[keeping, kind]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return struck
+
+
+@pytest.mark.parametrize(("keeping", "kind", "phase", "where"), ROWS)
+def test_a_fault_has_one_outcome(
+    strike: Strike, keeping: str, kind: FaultKind, phase: Phase, where: str
+) -> None:
+    told = strike(keeping, kind).told[Row(phase, where, kind)]
+    assert told.struck is not None, "it never struck"
+    assert (told.struck.rank, told.struck.phase) == (told.rank, phase)
+    if not told.ends:
+        assert (told.failed, told.regrouped) == ([], [])
+        return
+    assert told.failed == [rank for rank in (told.lost, told.rank) if rank is not None]
+    (regrouped,) = told.regrouped
+    lost = told.lost if told.lost is not None else None if kind is FaultKind.RAISE else told.rank
+    assert (regrouped.cause, regrouped.lost) == (("retry", ()) if lost is None else ("loss", (lost,)))
+    assert regrouped.rerun <= 1
+    if keeping == "checkpoint" and kind is not FaultKind.RAISE:
+        assert f"back to the checkpoint of step {regrouped.step}" in regrouped.reason
+        assert regrouped.step >= told.checkpoint
+        assert f"costs {regrouped.steps_lost} committed steps" in regrouped.reason
+    else:
+        assert regrouped.steps_lost == 0
+
+
+@pytest.mark.parametrize(("keeping", "kind"), JOBS)
+def test_all_end_with_the_bits_of_the_quiet_run(strike: Strike, keeping: str, kind: FaultKind) -> None:
+    struck = strike(keeping, kind)
+    ran = struck.ran
+    assert ran.state_sha256 == struck.quiet_sha256
+    assert_consistent(ran)
+    again = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
+    assert isinstance(ran.state, Finished)
+    assert len(ran.steps) == ran.state.step + again
+    assert set(ran.steps) == set(range(1, max(ran.steps) + 1))
+
+
+@pytest.mark.parametrize(("keeping", "kind"), JOBS)
+def test_nothing_is_left_of_them(strike: Strike, keeping: str, kind: FaultKind) -> None:
+    """No process, so no port; and of the folder only checkpoints that are whole."""
+    struck = strike(keeping, kind)
+    assert_gone(struck.ran.pids)
+    whole = {ref.path for ref in checkpoints(struck.output)}
+    written = {str(path) for path in (Path(struck.output) / "checkpoints").iterdir()}
+    assert written == whole

@@ -1,0 +1,133 @@
+"""Layers that move between ranks of whole jobs on plain processes: the bits of the quiet run, whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_hosts import ElasticJob, Ran
+from test_elastic_jobs import both, job
+
+from orchestrator.controller.move_request import move_of_layers
+from orchestrator.events import types as events
+from orchestrator.lifecycle.migration import Mode
+from orchestrator.lifecycle.states import Finished, Training
+from orchestrator.lifecycle.stimuli import Migrate
+from orchestrator.prepare.resolve import Resolved
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import StepReport, SwitchReport
+
+STEPS = 24
+MODEL = {"layers": 8}
+
+
+def long_job(folder: Path, **sections: dict[str, Any]) -> Resolved:
+    """Four ranks; ten layers."""
+    given: dict[str, dict[str, Any]] = {"job": {"steps": STEPS}, "model": MODEL, **sections}
+    return job(folder, "job", **given)
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    done = long_job(tmp_path_factory.mktemp("quiet"))
+    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+
+
+def moving(layers: tuple[int, int], rank: int, mode: Mode = "live", step: int = 3) -> Callable[..., None]:
+    """Ask for a move at `step`."""
+    asked: list[int] = []
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, StepReport) and event.step == step and not asked:
+            asked.append(event.step)
+            state = running.crank.state
+            assert isinstance(state, Training)
+            move = move_of_layers(
+                state.roster, running.crew.replanner, layers, rank, mode=mode, asked_s=time.time()
+            )
+            running.tell(Migrate(move))
+
+    return act
+
+
+def check(ran: Ran, expected: str | None) -> None:
+    assert isinstance(ran.state, Finished), ran.state
+    assert ran.steps == list(range(1, STEPS + 1))
+    if expected is not None:
+        assert ran.state_sha256 == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "rank", "source", "copied"),
+    [((3, 5), 2, 1, True), ((5, 7), 1, 2, True), ((2, 3), 0, 1, False)],
+)
+def test_layers_move_while_the_job_trains(
+    tmp_path: Path, quiet: str, layers: tuple[int, int], rank: int, source: int, copied: bool
+) -> None:
+    done = long_job(tmp_path)
+    assert done.plan.layers == ((0, 2), (2, 5), (5, 8), (8, 10))
+    assert (rank in done.plan.standbys[layers[0]] and rank in done.plan.standbys[layers[1] - 1]) != copied
+    ran = ElasticJob(done, moving(layers, rank)).run()
+    check(ran, quiet)
+    assert ran.of(events.Warned) == []
+    (migrated,) = ran.of(events.Migrated)
+    count = layers[1] - layers[0]
+    assert migrated.layers == tuple(range(*layers))
+    assert (migrated.mode, migrated.source, migrated.target) == ("live", (source,) * count, (rank,) * count)
+    assert bool(migrated.bytes) == copied
+    assert len(ran.of(events.Formed)) == 1
+    issued = [event.plan for event in ran.of(events.Issued)]
+    switches = ran.of(SwitchReport)
+    assert {(s.version, s.rank) for s in switches} == {(p.version, r) for p in issued[1:] for r in range(4)}
+    assert [(s.rank, s.taken) for s in switches if s.taken] == [(rank, migrated.layers)]
+    assert [(s.rank, s.given) for s in switches if s.given] == [(source, migrated.layers)]
+    # Whoever had the layers keeps copies of them until those that the plan has are up to date.
+    (taking,) = (plan for plan in issued if plan.version == migrated.version)
+    assert all(source in taking.standbys[layer] for layer in migrated.layers)
+    assert all(len(places) == 1 for places in issued[-1].standbys)
+
+
+@pytest.mark.parametrize("mode", ["stop", "deferred"])
+def test_the_other_ways_to_move(tmp_path: Path, quiet: str, mode: Mode) -> None:
+    ran = ElasticJob(long_job(tmp_path), moving((3, 5), 2, mode)).run()
+    check(ran, quiet if mode == "stop" else None)
+    (migrated,) = ran.of(events.Migrated)
+    assert (migrated.mode, migrated.layers, migrated.target) == (mode, (3, 4), (2, 2))
+    issued = [event.plan for event in ran.of(events.Issued)]
+    assert issued[-1].layers == ((0, 2), (2, 3), (3, 8), (8, 10))
+    if mode == "stop":
+        (regrouped,) = ran.of(events.Regrouped)
+        assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("move", (), 0)
+        assert migrated.bytes is None
+        # It began with the newest step that was heard of when it was asked for: the third, or one after.
+        assert 0 <= migrated.steps <= regrouped.step - 3
+        assert len(ran.of(events.Formed)) == 2
+        assert not ran.of(events.Warned)
+    else:
+        (warned,) = ran.of(events.Warned)
+        assert warned.text.startswith("updates of layers 3 are held while they move")
+        assert migrated.bytes
+        assert len(ran.of(events.Formed)) == 1
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_loss_voids_the_move(tmp_path: Path, quiet: str, lost: int) -> None:
+    struck: list[int] = []
+
+    def strike(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, SwitchReport) and not struck:
+            struck.append(event.step)
+            running.signal(lost)
+
+    move = moving((3, 5), 2)
+    ran = ElasticJob(long_job(tmp_path), both(move, strike)).run()
+    check(ran, quiet)
+    assert struck
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("loss", (lost,), 0)
+    told = [warned.text for warned in ran.of(events.Warned)]
+    if not ran.of(events.Migrated):
+        assert "the move of layers 3, 4 is void: the generation ended before they had moved" in told

@@ -1,0 +1,186 @@
+"""Rows of the table of faults on a real Ray cluster of five nodes, and a whole node after them.
+
+All strike one job, one after the other. The other rows strike plain processes: `test_fault_table.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from fault_rows import Row, Running, Table, Told
+from ray.cluster_utils import Cluster
+from ray_jobs import Log, assert_nothing_left, driver_of, resolved, started
+from resting import Resting
+from tiny_jobs import tiny
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.controller.actor import find
+from orchestrator.events import types as events
+from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.spec.job_spec import Spec
+from orchestrator.trainer import PipelineTrainer
+from workers.fault_injection.kinds import FaultKind, Phase
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import Request, StepReport
+
+pytestmark = pytest.mark.timeout(900)
+
+RANKS, SPARES, NODES = 4, 2, 4
+JOB = "struck"
+HANG_S = 15.0
+ROWS = (
+    Row(Phase.FORWARD, "first", FaultKind.KILL),
+    Row(Phase.BACKWARD, "middle", FaultKind.RAISE),
+    Row(Phase.BEFORE_COMMIT, "last", FaultKind.KILL),
+    Row(Phase.IN_COMMIT, "middle", FaultKind.KILL),
+    Row(Phase.AFTER_COMMIT, "first", FaultKind.STOP),
+    Row(Phase.SAVING, "last", FaultKind.RAISE),
+    Row(Phase.RECOVERING, "first", FaultKind.KILL),
+)
+
+
+class RayJob:
+    """A job on the cluster, as the table's rows see it."""
+
+    def call_in_turn(self, *calls: tuple[int, str, Any]) -> None:
+        for rank, method, argument in calls:
+            actor = ray.get_actor(f"{JOB}/rank-{rank}", namespace=cluster.NAMESPACE)
+            ray.get(getattr(actor, method).remote(argument))
+
+    def tell(self, stimulus: Asked) -> None:
+        find(JOB).request.remote(stimulus.request)
+
+
+class Nodes:
+    """A head that takes no ranks, and nodes that take two each."""
+
+    def __init__(self) -> None:
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 2**27}
+        self.cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self._nodes: list[Any] = [
+            started(lambda: self.cluster.add_node(num_cpus=2, object_store_memory=2**27))
+            for _ in range(NODES)
+        ]
+
+    def kill(self, name: str) -> None:
+        """As a machine is lost: all its processes at once."""
+        (node,) = [node for node in self._nodes if node.node_id == name]
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        for process in (raylet, *raylet.children(recursive=True)):
+            process.kill()
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+class NodeTable(Table):
+    """After its rows it kills the node of the rank in the middle."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__(ROWS, Resting(least=RANKS, standbys=True))
+        self._nodes = nodes
+        self._homes: dict[int, str] = {}
+        self.gone: frozenset[int] = frozenset()
+        """Members that lived on that node."""
+        self.since: list[events.Event] = []
+        """What was heard after that."""
+        self._stopped = False
+
+    def __call__(self, running: Running, event: events.Event) -> None:
+        if isinstance(event, events.RankStarted):
+            self._homes[event.rank] = event.node
+        if self.gone:
+            self.since.append(event)
+        super().__call__(running, event)
+        regrouped = any(isinstance(one, events.Regrouped) for one in self.since)
+        if regrouped and self.job.at_rest and not self._stopped:
+            self._stopped = True
+            running.tell(Asked(Request.STOP))
+
+    def _end(self, running: Running) -> None:
+        self._now = None
+        members = self.job.members
+        node = self._homes[members[len(members) // 2]]
+        self.gone = frozenset(rank for rank in members if self._homes[rank] == node)
+        self._nodes.kill(node)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    up = Nodes()
+    with driver_of(up.cluster):
+        yield up
+        assert_nothing_left()
+
+
+def job(folder: Path) -> Spec:
+    return tiny(
+        folder,
+        JOB,
+        job={"steps": 100_000, "sample_tokens": 0},
+        pipeline={"microbatches": 2, "microbatch_size": 1},
+        checkpoint={"every_steps": 2},
+        elastic={"spares": SPARES, "grow": False, "allow_faults": True, "hang_timeout_s": HANG_S},
+        cluster={"resources_per_rank": {"CPU": 1.0}},
+    )
+
+
+@dataclass(frozen=True)
+class Struck:
+    """The job after all of it."""
+
+    log: Log
+    table: NodeTable
+    metrics: dict[str, Any]
+    quiet_sha256: str
+
+    @property
+    def told(self) -> dict[Row, Told]:
+        return self.table.told
+
+
+@pytest.fixture(scope="module")
+def struck(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Struck:
+    table, running = NodeTable(nodes), RayJob()
+    log = Log(lambda record: table(running, record.event))
+    result = PipelineTrainer(job(tmp_path_factory.mktemp("struck")), observe=log).fit()
+    assert result.error is None, result.error
+    assert result.metrics is not None
+    calm = resolved(job(tmp_path_factory.mktemp("calm")))
+    quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=max(steps(log))))
+    return Struck(log, table, result.metrics, quiet.state_sha256)
+
+
+def steps(log: Log) -> list[int]:
+    return [report.step for report in log.of(StepReport)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_fault_has_one_outcome(struck: Struck, row: Row) -> None:
+    told = struck.told[row]
+    assert told.struck is not None, "it never struck"
+    assert (told.struck.rank, told.struck.phase) == (told.rank, row.phase)
+    (regrouped,) = told.regrouped
+    assert told.failed == [told.rank]
+    raised = row.kind is FaultKind.RAISE
+    assert (regrouped.cause, regrouped.lost) == (("retry", ()) if raised else ("loss", (told.rank,)))
+    assert regrouped.rerun <= 1
+    assert regrouped.steps_lost == 0
+
+
+def test_a_node_is_lost_with_all_that_lived_there(struck: Struck) -> None:
+    since = [event for event in struck.table.since if isinstance(event, events.Regrouped)]
+    assert {rank for regrouped in since for rank in regrouped.lost} == struck.table.gone
+    assert struck.table.gone
+    assert all(regrouped.steps_lost == 0 and regrouped.rerun <= 1 for regrouped in since)
+
+
+def test_it_ends_with_the_bits_of_the_quiet_run(struck: Struck) -> None:
+    assert struck.metrics["state_sha256"] == struck.quiet_sha256
+    told = steps(struck.log)
+    assert told == list(range(1, len(told) + 1))
+    struck.log.assert_processes_gone()

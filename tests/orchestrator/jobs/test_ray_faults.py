@@ -1,0 +1,202 @@
+"""Drills on jobs of a real Ray cluster: asked for as `freshet fault` asks, told of in the log, refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command_line import freshet_here
+from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster, wait_for
+from tiny_jobs import tiny
+
+from orchestrator.cli.jobs import fault_job
+from orchestrator.cli.main import DONE, USER_ERROR
+from orchestrator.cluster import connection as cluster
+from orchestrator.controller.drains import draining
+from orchestrator.controller.faults import Drill
+from orchestrator.events import types as events
+from orchestrator.spec.job_spec import Spec
+from orchestrator.trainer import PipelineTrainer
+from workers.protocol import FaultReport, JobError, StepReport
+
+STEPS = 14
+CLUSTER = {
+    "device": "emulated",
+    # Steps of a third of a second: drills are armed while the ranks join.
+    "emulated": {"forward_s": 0.01, "input_grad_s": 0.01, "weight_grad_s": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    with two_node_cluster():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(two_nodes: None) -> Iterator[None]:
+    yield
+    assert_nothing_left()
+
+
+def job(folder: Path, name: str, **elastic: Any) -> Spec:
+    return tiny(
+        folder,
+        name,
+        job={"steps": STEPS},
+        elastic={"allow_faults": True, "grow": False, **elastic},
+        cluster=CLUSTER,
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return state_sha256(job(tmp_path_factory.mktemp("plain"), "plain"))
+
+
+def when_all_have_started(act: Callable[[], None]) -> Log:
+    """A log that acts once the last rank's process is there: before the first step."""
+
+    def see(record: events.Record) -> None:
+        if isinstance(record.event, events.RankStarted) and len(log.of(events.RankStarted)) == 4:
+            act()
+
+    log = Log(see)
+    return log
+
+
+def struck(log: Log) -> list[tuple[int, str, int, str]]:
+    return [(r.rank, r.fault, r.step, r.phase) for r in log.of(FaultReport)]
+
+
+def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is_refused(
+    tmp_path: Path, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    refused: list[str] = []
+
+    def ask(*words: str) -> None:
+        assert freshet_here("fault", *words) == USER_ERROR
+        refused.append(capsys.readouterr().err)
+
+    def arm() -> None:
+        for rank, fault in (
+            (1, {"kind": "stop", "seconds": 0.3, "step": 8, "phase": "backward"}),
+            (2, {"kind": "slow", "factor": 3, "step": 9, "steps": 2}),
+            (3, {"kind": "throttle-link", "bytes_per_s": 1e6, "step": 10, "steps": 1}),
+        ):
+            drill = Drill.from_json({"rank": rank, "fault": fault})
+            said.append(fault_job("drilled", "auto", drill.to_json()))
+        ask("drille", "kill", "--rank", "0")
+        ask("drilled", "kill", "--rank", "9", "--step", "1000")
+        ask("drilled", "kill")
+        ask("drilled", "drain", "--node", "nowhere")
+
+    def see(record: events.Record) -> None:
+        match record.event:
+            case events.RankStarted() if len(log.of(events.RankStarted)) == 4:
+                arm()
+            case StepReport(step=2):
+                ask("drilled", "kill", "--rank", "0", "--step", "2")
+
+    log = Log(see)
+    result = PipelineTrainer(job(tmp_path, "drilled"), observe=log).fit()
+    assert result.error is None
+    assert said == [
+        "stop for 0.3 s on rank 1, in phase backward of step 8",
+        "slow 3 times for 2 steps on rank 2, in phase forward of step 9",
+        "throttle-link to 1e+06 bytes/s for 1 steps on rank 3, in phase forward of step 10",
+    ]
+    assert sorted(struck(log)) == [
+        (1, "stop for 0.3 s", 8, "backward"),
+        (2, "slow 3 times for 2 steps", 9, "forward"),
+        (3, "throttle-link to 1e+06 bytes/s for 1 steps", 10, "forward"),
+    ]
+    no_job, no_rank, which, no_node, past = refused
+    assert "no job 'drille'" in no_job
+    assert "did you mean 'drilled'?" in no_job
+    assert "no rank 9; it has 0, 1, 2, 3" in no_rank
+    assert "kill of which rank? The job has 0, 1, 2, 3" in which
+    assert "no node 'nowhere'" in no_node
+    assert "step 2 is past" in past
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected
+
+
+def test_a_kill_by_the_command_is_told_of_before_its_rank_is_missed(tmp_path: Path) -> None:
+    codes: list[int | str | None] = []
+
+    words = ("--rank", "2", "--step", "7", "--phase", "before-commit")
+    log = when_all_have_started(lambda: codes.append(freshet_here("fault", "killed", "kill", *words)))
+    result = PipelineTrainer(job(tmp_path, "killed", redundancy="none"), observe=log).fit()
+    assert codes == [DONE]
+    assert result.error is not None
+    assert struck(log) == [(2, "kill", 7, "before-commit")]
+    failed = log.of(events.RankFailed)[0]
+    assert failed.rank == 2
+    assert log.events.index(log.of(FaultReport)[0]) < log.events.index(failed)
+    (pid,) = [started.pid for started in log.of(events.RankStarted) if started.rank == 2]
+    wait_for(lambda: not psutil.pid_exists(pid))
+    assert max(report.step for report in log.of(StepReport)) < 7
+
+
+def test_a_drained_rank_is_let_go_before_its_deadline(tmp_path: Path, expected: str) -> None:
+    codes: list[int | str | None] = []
+
+    def act() -> None:
+        drain = ("drain", "--rank", "3", "--step", "6", "--deadline", "600")
+        codes.append(freshet_here("fault", "leaving", *drain))
+        # The job must not be over before the controller has come to ask for another generation.
+        stop = ("stop", "--rank", "1", "--step", "7", "--seconds", "5")
+        codes.append(freshet_here("fault", "leaving", *stop))
+
+    log = when_all_have_started(act)
+    result = PipelineTrainer(job(tmp_path, "leaving"), observe=log).fit()
+    assert codes == [DONE, DONE]
+    assert struck(log) == [(3, "drain for 600 s", 6, "forward"), (1, "stop for 5 s", 7, "forward")]
+    (notice,) = log.of(events.Noticed)
+    assert (notice.source, notice.ranks, notice.left_s) == ("sigterm", (3,), 600.0)
+    (regrouped,) = log.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (3,), 0)
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected
+
+
+def test_a_job_that_allows_no_faults_is_left_alone(tmp_path: Path, expected: str) -> None:
+    refused: list[str] = []
+
+    def act() -> None:
+        with pytest.raises(JobError) as error:
+            fault_job("calm", "auto", {"rank": 0, "fault": {"kind": "kill"}})
+        refused.append(str(error.value))
+
+    log = when_all_have_started(act)
+    result = PipelineTrainer(job(tmp_path, "calm", allow_faults=False), observe=log).fit()
+    assert refused == ["job 'calm' allows no faults: start it with elastic.allow_faults = true"]
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected
+
+
+def test_a_drained_node_is_drained_in_the_eyes_of_ray(tmp_path: Path, expected: str) -> None:
+    """The last test: the cluster is short of a node afterwards."""
+    said: list[str] = []
+    seen: list[str] = []
+
+    def act() -> None:
+        head = next(node.id for node in cluster.nodes() if "node:__internal_head__" in node.total)
+        (other,) = [node.id for node in cluster.nodes() if node.id != head]
+        said.append(fault_job("drained", "auto", Drill(node=other[:16], deadline_s=3600).to_json()))
+        seen.extend(node for node in draining() if node == other)
+
+    log = when_all_have_started(act)
+    result = PipelineTrainer(job(tmp_path, "drained"), observe=log).fit()
+    (node,) = seen
+    assert said[0].startswith(f"drain of node {node[:12]}")
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected

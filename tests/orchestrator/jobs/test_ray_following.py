@@ -1,0 +1,186 @@
+"""Drivers that come and go beside a job on a real Ray cluster: another one follows it to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray_jobs import Log, assert_nothing_left, two_node_cluster
+from test_ray_recovery import DRIVER, job, logged, wait_for
+
+from orchestrator.cli.jobs import fault_job, move_layers, reap_job, status_lines, stop_job
+from orchestrator.cli.main import DONE, INTERRUPTED
+from orchestrator.cli.train import follow_command
+from orchestrator.client.following import attached
+from orchestrator.cluster import connection as cluster
+from orchestrator.controller.actor import find
+from orchestrator.events import types as events
+from orchestrator.report.page import REPORT_NAME
+from orchestrator.trainer import PipelineTrainer
+from workers.protocol import JobError, StepReport
+
+STEPS = 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_nodes() -> Iterator[None]:
+    with two_node_cluster():
+        yield
+
+
+@contextmanager
+def driver(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that is another driver of this cluster."""
+    address = ray.get_runtime_context().gcs_address
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": os.pathsep.join(cluster.import_paths())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def steps_of(log: Path) -> list[int]:
+    return [event.step for event in logged(log) if isinstance(event, StepReport)]
+
+
+def test_another_driver_follows_a_job_whose_own_was_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job(tmp_path, "led", job={"steps": STEPS}, pipeline={"ranks": 2})
+    file, log = tmp_path / "spec.json", tmp_path / "led" / "events.jsonl"
+    file.write_text(spec.model_dump_json())
+    with driver("-c", DRIVER, str(file)) as own:
+        wait_for(log, lambda seen: any(isinstance(event, StepReport) and event.step >= 3 for event in seen))
+        own.kill()
+
+    with pytest.raises(JobError, match=r"'led' is running in this cluster \(step .*`freshet follow led`"):
+        PipelineTrainer(spec, resume=True).fit()
+    with monkeypatch.context() as patched:
+        # As another driver that looked before the job was there.
+        patched.setattr("orchestrator.client.submit._make_way", lambda name: None)
+        with pytest.raises(JobError, match="a job 'led' has been started in this cluster just now"):
+            PipelineTrainer(job(tmp_path / "other", "led", pipeline={"ranks": 2})).fit()
+    with pytest.raises(JobError, match="no job 'lead' is running at auto; did you mean 'led'"):
+        follow_command("lead", "auto")
+
+    # Ctrl-C ends the following, and not the job.
+    with driver("-m", "orchestrator", "follow", "led") as other:
+        assert other.stdout is not None
+        while not (line := other.stdout.readline()).startswith("step "):
+            assert line, "it ended"
+        before = steps_of(log)[-1]
+        other.send_signal(signal.SIGINT)
+        output, _ = other.communicate(timeout=120)
+        assert other.returncode == INTERRUPTED, output
+        assert "no longer following led, which goes on; end it with freshet stop led" in output
+
+    # Two at a time; who hears of the end after the other reads it in the log.
+    with driver("-m", "orchestrator", "follow", "led") as other:
+        assert follow_command("led", "auto") == DONE
+        beside, _ = other.communicate(timeout=120)
+        assert other.returncode == DONE, beside
+    told = capsys.readouterr().out
+    report = tmp_path / "led" / REPORT_NAME
+    assert report.read_text().startswith("<!doctype html>")
+    for text in (told, beside):
+        assert text.startswith("following led in ")
+        assert f"step {STEPS}/{STEPS}" in text
+        assert f"done: {STEPS} steps" in text
+        assert f"report: {report}" in text
+    assert before < STEPS
+    assert steps_of(log) == list(range(1, STEPS + 1))
+    assert len([event for event in logged(log) if isinstance(event, events.Formed)]) == 1
+    assert_nothing_left()
+
+
+def test_a_controller_that_hangs_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = job(tmp_path, "hung", job={"steps": 100_000}, pipeline={"ranks": 2})
+    file, log = tmp_path / "spec.json", tmp_path / "hung" / "events.jsonl"
+    file.write_text(spec.model_dump_json())
+    with driver("-c", DRIVER, str(file)) as own:
+        seen = wait_for(log, lambda seen: any(isinstance(event, StepReport) for event in seen))
+        own.kill()
+    ranks = [event.pid for event in seen if isinstance(event, events.RankStarted)]
+    status: Any = ray.get(find("hung").status.remote())
+    os.kill(status.pid, signal.SIGSTOP)
+    monkeypatch.setattr("orchestrator.client.asking.ANSWER_S", 2.0)
+    monkeypatch.setattr("orchestrator.cli.jobs.ANSWER_S", 2.0)
+    way_out = "'hung' has not answered for 2 s: .*`freshet reap hung --force`"
+    for ask in (
+        lambda: stop_job("hung", "auto", now=False),
+        lambda: stop_job("hung", "auto", now=True),
+        lambda: move_layers("hung", "auto", "1", 0),
+        lambda: fault_job("hung", "auto", {"rank": 0, "fault": {"kind": "kill"}}),
+        lambda: reap_job("hung", "auto", force=False),
+        lambda: PipelineTrainer(spec, resume=True).fit(),
+        lambda: follow_command("hung", "auto"),
+    ):
+        with pytest.raises(JobError, match=way_out):
+            ask()
+    marker = (tmp_path / "hung" / "job.json").read_bytes()
+    assert list(status_lines("auto")) == [
+        "hung: its controller does not answer: being started again, or hung; 2 ranks there"
+    ]
+    assert all(psutil.pid_exists(pid) for pid in ranks)
+    assert reap_job("hung", "auto", force=True).startswith("hung: 2 ranks and its controller cleared away")
+    assert (tmp_path / "hung" / "job.json").read_bytes() == marker
+    assert_nothing_left()
+    deadline = time.monotonic() + 60
+    while any(psutil.pid_exists(pid) for pid in (*ranks, status.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_driver_whose_controller_hangs_says_so_and_ends_the_job_when_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.client.following.SILENCE_S", 1.0)
+    monkeypatch.setattr("orchestrator.client.following.PATIENCE_S", 1.0)
+    said: list[str] = []
+
+    class Counted:
+        count = 0
+
+    def say(text: str) -> None:
+        said.append(text)
+        Counted.count = 2
+
+    log = Log()
+    spec = job(tmp_path, "mute", job={"steps": 100_000}, pipeline={"ranks": 2})
+    file = tmp_path / "spec.json"
+    file.write_text(spec.model_dump_json())
+    with driver("-c", DRIVER, str(file)) as own:
+        wait_for(
+            tmp_path / "mute" / "events.jsonl", lambda seen: any(isinstance(e, StepReport) for e in seen)
+        )
+        own.kill()
+    with attached("mute", "auto") as following:
+        monkeypatch.setattr(following, "_interrupts", Counted)
+        monkeypatch.setattr(following, "_ours", True)
+        status: Any = ray.get(find("mute").status.remote())
+        os.kill(status.pid, signal.SIGSTOP)
+        done = following.run(log, say)
+    assert isinstance(done.end, events.Failed)
+    assert done.end.reason.startswith("ended at once: its controller had not answered for ")
+    assert done.interrupted
+    assert any("has not answered for 1 s: it hangs" in text for text in said)
+    assert_nothing_left()

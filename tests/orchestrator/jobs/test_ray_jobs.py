@@ -1,0 +1,317 @@
+"""Jobs on a real Ray cluster of two nodes: the same bits as without Ray, control in flight, clean ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_jobs import Log, assert_nothing_left, job_of, state_sha256, two_node_cluster
+from tiny_jobs import STEPS, tiny
+
+from orchestrator.cli.jobs import status_lines, stop_job
+from orchestrator.controller.actor import Controller, find
+from orchestrator.controller.config import Crew
+from orchestrator.controller.runtime import Runtime
+from orchestrator.events import types as events
+from orchestrator.history.run_record import fold
+from orchestrator.lifecycle.states import Order
+from orchestrator.prepare.measuring import measure_on_cluster
+from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.profiling import key_of, obtain
+from orchestrator.prepare.resolve import resolve, settle
+from orchestrator.trainer import PipelineTrainer
+from workers.launch.ranks import run_processes
+from workers.protocol import CheckpointReport, JobError, Request, StepReport
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    with two_node_cluster():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(two_nodes: None) -> Iterator[None]:
+    yield
+    assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def expected(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("plain")
+    return state_sha256(tiny(folder, "plain", pipeline={"ranks": 1}))
+
+
+def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
+    tmp_path: Path, expected: str
+) -> None:
+    log = Log()
+    result = PipelineTrainer(tiny(tmp_path, "whole", job={"curvature_every": 2}), observe=log).fit()
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected
+    assert result.metrics["steps"] == STEPS
+    assert result.metrics["final_loss"] < result.metrics["first_loss"]
+    assert result.path == str(tmp_path / "whole")
+    assert result.checkpoint is not None
+    assert (Path(result.checkpoint.path) / "manifest.json").exists()
+    assert result.metrics_dataframe is not None
+    assert list(result.metrics_dataframe["step"]) == list(range(1, STEPS + 1))
+    nodes = {started.rank: started.node for started in log.of(events.RankStarted)}
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    records = list(events.read(tmp_path / "whole" / "events.jsonl"))
+    assert [record.event for record in records] == log.events
+    assert list(fold(records).curvature.samples) == [3, 5]
+    log.assert_processes_gone()
+
+
+def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path) -> None:
+    spec = absolute(tiny(tmp_path, "profiled", pipeline={"ranks": 3, "microbatch_size": 1}))
+    found = survey(spec)
+    settled = settle(spec, found, {"CPU": 4})
+    profile = obtain(settled, found, ranks=3, cache=tmp_path / "cache")
+    assert tuple(layer.name for layer in profile.model.layers) == found.layers
+    assert len(profile.cluster.devices) == len(profile.cluster.links) == 3
+    assert profile.key == key_of(settled, 3)
+    assert_nothing_left()
+    with pytest.raises(JobError, match="no room to profile: the cluster lacks"):
+        measure_on_cluster(
+            resolve(spec, found, {}, epoch=1).config, 99, {"CPU": 1.0}, wait_s=0.1, timeout_s=10
+        )
+
+
+def test_the_bits_do_not_tell_the_partition_nor_the_presence_of_ray(tmp_path: Path) -> None:
+    deep = {"layers": 8}
+    quiet = run_processes(job_of(tiny(tmp_path, "quiet", model=deep, pipeline={"ranks": 1})))
+    for name, partition in (("four", [2, 3, 3, 2]), ("two", [5, 5])):
+        pipeline = {"ranks": len(partition), "partition": partition}
+        result = PipelineTrainer(tiny(tmp_path, name, model=deep, pipeline=pipeline)).fit()
+        assert result.metrics is not None
+        assert result.metrics["partition"] == tuple(partition)
+        assert result.metrics["state_sha256"] == quiet.state_sha256
+
+
+def test_replicas_have_the_bits_of_replicas_without_ray(tmp_path: Path) -> None:
+    pipeline = {"ranks": 4, "replicas": 2}
+    result = PipelineTrainer(tiny(tmp_path, "pair", pipeline=pipeline)).fit()
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == state_sha256(tiny(tmp_path, "threads", pipeline=pipeline))
+
+
+def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected: str) -> None:
+    lines: list[str] = []
+
+    def stop_at_two(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step == 2:
+            lines.extend(status_lines("auto"))
+            stop_job("halves", "auto", now=False)
+
+    # Steps of more than two seconds, so that the request has one to arrive in.
+    slow = {
+        "device": "emulated",
+        "emulated": {"forward_s": 0.1, "input_grad_s": 0.05, "weight_grad_s": 0.05},
+    }
+    log = Log(stop_at_two)
+    first = PipelineTrainer(tiny(tmp_path, "halves", cluster=slow), observe=log).fit()
+    assert first.error is None
+    assert first.metrics is not None
+    stopped_at = first.metrics["steps"]
+    assert 2 <= stopped_at < STEPS
+    assert lines[0].startswith("halves: training, step ")
+    assert log.of(events.Finished)[0].stopped
+    assert [report.step for report in log.of(CheckpointReport)] == [stopped_at]
+    log.assert_processes_gone()
+
+    other = {"ranks": 2, "partition": [1, 5], "schedule": "gpipe", "recompute": True}
+    resumed = Log()
+    second = PipelineTrainer(tiny(tmp_path, "halves", pipeline=other), resume=True, observe=resumed).fit()
+    assert second.metrics is not None
+    assert second.metrics["state_sha256"] == expected
+    assert [report.step for report in resumed.of(StepReport)] == list(range(stopped_at + 1, STEPS + 1))
+    formed = [*log.of(events.Formed), *resumed.of(events.Formed)]
+    assert [(each.generation.epoch, each.generation.number) for each in formed] == [(1, 1), (2, 2)]
+
+
+def test_a_killed_rank_fails_the_job_by_name_and_leaves_nothing(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_rank_one(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and not killed:
+            killed.append(next(each.pid for each in log.of(events.RankStarted) if each.rank == 1))
+            os.kill(killed[0], signal.SIGKILL)
+
+    log = Log(kill_rank_one)
+    spec = tiny(
+        tmp_path,
+        "struck",
+        job={"steps": 100_000},
+        pipeline={"ranks": 2},
+        checkpoint={"every_steps": 1},
+        elastic={"redundancy": "none"},
+    )
+    result = PipelineTrainer(spec, observe=log).fit()
+    assert result.error is not None
+    assert f"rank 1: its process (pid {killed[0]} on" in str(result.error)
+    assert result.checkpoint is None or Path(result.checkpoint.path).is_dir()
+    assert log.of(events.Failed)[0].reason.startswith("rank 1: its process")
+    log.assert_processes_gone()
+
+
+def test_what_a_rank_raises_is_the_jobs_error(tmp_path: Path) -> None:
+    model = {"family": None, "factory": "raising_model:build"}
+    log = Log()
+    spec = tiny(tmp_path, "raising", model=model, pipeline={"ranks": 2})
+    result = PipelineTrainer(spec, observe=log).fit()
+    assert "rank 1: ValueError: this layer never works" in str(result.error)
+    failed = log.of(events.RankFailed)
+    assert any("raising_model.py" in failure.details for failure in failed if failure.rank == 1)
+    log.assert_processes_gone()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path, expected: str) -> None:
+    keep = {"every_steps": 2, "keep": 3}
+    first = tiny(tmp_path, "damaged", pipeline={"ranks": 2}, checkpoint=keep)
+    assert PipelineTrainer(first).fit().error is None
+    # The checkpoint of the last step: a damaged one does not make the job trained to its end.
+    newest = max((tmp_path / "damaged" / "checkpoints").iterdir())
+    file = next(path for path in newest.iterdir() if path.name.endswith("head.weights.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    log = Log()
+    result = PipelineTrainer(first, resume=True, observe=log).fit()
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == expected
+    skipped = log.of(events.Skipped)
+    assert [(each.damage.path, each.damage.file) for each in skipped] == [(str(newest), file.name)]
+    assert [report.step for report in log.of(StepReport)] == [5, 6]
+
+
+def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
+    log = Log()
+    errors: list[Exception | None] = []
+    endless = tiny(
+        tmp_path, "only", job={"steps": 100_000}, pipeline={"ranks": 2}, checkpoint={"every_steps": 5}
+    )
+    trainer = PipelineTrainer(endless, observe=log)
+    thread = threading.Thread(target=lambda: errors.append(trainer.fit().error))
+    thread.start()
+    log.wait_for(StepReport)
+    marker = tmp_path / "only" / "job.json"
+    before = marker.read_bytes()
+    with pytest.raises(JobError, match=r"a job 'only' is running .* `freshet stop only`"):
+        PipelineTrainer(tiny(tmp_path / "elsewhere", "only")).fit()
+    assert not (tmp_path / "elsewhere" / "only" / "job.json").exists()
+    log.wait_for(CheckpointReport)
+    with pytest.raises(JobError, match="a job 'only' is running"):
+        PipelineTrainer(endless, resume=True).fit()
+    assert marker.read_bytes() == before
+    with pytest.raises(JobError, match="no job 'onyl' is running at auto; did you mean 'only'"):
+        stop_job("onyl", "auto", now=True)
+    stop_job("only", "auto", now=True)
+    thread.join(60)
+    assert "aborted on request" in str(errors[0])
+    log.assert_processes_gone()
+
+
+class Unreleasing(Runtime):
+    """Its cluster gives everything back and then does not answer."""
+
+    async def release(self) -> None:
+        await super().release()
+        raise RuntimeError("no answer")
+
+
+class Unlucky(Controller):
+    def _make_runtime(self) -> Runtime:
+        return Unreleasing(self._crew, self._hosts, self._crank.tell, self._crank.spawn)
+
+
+def test_a_release_that_fails_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.controller.actor.Controller", Unlucky)
+    log = Log()
+    error = PipelineTrainer(tiny(tmp_path, "unlucky", pipeline={"ranks": 1}), observe=log).fit().error
+    assert "the controller failed: RuntimeError: no answer" in str(error)
+    assert len(log.of(events.Failed)) == 1
+
+
+class Stillborn(Controller):
+    def __init__(self, order: Order, crew: Crew, spec: dict[str, Any]) -> None:
+        raise ValueError("no such thing here")
+
+
+def test_a_controller_that_does_not_start_is_a_job_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.controller.actor.Controller", Stillborn)
+    with pytest.raises(
+        JobError, match=r"controller could not be started: ValueError: no such thing here; see"
+    ):
+        PipelineTrainer(tiny(tmp_path, "stillborn", pipeline={"ranks": 1})).fit()
+
+
+def test_a_stop_before_training_ends_the_job(tmp_path: Path) -> None:
+    def stop_at_once(record: events.Record) -> None:
+        if isinstance(record.event, events.RankStarted):
+            find("early").request.remote(Request.STOP)
+
+    log = Log(stop_at_once)
+    assert PipelineTrainer(tiny(tmp_path, "early"), observe=log).fit().error is None
+    assert log.of(events.Finished)[0].step == 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected_text"),
+    [
+        (
+            {"cluster": {"resources_per_rank": {"CPU": 1, "GPU": 1}, "wait_s": 1}},
+            r"the cluster lacks 4 GPU \(4 needed, 0 there\).*Waited 1 s \(cluster.wait_s\)",
+        ),
+        ({"cluster": {"resources_per_rank": {"CPU": 3}, "wait_s": 1}}, "lacks 8 CPU"),
+        ({"pipeline": {"ranks": 16}}, "pipeline.ranks = 16 is more than the model can fill"),
+        ({"data": {"path": "/nowhere.txt"}}, "nowhere.txt"),
+    ],
+)
+def test_what_the_user_can_mend_is_a_job_error(
+    tmp_path: Path, sections: dict[str, dict[str, object]], expected_text: str
+) -> None:
+    with pytest.raises(JobError, match=expected_text):
+        PipelineTrainer(tiny(tmp_path, "wrong", **sections)).fit()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected_text"),
+    [
+        ({}, "nothing to do"),
+        ({"model": {"width": 32}}, "model.width was 16 and is 32"),
+        ({"job": {"seed": 3}}, "seed was 0 and is 3"),
+        ({"optimizer": {"lr": 0.5}}, r"optimizer.lr was 0.001 and is 0.5"),
+        ({"pipeline": {"microbatches": 8}}, "microbatches was 4 and is 8"),
+        ({"job": {"steps": 3}}, "job.steps = 3, but the newest checkpoint is of step 6"),
+    ],
+)
+def test_what_a_resume_may_not_change(
+    finished_run: Path, changes: dict[str, dict[str, object]], expected_text: str
+) -> None:
+    sections: dict[str, dict[str, object]] = {"pipeline": {"ranks": 1}}
+    for section, keys in changes.items():
+        sections[section] = {**sections.get(section, {}), **keys}
+    spec = tiny(finished_run, "done", **sections)
+    if not changes:
+        assert PipelineTrainer(spec, resume=True).fit().error is None
+        return
+    with pytest.raises(JobError, match=expected_text):
+        PipelineTrainer(spec, resume=True).fit()
+
+
+@pytest.fixture(scope="module")
+def finished_run(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    spec = tiny(folder, "done", pipeline={"ranks": 1})
+    assert PipelineTrainer(spec).fit().error is None
+    with pytest.raises(JobError, match=r"holds a run of 'done' with 6 steps: go on .* with --resume"):
+        PipelineTrainer(spec).fit()
+    return folder

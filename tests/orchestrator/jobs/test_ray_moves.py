@@ -1,0 +1,105 @@
+"""Layers of a job on a real Ray cluster move as `freshet move` asks, or it says why they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from command_line import freshet_here
+from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
+from tiny_jobs import tiny
+
+from orchestrator.cli.main import DONE, USER_ERROR
+from orchestrator.controller.actor import find
+from orchestrator.events import types as events
+from orchestrator.spec.job_spec import Spec
+from orchestrator.trainer import PipelineTrainer
+from workers.protocol import StepReport
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    with two_node_cluster():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(two_nodes: None) -> Iterator[None]:
+    yield
+    assert_nothing_left()
+
+
+def job(folder: Path, name: str) -> Spec:
+    """Ten layers on four ranks: 0-1, 2-4, 5-7, 8-9."""
+    return tiny(
+        folder,
+        name,
+        job={"steps": 60, "sample_tokens": 0},
+        model={"layers": 8},
+        cluster={
+            "device": "emulated",
+            "emulated": {"forward_s": 0.003, "input_grad_s": 0.003, "weight_grad_s": 0.003},
+        },
+    )
+
+
+def test_freshet_move(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = state_sha256(job(tmp_path / "plain", "plain"))
+    said: list[str] = []
+
+    def ask(status: int, *words: str) -> None:
+        assert freshet_here("move", *words) == status
+        out = capsys.readouterr()
+        said.append(out.out if status == DONE else out.err)
+
+    def see(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step == 2:
+            ask(USER_ERROR, "movin", "--layers", "4", "--to", "2")
+            ask(USER_ERROR, "moving", "--layers", "4", "--to", "9")
+            ask(USER_ERROR, "moving", "--layers", "4", "--to", "3")
+            ask(USER_ERROR, "moving", "--layers", "10", "--to", "3")
+            ask(DONE, "moving", "--layers", "3-4", "--to", "2")
+
+    log = Log(see)
+    result = PipelineTrainer(job(tmp_path, "moving"), observe=log).fit()
+    assert result.error is None
+    no_job, no_rank, not_next, no_layer, done = said
+    assert "no job 'movin'" in no_job
+    assert "rank 9 has no place in the pipeline: ranks 0, 1, 2, 3 have" in no_rank
+    assert "The rank holds layers 8 to 9 and can take layers 6 to 7 or the last of them" in not_next
+    assert "there is no layer 10: the model has layers 0 to 9" in no_layer
+    assert "2 layers (3, 4) to move, live" in done
+    (migrated,) = log.of(events.Migrated)
+    assert (migrated.layers, migrated.source, migrated.target) == ((3, 4), (1, 1), (2, 2))
+    assert len(log.of(events.Formed)) == 1
+    (finished,) = log.of(events.Finished)
+    assert finished.state_sha256 == expected
+    log.assert_processes_gone()
+
+
+def test_a_whole_plan_is_followed_without_a_new_generation(tmp_path: Path) -> None:
+    expected = state_sha256(job(tmp_path / "plain", "plain"))
+    said: list[str] = []
+
+    def see(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step == 2:
+            now = log.of(events.Issued)[-1].plan
+            anew = replace(now, layers=((0, 3), (3, 5), (5, 7), (7, 10)), reason="cut anew")
+            controller: Any = find("replanned")
+            said.append(ray.get(controller.migrate.remote(anew), timeout=30))
+
+    log = Log(see)
+    result = PipelineTrainer(job(tmp_path, "replanned"), observe=log).fit()
+    assert result.error is None
+    assert "2 layers (2, 7) to move, live" in said[0]
+    (migrated,) = log.of(events.Migrated)
+    assert (migrated.layers, migrated.source, migrated.target) == ((2, 7), (1, 2), (0, 3))
+    assert log.of(events.Issued)[-1].plan.layers == ((0, 3), (3, 5), (5, 7), (7, 10))
+    assert len(log.of(events.Formed)) == 1
+    (finished,) = log.of(events.Finished)
+    assert finished.state_sha256 == expected
+    log.assert_processes_gone()

@@ -1,0 +1,282 @@
+"""The planner of a job on a real Ray cluster: it freezes, and killing it in any phase costs nothing but time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_jobs import Log, assert_nothing_left, job_of, kill_controller, two_node_cluster
+from tiny_jobs import tiny
+
+from orchestrator.client.submit import run
+from orchestrator.controller.actor import find
+from orchestrator.controller.planner_link import LIVES
+from orchestrator.events import types as events
+from orchestrator.history.freeze_history import freeze_plans_of
+from orchestrator.spec.job_spec import Spec
+from planner.freezing import FreezePlan, Phase, Phases
+from workers.launch.ranks import run_threads
+from workers.protocol import FreezeReport, FreezeStarted, Request, StepReport, TimelineReport
+
+PHASES = Phases(warm_up=50, monitoring=150, ramp=200)
+"""Each long enough for a planner to start and be killed in it."""
+SHORT = Phases(warm_up=8, monitoring=48, ramp=54)
+STEPS = 120
+"""Of a job with `SHORT` phases."""
+FAR = 10_000
+"""A step that no test's job reaches."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_nodes() -> Iterator[None]:
+    with two_node_cluster():
+        yield
+        assert_nothing_left()
+
+
+def freezing(
+    folder: Path,
+    name: str,
+    phases: Phases,
+    *,
+    device: str = "emulated",
+    steps: int = FAR,
+    slower: float = 1.0,
+    **sections: Any,
+) -> Spec:
+    """A job of steps of about an eighth of a second, `slower` times as long."""
+    times = {"forward_s": 0.002 * slower, "input_grad_s": 0.002 * slower, "weight_grad_s": 0.004 * slower}
+    return tiny(
+        folder,
+        name,
+        job={"steps": steps, "sample_tokens": 0},
+        pipeline={"ranks": 2, **sections.pop("pipeline", {})},
+        freeze={
+            "method": "timelyfreeze",
+            "r_max": 0.8,
+            "warm_up": phases.warm_up,
+            "monitoring": phases.monitoring,
+            "ramp": phases.ramp,
+        },
+        cluster={"device": device, **({"emulated": times} if device == "emulated" else {})},
+        **sections,
+    )
+
+
+def replayed(folder: Path, phases: Phases, plans: tuple[FreezePlan, ...], **changes: Any) -> str:
+    """The digest of the same job without Ray, without a planner and without modelled times, told what to freeze."""
+    spec = freezing(folder, "replayed", phases, device="cpu", steps=changes.pop("steps", FAR))
+    return run_threads(replace(job_of(spec), freeze_plans=plans, **changes)).state_sha256
+
+
+class Assassin:
+    """Kills each planner in its own phase, and stops the job once one has outlived them all."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.log = Log(self.act)
+        self.pid: int | None = None
+        """Of the planner that lives."""
+        self.killed: list[Phase] = []
+        """The phase of each kill."""
+        self.step = 0
+        self.stopped = False
+
+    def act(self, record: events.Record) -> None:
+        match record.event:
+            case events.PlannerStarted(pid=pid):
+                self.pid = pid
+            case StepReport(step=step):
+                self.step = step
+            case _:
+                pass
+        self.strike()
+
+    def strike(self) -> None:
+        phase = PHASES.of(max(1, self.step))
+        missed = len(self.killed) < list(Phase).index(phase)
+        if missed or (len(self.killed) == len(Phase) and self.pid is not None):
+            if not self.stopped:
+                self.stopped = True
+                find(self.job).request.remote(Request.STOP)
+        elif self.pid is not None and len(self.killed) == list(Phase).index(phase) and self._ready(phase):
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = None
+            self.killed.append(phase)
+
+    def _ready(self, phase: Phase) -> bool:
+        """In the ramp once the planner has been asked, whether or not its answer has been heard; after it once the job
+        trains by that answer."""
+        if phase is Phase.RAMP:
+            return any(report.step == PHASES.monitoring for report in self.log.of(TimelineReport))
+        return phase is not Phase.STABLE or bool(self.log.of(FreezeStarted))
+
+
+def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
+    assassin = Assassin("struck")
+    spec = freezing(tmp_path, "struck", PHASES, slower=3.0)
+    done = run(spec, resume=False, observe=assassin.log, say=lambda text: None)
+    log = assassin.log
+
+    # The faults fired, each in its phase, and each was answered.
+    assert assassin.killed == list(Phase)
+    assert [started.life for started in log.of(events.PlannerStarted)] == [1, 2, 3, 4, 5, 6]
+    deaths = [warned.text for warned in log.of(events.Warned) if "the planner died" in warned.text]
+    assert (
+        deaths
+        == ["the planner died: killed, out of memory, or its node is gone; another one takes its place"] * 5
+    )
+    assert len({started.pid for started in log.of(events.PlannerStarted)}) == 6
+
+    log.assert_processes_gone()
+
+    # One solution, one plan, logged before the ranks took it up, and weight gradients were left out.
+    (solved,), (started,) = log.of(events.FreezeSolved), log.of(FreezeStarted)
+    assert log.events.index(solved) < log.events.index(started)
+    assert started.plan == replace(solved.plan, start=started.plan.start)
+    assert started.plan.start is not None
+    assert started.plan.start > PHASES.monitoring
+    assert solved.all_frozen_s <= solved.solved_s < solved.unfrozen_s
+    assert 0 < solved.kappa < 1
+    assert all(mean <= 0.8 + 1e-9 for mean in solved.mean_per_stage)
+    frozen = [
+        action.actual
+        for report in log.of(FreezeReport)
+        if report.step > PHASES.ramp
+        for action in report.actions
+    ]
+    assert frozen
+    assert max(frozen) > 0
+
+    # The same weights as without any planner, but with its decisions; and other ones than without those.
+    assert isinstance(done.end, events.Finished)
+    plans = freeze_plans_of(events.read(done.events_path))
+    assert plans == (started.plan,)
+    assert replayed(tmp_path, PHASES, plans, stop_at=done.end.step) == done.end.state_sha256
+    assert replayed(tmp_path, PHASES, (), stop_at=done.end.step) != done.end.state_sha256
+
+
+def test_a_controller_that_takes_over_has_nothing_measured_or_decided_anew(tmp_path: Path) -> None:
+    """Killed between the halves of the monitoring, and again once the job trains by what was decided."""
+    struck: list[int] = []
+
+    def act(record: events.Record) -> None:
+        if not isinstance(record.event, StepReport):
+            return
+        step = record.event.step
+        due = SHORT.middle + 4 if not struck else SHORT.ramp + 8
+        if len(struck) < 2 and step >= due and (not struck or log.of(FreezeStarted)):
+            struck.append(step)
+            kill_controller("decided")
+
+    log = Log(act)
+    end = run(freezing(tmp_path, "decided", SHORT, steps=STEPS), resume=False, observe=log, say=print).end
+    assert isinstance(end, events.Finished)
+    assert end.step == STEPS
+    assert SHORT.middle < struck[0] < SHORT.monitoring
+    assert [each.epoch for each in log.of(events.Submitted)] == [1, 2, 3]
+    (solved,), (started,) = log.of(events.FreezeSolved), log.of(FreezeStarted)
+    # It rests on both halves, of which the first was told to the first controller.
+    assert solved.measured_unfrozen_s is not None
+    assert solved.measured_all_frozen_s is not None
+    assert started.plan == replace(solved.plan, start=started.plan.start)
+    assert replayed(tmp_path, SHORT, (started.plan,), steps=STEPS) == end.state_sha256
+    log.assert_processes_gone()
+
+
+def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) -> None:
+    def act(record: events.Record) -> None:
+        match record.event:
+            case events.PlannerStarted(pid=pid):
+                os.kill(pid, signal.SIGKILL)
+            case events.Warned(text=text) if "no other is started" in text:
+                find("doomed").request.remote(Request.STOP)
+            case _:
+                pass
+
+    log = Log(act)
+    # None comes to its answer before it is struck: the monitoring has no end.
+    spec = freezing(tmp_path, "doomed", Phases(warm_up=2, monitoring=FAR - 2, ramp=FAR - 1))
+    end = run(spec, resume=False, observe=log, say=lambda text: None).end
+    assert [started.life for started in log.of(events.PlannerStarted)] == list(range(1, LIVES + 1))
+    assert log.of(events.Warned)[-1].text.endswith(
+        "no other is started, and the job trains on with nothing frozen"
+    )
+    assert log.of(FreezeStarted) == []
+    assert isinstance(end, events.Finished)
+    assert end.stopped
+    log.assert_processes_gone()
+
+
+@pytest.fixture(scope="module")
+def stopped_while_monitoring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job that was stopped between the halves of its monitoring."""
+    folder = tmp_path_factory.mktemp("monitoring")
+
+    def act(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step == SHORT.middle:
+            find("halves").request.remote(Request.STOP)
+
+    log = Log(act)
+    end = run(in_halves(folder, folder), resume=False, observe=log, say=lambda text: None).end
+    assert isinstance(end, events.Finished)
+    assert SHORT.middle < end.step < SHORT.monitoring
+    assert log.of(events.FreezeSolved) == []
+    return folder
+
+
+def in_halves(folder: Path, data: Path, **sections: Any) -> Spec:
+    """The job of `stopped_while_monitoring` in another folder, with the data of the first one."""
+    checkpoint = {"every_steps": SHORT.monitoring, "keep": 10}
+    text = {"path": str(data / "text.txt")}
+    return freezing(folder, "halves", SHORT, steps=STEPS, checkpoint=checkpoint, data=text, **sections)
+
+
+def test_resumed_runs_finish_the_monitoring_and_keep_the_decision(
+    stopped_while_monitoring: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped_while_monitoring, tmp_path, dirs_exist_ok=True)
+    spec = in_halves(tmp_path, stopped_while_monitoring)
+    log = Log()
+    first = run(spec, resume=True, observe=log, say=lambda text: None)
+    (started,) = log.of(FreezeStarted)
+    assert started.plan.epoch == 2
+    assert started.plan.start is not None
+    assert isinstance(first.end, events.Finished)
+    assert first.end.step == STEPS
+    expected = replayed(tmp_path, SHORT, (started.plan,), steps=STEPS)
+    assert first.end.state_sha256 == expected
+
+    # From before the decision: its steps are run again as they were, and nobody is asked.
+    for checkpoint in (tmp_path / "halves" / "checkpoints").iterdir():
+        if int(checkpoint.name.split("-")[1]) > SHORT.monitoring:
+            shutil.rmtree(checkpoint)
+    log = Log()
+    second = run(spec, resume=True, observe=log, say=lambda text: None)
+    assert log.of(StepReport)[0].step == SHORT.monitoring + 1
+    assert log.of(events.PlannerStarted) == []
+    assert log.of(FreezeStarted) == ([started] if started.plan.start > SHORT.monitoring + 1 else [])
+    assert isinstance(second.end, events.Finished)
+    assert second.end.state_sha256 == expected
+
+
+def test_half_a_monitoring_of_another_partition_is_not_enough(
+    stopped_while_monitoring: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped_while_monitoring, tmp_path, dirs_exist_ok=True)
+    log = Log()
+    spec = in_halves(tmp_path, stopped_while_monitoring, pipeline={"partition": [2, 4]})
+    end = run(spec, resume=True, observe=log, say=lambda text: None).end
+    assert [warned.text for warned in log.of(events.Warned)] == [
+        f"no rank reported how long B of stage 0 takes in the monitored steps {SHORT.warm_up + 1} to {SHORT.middle}"
+        " (upper bound), so the freeze program cannot be solved; the job trains on with nothing frozen"
+    ]
+    assert log.of(FreezeStarted) == []
+    assert isinstance(end, events.Finished)
+    assert end.step == STEPS

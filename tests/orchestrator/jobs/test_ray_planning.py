@@ -1,0 +1,112 @@
+"""Jobs on a real Ray cluster that are planned first: the plan is logged, a resume keeps it, a replay repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_profile import made_profile
+from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
+from tiny_jobs import STEPS, tiny
+
+from orchestrator.events import types as events
+from orchestrator.events.folder import JobFolder
+from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.preparation import prepare
+from orchestrator.prepare.resumption import adopt
+from orchestrator.trainer import PipelineTrainer
+from planner.profile import Profile
+from workers.protocol import FreezeStarted
+
+AUTO: dict[str, Any] = {"ranks": "auto", "schedule": "auto", "microbatches": "auto", "partition": "dynpipe"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_nodes() -> Iterator[None]:
+    with two_node_cluster():
+        yield
+        assert_nothing_left()
+
+
+@pytest.fixture
+def unmeasured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that would hold profiles if any were made."""
+    monkeypatch.setenv("FRESHET_PROFILES", str(tmp_path / "profiles"))
+    return tmp_path / "profiles"
+
+
+def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Path, unmeasured: Path) -> None:
+    given = tiny(tmp_path, "planned", pipeline=AUTO)
+    found = survey(absolute(given))
+    profile = tmp_path / "profile.json"
+    profile.write_text(made_profile(found.layers, found.parameters, 3).to_json())
+
+    log = Log()
+    result = PipelineTrainer(given, profile=profile, observe=log).fit()
+    (issued,) = log.of(events.Issued)
+    plan = issued.plan
+    assert plan.partition == "dynpipe"
+    assert plan.predicted_step_s is not None
+    assert plan.world_size <= 3
+    assert plan.layers in [each.layers for each in issued.considered if not each.why_not]
+    settled = log.of(events.Submitted)[0].spec["pipeline"]
+    assert (settled["ranks"], settled["schedule"]) == (plan.world_size, plan.schedule)
+    assert settled["microbatches"] == plan.microbatches
+    assert result.metrics is not None
+    alone = {"ranks": 1, "microbatches": plan.microbatches}
+    assert result.metrics["state_sha256"] == state_sha256(tiny(tmp_path, "alone", pipeline=alone))
+
+    longer = tiny(tmp_path, "planned", job={"steps": 2 * STEPS}, pipeline=AUTO)
+    log = Log()
+    PipelineTrainer(longer, resume=True, observe=log).fit()
+    (kept,) = log.of(events.Issued)
+    assert (kept.plan.layers, kept.plan.microbatches) == (plan.layers, plan.microbatches)
+    assert kept.plan.predicted_step_s == plan.predicted_step_s
+    assert log.of(events.Submitted)[0].spec["pipeline"] == settled
+    # Freezing and the cuts to come rest on the same profile, though it is in no cache; on another device on none.
+    folder = JobFolder(str(tmp_path / "planned"))
+    marker = folder.marker()
+    assert marker is not None
+    spec = adopt(absolute(longer), marker.spec)
+    emulated = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"device": "emulated"})})
+    known = [
+        prepare(each, found, folder, resume=True, profile_file=None, say=print) for each in (spec, emulated)
+    ]
+    assert [each.profile for each in known] == [Profile.from_json(profile.read_text()), None]
+    assert [each.replanner.profile is not None for each in known] == [True, False]
+    assert not unmeasured.exists()
+
+
+def test_a_replay_takes_the_recorded_decisions_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    times = {"forward_s": 0.002, "input_grad_s": 0.002, "weight_grad_s": 0.004}
+
+    def job(name: str, cluster: dict[str, Any]) -> PipelineTrainer:
+        given = tiny(
+            tmp_path,
+            name,
+            job={"steps": 120, "sample_tokens": 0},
+            pipeline={"ranks": 2},
+            freeze={"method": "timelyfreeze", "warm_up": 8, "monitoring": 28, "ramp": 34},
+            cluster=cluster,
+        )
+        replay = None if name == "first" else tmp_path / "first" / "events.jsonl"
+        return PipelineTrainer(given, replay=replay, observe=logs.setdefault(name, Log()))
+
+    logs: dict[str, Log] = {}
+    first = job("first", {"device": "emulated", "emulated": times}).fit()
+    again = job("again", {"device": "cpu"}).fit()
+    assert first.metrics is not None
+    assert again.metrics is not None
+    assert again.metrics["state_sha256"] == first.metrics["state_sha256"]
+    (decided,) = logs["first"].of(FreezeStarted)
+    assert logs["again"].of(FreezeStarted) == [decided]
+    assert logs["first"].of(events.FreezeSolved)
+    assert not logs["again"].of(events.FreezeSolved)
+    assert first.metrics_dataframe is not None
+    rows = first.metrics_dataframe.set_index("step")
+    foretold = rows["predicted_step_s"].dropna()
+    assert list(foretold.index) == list(range(decided.plan.start or 0, 121))
+    for name in ("kappa", "predicted_kappa", "p_eff", "average_p_eff", "time_to_accuracy"):
+        assert list(rows[name].dropna().index) == list(foretold.index), name

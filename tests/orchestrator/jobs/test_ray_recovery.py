@@ -1,0 +1,268 @@
+"""Losses on a real Ray cluster: the survivors go on in place, and end with the bits of a run that nothing befell."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+import ray
+from ray_jobs import Log, assert_nothing_left, kill_controller, state_sha256, two_node_cluster
+from tiny_jobs import tiny
+
+from orchestrator.cli.jobs import reap_job, status_lines
+from orchestrator.cluster import connection as cluster
+from orchestrator.controller.actor import find
+from orchestrator.events import types as events
+from orchestrator.events.folder import LOCK, JobFolder
+from orchestrator.trainer import PipelineTrainer
+from workers.protocol import JobError, Request, StepReport
+
+STEPS = 12
+SLOW = {
+    "wait_s": 240,
+    "device": "emulated",
+    "emulated": {"forward_s": 0.015, "input_grad_s": 0.015, "weight_grad_s": 0.015},
+}
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    with two_node_cluster():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(two_nodes: None) -> Iterator[None]:
+    yield
+    assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the same job, with nothing happening to it."""
+    return state_sha256(job(tmp_path_factory.mktemp("quiet"), "quiet"))
+
+
+def job(folder: Path, name: str, **sections: dict[str, Any]) -> Any:
+    given: dict[str, dict[str, Any]] = {
+        "job": {"steps": STEPS, "sample_tokens": 0},
+        "cluster": SLOW,
+        "elastic": {"grow": False},
+    }
+    for section, keys in sections.items():
+        given[section] = {**given.get(section, {}), **keys}
+    return tiny(folder, name, **given)
+
+
+def at_step(step: int, act: Callable[[], None]) -> Callable[[events.Record], None]:
+    """An observer that acts when `step` is announced."""
+    done: list[int] = []
+
+    def observe(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step >= step and not done:
+            done.append(step)
+            act()
+
+    return observe
+
+
+def strike(log: Log, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid_of(log, rank), how)
+
+
+def pid_of(log: Log, rank: int) -> int:
+    return next(each.pid for each in log.of(events.RankStarted) if each.rank == rank)
+
+
+def check(log: Log, expected: str, result: Any) -> None:
+    """No step missing or doubled, and the bits of the quiet run."""
+    assert result.error is None, result.error
+    assert [report.step for report in log.of(StepReport)] == list(range(1, STEPS + 1))
+    assert result.metrics["state_sha256"] == expected
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_killed_rank_costs_the_step_in_flight(tmp_path: Path, quiet: str, rank: int) -> None:
+    log = Log(at_step(4, lambda: strike(log, rank)))
+    result = PipelineTrainer(job(tmp_path, "struck"), observe=log).fit()
+    check(log, quiet, result)
+    (regrouped,) = log.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("loss", (rank,), 0)
+    assert regrouped.rerun <= 1
+    survivors = {started.pid for started in log.of(events.RankStarted)} - {pid_of(log, rank)}
+    assert len(survivors) == 3
+    log.assert_processes_gone()
+    assert not any(psutil.pid_exists(pid) for pid in survivors)
+
+
+def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path, quiet: str) -> None:
+    log = Log(at_step(4, lambda: strike(log, 2, signal.SIGSTOP)))
+    spec = job(tmp_path, "hung", elastic={"hang_timeout_s": 8.0})
+    result = PipelineTrainer(spec, observe=log).fit()
+    check(log, quiet, result)
+    assert "answered nothing for 8 s" in log.of(events.RankFailed)[0].error
+    log.assert_processes_gone()
+
+
+def test_a_killed_controller_is_started_again_and_takes_over_ranks_that_train_on(
+    tmp_path: Path, quiet: str
+) -> None:
+    log = Log(at_step(4, lambda: kill_controller("headless")))
+    result = PipelineTrainer(job(tmp_path, "headless"), observe=log).fit()
+    check(log, quiet, result)
+    assert [(each.epoch, each.takeover) for each in log.of(events.Submitted)] == [(1, False), (2, True)]
+    assert log.of(events.Regrouped) == []
+    records = list(events.read(tmp_path / "headless" / "events.jsonl"))
+    assert [record.event for record in records] == log.events
+    log.assert_processes_gone()
+
+
+def test_what_is_asked_of_a_controller_that_is_still_taking_over_is_done_afterwards(tmp_path: Path) -> None:
+    spec = job(tmp_path, "asked", job={"steps": 400})
+    killed: list[int] = []
+
+    def kill_and_ask() -> None:
+        killed.append(ray.get(find("asked").status.remote()).pid)  # pyright: ignore[reportArgumentType]
+        # While the folder is held by somebody else, the next controller cannot take over.
+        held = held_after(lambda: os.kill(killed[0], signal.SIGKILL), JobFolder(spec.job.output))
+        asked = find("asked").request.options(max_task_retries=-1).remote(Request.STOP)
+        ready, _ = ray.wait([find("asked").status.options(max_task_retries=-1).remote()], timeout=60)
+        assert ray.get(ready[0]).pid != killed[0]
+        assert ray.wait([asked], timeout=0)[0] == []
+        held.close()
+        ray.get(asked, timeout=60)
+
+    log = Log(at_step(4, kill_and_ask))
+    assert PipelineTrainer(spec, observe=log).fit().error is None
+    assert killed
+    (finished,) = log.of(events.Finished)
+    assert finished.stopped
+    assert finished.step < 400
+    log.assert_processes_gone()
+
+
+def held_after(kill: Callable[[], None], folder: JobFolder) -> IO[bytes]:
+    """Lock `folder` once `kill` has killed who has it: we stand in line before the next one."""
+    held = (Path(folder.location) / LOCK).open("wb")
+    waiting = threading.Thread(target=fcntl.flock, args=(held, fcntl.LOCK_EX), daemon=True)
+    waiting.start()
+    kill()
+    waiting.join(60)
+    assert not waiting.is_alive(), "the folder is still locked"
+    return held
+
+
+def test_a_controller_and_a_rank_killed_together_are_both_made_good(tmp_path: Path, quiet: str) -> None:
+    def strike_both() -> None:
+        kill_controller("both")
+        strike(log, 1)
+
+    log = Log(at_step(4, strike_both))
+    result = PipelineTrainer(job(tmp_path, "both"), observe=log).fit()
+    check(log, quiet, result)
+    (regrouped,) = log.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost) == ("loss", (1,))
+    issued = [(each.plan.epoch, each.plan.version) for each in log.of(events.Issued)]
+    assert issued == [(1, 1), (2, 1)]
+    log.assert_processes_gone()
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from orchestrator.spec import Spec
+from orchestrator.trainer import PipelineTrainer
+PipelineTrainer(Spec.model_validate_json(Path(sys.argv[1]).read_text())).fit()
+"""
+PHASES = {"method": "timelyfreeze", "warm_up": 4, "monitoring": 60, "ramp": 70}
+
+
+def logged(path: Path) -> list[events.Event]:
+    return [record.event for record in events.read(path)] if path.exists() else []
+
+
+def wait_for(path: Path, true: Callable[[list[events.Event]], bool]) -> list[events.Event]:
+    deadline = time.monotonic() + 240
+    while not true(seen := logged(path)):
+        assert time.monotonic() < deadline, f"it did not happen; the log ends with {seen[-3:]}"
+        time.sleep(0.1)
+    return seen
+
+
+def test_driver_planner_and_controller_killed_together_the_ranks_train_on_to_the_end(tmp_path: Path) -> None:
+    times = {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005}
+    spec = job(
+        tmp_path,
+        "headless",
+        job={"steps": 80},
+        freeze=PHASES,
+        pipeline={"ranks": 2},
+        cluster={"emulated": times},
+    )
+    file = tmp_path / "spec.json"
+    file.write_text(spec.model_dump_json())
+    address = ray.get_runtime_context().gcs_address
+    path = tmp_path / "headless" / "events.jsonl"
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(file)],
+        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": os.pathsep.join(cluster.import_paths())},
+        stdout=subprocess.DEVNULL,
+    ) as driver:
+        seen = wait_for(
+            path,
+            lambda log: (
+                any(isinstance(event, events.PlannerStarted) for event in log)
+                and any(isinstance(event, StepReport) and event.step >= 5 for event in log)
+            ),
+        )
+        planner = next(event.pid for event in seen if isinstance(event, events.PlannerStarted))
+        driver.kill()
+        kill_controller("headless")
+        with suppress(ProcessLookupError):  # it may go with its owner, the controller
+            os.kill(planner, signal.SIGKILL)
+    seen = wait_for(path, lambda log: isinstance(log[-1], events.Finished))
+    assert [event.step for event in seen if isinstance(event, StepReport)] == list(range(1, 81))
+    assert [event.epoch for event in seen if isinstance(event, events.Submitted)] == [1, 2]
+    assert [event.generation.number for event in seen if isinstance(event, events.Formed)] == [1]
+    assert any("headless: finished, step 80 of 80" in line for line in status_lines("auto"))
+    assert reap_job("headless", "auto", force=False).startswith(
+        "headless: 0 ranks and its controller cleared"
+    )
+
+
+def test_an_abandoned_job_is_told_of_and_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow the machine is: a controller that is silent for long counts as gone.
+    monkeypatch.setattr("orchestrator.cli.jobs.ANSWER_S", 60.0)
+    errors: list[Exception | None] = []
+    log = Log()
+    endless = job(tmp_path, "orphan", job={"steps": 100_000}, pipeline={"ranks": 2})
+    trainer = PipelineTrainer(endless, observe=log)
+    thread = threading.Thread(target=lambda: errors.append(trainer.fit().error))
+    thread.start()
+    log.wait_for(StepReport)
+    with pytest.raises(
+        JobError, match=r"job 'orphan' is training, at step \d+ of 100000: end it with freshet stop"
+    ):
+        reap_job("orphan", "auto", force=False)
+    with pytest.raises(JobError, match="nothing of a job 'orhpan' is at auto; there is orphan"):
+        reap_job("orhpan", "auto", force=False)
+    assert reap_job("orphan", "auto", force=True).startswith(
+        "orphan: 2 ranks and its controller cleared away"
+    )
+    thread.join(60)
+    assert "the controller died" in str(errors[0])
+    assert list(status_lines("auto")) == ["no job is running"]
+    log.assert_processes_gone()

@@ -1,0 +1,96 @@
+"""A rehearsal as a user runs it: real Ray nodes that die and come, the bits of a quiet run, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from ray_jobs import state_sha256
+from tiny_jobs import tiny, write_spec
+
+from orchestrator.cli.main import INTERRUPTED
+from orchestrator.report.page import REPORT_NAME
+from orchestrator.verify.verification import verify_run
+
+STEPS = 90
+SETTINGS = (
+    *("--set", f"job.steps={STEPS}", "--set", "job.sample_tokens=0", "--set", "checkpoint.every_steps=5"),
+    *("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.005"),
+    *("--set", "pipeline.ranks=3", "--set", "cluster.wait_s=200"),
+)
+
+
+def start(folder: Path, trace: str, *options: str) -> subprocess.Popen[str]:
+    spec = write_spec(folder, "job")
+    (folder / "trace.csv").write_text(trace)
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator",
+        "rehearse",
+        str(spec),
+        "--trace",
+        str(folder / "trace.csv"),
+    ]
+    return subprocess.Popen(
+        [*command, "--out", str(folder / "out"), *SETTINGS, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert alive == []
+
+
+def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_path: Path) -> None:
+    trace = "0,add,a\n0,add,b\n0,add,c\n2000,remove,b\n3000,add,d\n20000,remove,a\n22000,add,e\n"
+    driver = start(tmp_path, trace, "--speedup", "1", "--finish", "--json")
+    output, errors = driver.communicate(timeout=600)
+    assert driver.returncode == 0, errors
+    numbers = json.loads(output)
+    found = numbers["rehearsal"]
+    assert found["emulated"]
+    assert 0 < found["ratio"] < 1
+    assert found["losses"] >= 1
+    assert any(cost["lost"] == ["b"] for cost in found["costs"])
+    assert sum(found["node_seconds"].values()) == found["live_node_seconds"]
+    quiet = tiny(
+        tmp_path,
+        "quiet",
+        job={"steps": STEPS, "sample_tokens": 0},
+        pipeline={"ranks": 1},
+        cluster={"device": "emulated", "emulated": {"forward_s": 0, "input_grad_s": 0, "weight_grad_s": 0}},
+    )
+    assert numbers["state_sha256"] == state_sha256(quiet)
+    ledger, lines = verify_run(str(tmp_path / "out"))
+    assert ledger.wrong == []
+    assert ledger.proved_samples == ledger.steps == STEPS
+    assert "no sample used twice or skipped" in lines[-1]
+    assert "Effective training time ratio" in (tmp_path / "out" / REPORT_NAME).read_text()
+
+
+def test_ctrl_c_stops_the_job_and_leaves_no_process(tmp_path: Path) -> None:
+    driver = start(tmp_path, "0,add,a\n0,add,b\n0,add,c\n600000,remove,b\n", "--speedup", "1")
+    log = tmp_path / "out" / "events.jsonl"
+    deadline = time.monotonic() + 300
+    while not (log.exists() and '"kind": "step"' in log.read_text()):
+        assert time.monotonic() < deadline
+        assert driver.poll() is None, driver.communicate()
+        time.sleep(0.2)
+    family = psutil.Process(driver.pid).children(recursive=True)
+    assert len([process for process in family if process.name() == "raylet"]) == 4
+    driver.send_signal(signal.SIGINT)
+    output, errors = driver.communicate(timeout=300)
+    assert driver.returncode == INTERRUPTED, output + errors
+    assert "stopping after this step" in output
+    assert_gone(family)
+    ledger, _ = verify_run(str(tmp_path / "out"))
+    assert ledger.wrong == []

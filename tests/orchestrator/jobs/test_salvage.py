@@ -1,0 +1,170 @@
+"""A rank that goes too soon to give all that it holds: its weights go first, and the job may go on with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fault_rows import assert_consistent
+from process_hosts import ElasticJob, Ran, assert_gone
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.stimuli import Asked, Going
+from orchestrator.prepare.resolve import Resolved
+from workers.checkpoint.folder import (
+    checkpoint_folder,
+    checkpoints,
+    read_layer,
+    read_manifest,
+    write_layer,
+    write_manifest,
+)
+from workers.checkpoint.manifest import Manifest
+from workers.launch.ranks import Job, run_threads
+from workers.layer_state import LayerState, united
+from workers.protocol import CheckpointRef, CheckpointReport, Request, StepReport
+from workers.state_stream.sending import Delivery
+
+SLOW = {
+    "device": "emulated",
+    "emulated": {"forward_s": 0.02, "input_grad_s": 0.02, "weight_grad_s": 0.02},
+}
+
+
+def job(folder: Path, cluster: dict[str, Any], every_steps: int = 0, **elastic: Any) -> Resolved:
+    """Two ranks without copies of each other; it is stopped once all has happened."""
+    sections: dict[str, dict[str, Any]] = {
+        "job": {"steps": 10_000, "sample_tokens": 0},
+        "pipeline": {"ranks": 2, "microbatches": 2, "microbatch_size": 1},
+        "checkpoint": {"every_steps": every_steps, "keep": 10_000},
+        "elastic": {"grow": False, "redundancy": "checkpoint", **elastic},
+        "cluster": cluster,
+    }
+    return resolved(tiny(folder, "job", **sections))
+
+
+def dies_when_it_gives(what: Callable[[LayerState], bool]) -> Callable[[int], None]:
+    def rig(rank: int) -> None:
+        deliver = Delivery.deliver
+
+        def last(self: Delivery, state: LayerState, step: int) -> None:
+            if rank == 1 and what(state):
+                os.kill(os.getpid(), signal.SIGKILL)
+            deliver(self, state, step)
+
+        Delivery.deliver = last
+
+    return rig
+
+
+def dies_before_its_moments(rank: int) -> None:
+    """Rank 1 gives the weights of its layers, and is killed when moments are to follow."""
+    dies_when_it_gives(lambda state: not state.weights)(rank)
+
+
+def dies_before_its_last_layer(rank: int) -> None:
+    """Rank 1 is killed when the model's last layer is to leave it."""
+    dies_when_it_gives(lambda state: state.layer == 5)(rank)
+
+
+@dataclass(frozen=True)
+class Drained:
+    """A job one of whose ranks went too soon."""
+
+    ran: Ran
+    saved: int
+    """Step of the only checkpoint that there was."""
+    regrouped: events.Regrouped
+    end: int
+    """Steps committed."""
+
+
+def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
+    """Rank 1 is told to go once there is a checkpoint, and dies while it gives its layers."""
+    done_with: set[str] = set()
+
+    def once(what: str) -> bool:
+        fresh = what not in done_with
+        done_with.add(what)
+        return fresh
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        match event:
+            case StepReport(step=3) if once("save"):
+                running.tell(Asked(Request.CHECKPOINT))
+            case CheckpointReport() if once("drain"):
+                running.tell(Going(frozenset({1}), "file", 30.0, "n", "h"))
+            case StepReport(generation=2) if once("stop"):
+                running.tell(Asked(Request.STOP))
+            case _:
+                pass
+
+    ran = ElasticJob(done, act, rig=rig).run()
+    assert isinstance(ran.state, Finished), ran.state
+    (failed,) = ran.of(events.RankFailed)
+    assert failed.rank == 1
+    assert "died: killed" in failed.error
+    assert_gone(ran.pids)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert regrouped.lost == (1,)
+    return Drained(ran, ran.of(CheckpointReport)[0].step, regrouped, ran.state.step)
+
+
+def quiet(folder: Path, end: int) -> tuple[Resolved, str]:
+    """The same job undisturbed up to step `end`, with a checkpoint of every step; and its last state."""
+    done = job(folder, {}, every_steps=1)
+    return done, run_threads(Job(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
+
+
+def went_on_with(quiet: Resolved, drained: Drained, layers: set[int], folder: Path) -> str:
+    """The last state, if the moments of `layers` were those of the checkpoint from where the others went on."""
+    refs, step, saved = (
+        {r.step: r for r in checkpoints(quiet.config.output)},
+        drained.regrouped.step,
+        drained.saved,
+    )
+    manifest = read_manifest(refs[step])
+    mixed = CheckpointRef(path=checkpoint_folder(str(folder), step, 1), step=step)
+    files = {}
+    for layer in range(len(manifest.layers)):
+        state = read_layer(refs[step], manifest, layer)
+        if layer in layers:
+            state = united(state, read_layer(refs[saved], read_manifest(refs[saved]), layer))
+        files |= {record.name: record for record in write_layer(mixed.path, state)}
+    fields = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
+    write_manifest(mixed.path, Manifest(**{**fields, "files": files}))
+    again = Job(quiet.config, quiet.plan, quiet.schedule, start=mixed, generation=2, stop_at=drained.end)
+    return run_threads(again).state_sha256
+
+
+def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(tmp_path: Path) -> None:
+    done = job(tmp_path / "drained", SLOW, salvage="weights")
+    drain = drained(done, dies_before_its_moments)
+    assert drain.ran.steps == list(range(1, drain.end + 1))
+    assert drain.regrouped.steps_lost == 0
+    assert drain.regrouped.step > drain.saved
+    owned = set(done.plan.layers_of_rank(1))
+    assert drain.regrouped.reason.endswith(
+        f"only the weights are left of layers {', '.join(map(str, sorted(owned)))}: they go on with the moments of the"
+        f' checkpoint of step {drain.saved}, to other bits than otherwise (elastic.salvage = "weights")'
+    )
+    calm, calm_sha256 = quiet(tmp_path / "quiet", drain.end)
+    assert drain.ran.state_sha256 == went_on_with(calm, drain, owned, tmp_path / "mixed")
+    assert went_on_with(calm, drain, set(), tmp_path / "same") == calm_sha256
+    assert drain.ran.state_sha256 != calm_sha256
+
+
+def test_by_default_all_go_back_to_the_checkpoint_and_keep_their_bits(tmp_path: Path) -> None:
+    drain = drained(job(tmp_path / "drained", SLOW), dies_before_its_last_layer)
+    assert drain.regrouped.steps_lost > 0
+    assert f"back to the checkpoint of step {drain.saved}" in drain.regrouped.reason
+    assert len(drain.ran.steps) == drain.end + drain.regrouped.steps_lost
+    assert_consistent(drain.ran)
+    assert drain.ran.state_sha256 == quiet(tmp_path / "quiet", drain.end)[1]

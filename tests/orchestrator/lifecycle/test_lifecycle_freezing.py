@@ -1,0 +1,43 @@
+"""Freeze plans in the life of a job: logged, sent to the ranks that train, followed again after a resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lifecycle_jobs import RESUMED, SOLUTION, TO_TRAINING, Job, outcome
+
+from orchestrator.events import types as events
+from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.lifecycle.commands import Follow, Log, Propose
+from orchestrator.lifecycle.states import Finished, Training
+from orchestrator.lifecycle.stimuli import Asked, Ended, Noted, Released, Solved
+from workers.protocol import FreezeStarted, Request
+
+
+def test_a_freeze_plan_is_logged_before_it_is_sent() -> None:
+    job = Job().take(*TO_TRAINING, Solved(SOLUTION))
+    assert job.commands[-2:] == [Log(SOLUTION), Propose(SOLUTION.plan, (0, 1))]
+    assert isinstance(job.state, Training)
+
+
+def test_decisions_of_earlier_runs_are_followed_and_those_to_come_are_logged_again() -> None:
+    begun, coming = (
+        replace(SOLUTION.plan, version=version, start=start) for version, start in ((1, 9), (2, 10))
+    )
+    order = replace(RESUMED, freezing=FreezeHistory(plans=(begun, coming)))
+    job = Job(order).take(*TO_TRAINING)
+    follow = next(command for command in job.commands if isinstance(command, Follow))
+    assert all(each.freeze == (begun, coming) for each in follow.assignments.values())
+    formed = next(index for index, event in enumerate(job.logged) if isinstance(event, events.Formed))
+    assert job.logged[formed + 1 :] == [FreezeStarted(plan=coming)]
+
+
+def test_ranks_that_end_are_sent_no_freeze_plan() -> None:
+    job = Job().take(
+        *TO_TRAINING, Asked(Request.STOP), Solved(SOLUTION), Ended(outcome(0)), Ended(outcome(1))
+    )
+    job.take(Solved(SOLUTION), Released(), Solved(SOLUTION))
+    job.take(Noted(events.Warned(text="the planner died")))
+    assert isinstance(job.state, Finished)
+    assert not any(isinstance(effect, Propose) for effect in job.effects)
+    assert job.logged[-1] == events.Warned(text="the planner died")

@@ -1,0 +1,178 @@
+"""Ranks that are to go, newcomers, and waits for capacity in the life of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lifecycle_jobs import (
+    DEAD,
+    THREE,
+    Job,
+    checkpoint_report,
+    plan_of,
+    position,
+    ready,
+    recovered,
+    step_report,
+    train,
+)
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import (
+    Ask,
+    Assess,
+    Dismiss,
+    LogRegroup,
+    Place,
+    Prepare,
+    Recruit,
+    Wait,
+    Weigh,
+)
+from orchestrator.lifecycle.states import Closing, Failed, Training, Waiting
+from orchestrator.lifecycle.stimuli import (
+    Asked,
+    Departed,
+    Ended,
+    Going,
+    Joined,
+    Loaded,
+    Placed,
+    Planned,
+    Positioned,
+    RankLost,
+    Reported,
+    Room,
+    Settled,
+    Start,
+    StoreUp,
+    Unplannable,
+    WaitOver,
+    Weighed,
+)
+from workers.config import ElasticConfig
+from workers.protocol import NoticeReport, Outcome, Parted, Request
+
+
+def test_a_spare_takes_the_lost_ones_place() -> None:
+    job = train(Job(replace(THREE, elastic=ElasticConfig(spares=1, grow=False))))
+    job.take(Room(5))
+    assert job.effects[-1] == Recruit((3,))
+    job.take(ready(3), DEAD)
+    for rank, holds in ((0, (0, 1)), (2, (2,)), (3, ())):
+        job.take(Positioned(position(rank, 0, holds), 1))
+    recovered(job, plan_of(3, version=2), (0, 3, 2))
+    assert job.roster.members == (0, 3, 2)
+    assert job.roster.idle == frozenset()
+
+
+def test_room_for_a_spare_while_the_first_ranks_are_being_placed_is_looked_at_later() -> None:
+    job = Job(replace(THREE, elastic=ElasticConfig(spares=1))).take(Start(), Room(1))
+    assert job.effects == [Place((0, 1, 2))]
+    job.take(Placed())
+    assert job.effects[-1] == Prepare((0, 1, 2))
+
+
+def test_too_few_ranks_wait_for_capacity() -> None:
+    job = train(Job(replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60)))).take(DEAD)
+    job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
+    assert isinstance(job.state, Waiting)
+    reason = "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3"
+    assert job.logged[-1] == events.Paused(reason=reason, step=0)
+    assert job.effects[-1] == Wait(60, 1)
+    job.take(Room(4))
+    assert job.effects[-1] == Recruit((3,))
+    job.take(ready(3))
+    for rank, holds in ((0, (0, 1)), (2, (1, 2)), (3, ())):
+        job.take(Positioned(position(rank, 0, holds), 2))
+    recovered(job, plan_of(3, version=2), (0, 3, 2))
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.cause, regrouped.lost, regrouped.joined) == ("capacity", (1,), (3,))
+    job.take(WaitOver(1))
+    assert isinstance(job.state, Training)
+
+
+def test_a_wait_for_capacity_is_bounded() -> None:
+    job = train(Job(THREE)).take(DEAD)
+    job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
+    job.take(Settled(0, 1), Settled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    assert isinstance(job.state, Waiting)
+    job.take(WaitOver(1))
+    assert isinstance(job.state, Closing)
+    assert isinstance(job.state.end, Failed)
+    assert "no plan for 2 ranks: memory; no capacity came within 60 s" in job.state.end.reason
+
+
+def test_ranks_that_are_to_go_hand_over_and_are_dismissed() -> None:
+    job = train(Job(THREE)).take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
+    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    notice = events.Noticed(node="node1", host="10.0.0.1", source="file", ranks=(1,), left_s=30.0)
+    assert job.logged[-1] == notice
+    job.take(*(Departed(Parted(rank=rank, step=4)) for rank in range(3)))
+    assert job.effects[-1] == Assess(frozenset({0, 1, 2}), 1, 3)
+    job.take(*(Positioned(position(rank, 4, (rank,)), 1) for rank in range(3)))
+    recovered(job, plan_of(2, version=2), (0, 2))
+    assert Dismiss(frozenset({1})) in job.effects
+    assert job.roster.alive == {0, 2}
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1,), 0)
+    assert regrouped.reason == "rank 1 goes; 2 ranks go on where there were 3"
+
+
+def stopped_at_2(rank: int) -> Ended:
+    return Ended(Outcome(rank=rank, step=2, stopped=True, layer_digests=()))
+
+
+def test_where_all_are_to_go_they_stop_with_a_checkpoint_and_the_job_pauses() -> None:
+    job = train(Job(THREE)).take(Reported(step_report(1)), Going(frozenset({0, 1, 2}), "ray", 30.0))
+    assert job.effects[-1] == Ask(Request.STOP, 0)
+    saved = checkpoint_report(2)
+    job.take(Reported(step_report(2)), Reported(saved), *map(stopped_at_2, range(3)))
+    assert not [event for event in job.logged if isinstance(event, events.RankEnded)]
+    job.take(*(Positioned(position(rank, 2, (rank,)), 1) for rank in range(3)))
+    assert isinstance(job.state, Waiting)
+    job.take(*(RankLost(rank, "gone", dead=True) for rank in range(3)), Room(3), *map(ready, (3, 4, 5)))
+    job.take(*(Positioned(position(rank, 0, ()), 2) for rank in (3, 4, 5)))
+    recovered(job, plan_of(3, version=2), (3, 4, 5))
+    assert job.roster.step == 2
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.cause, regrouped.steps_lost) == ("capacity", 0)
+
+
+def test_word_that_comes_while_a_rank_starts_counts_once_it_is_up() -> None:
+    report = NoticeReport(rank=1, source="sigterm", left_s=None, text="SIGTERM")
+    job = Job(THREE).take(Start(), Placed(), ready(0), Reported(report), ready(1), ready(2))
+    job.take(Planned(THREE.plan, THREE.schedule), *(Loaded(rank, None) for rank in range(3)))
+    job.take(StoreUp("h", 7), *(Joined(rank) for rank in range(3)))
+    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert job.roster.going == {1}
+
+
+def test_the_same_word_from_two_ranks_of_a_node_is_logged_once() -> None:
+    job = train(Job(THREE)).take(Going(frozenset({1}), "aws"), Going(frozenset({1}), "aws", 30.0))
+    assert len([event for event in job.logged if isinstance(event, events.Noticed)]) == 1
+    job.take(Going(frozenset({9}), "aws"))
+    assert job.logged[-1] == events.Noticed(node="", host="", source="aws", ranks=(9,), left_s=None)
+
+
+def test_a_stop_that_was_asked_for_ends_a_job_whose_ranks_are_all_to_go() -> None:
+    job = train(Job(THREE)).take(Going(frozenset({0, 1, 2}), "ray", 30.0), Asked(Request.STOP))
+    job.take(*map(stopped_at_2, range(3)))
+    assert isinstance(job.state, Closing)
+
+
+def test_a_newcomer_is_taken_in_if_it_pays() -> None:
+    job = train(Job(THREE)).take(DEAD)
+    job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
+    recovered(job, plan_of(2, version=2), (0, 2)).take(Room(1), ready(3))
+    weigh = Weigh(plan_of(2, version=2), ("node0", "node2", "node3"), 0, 1)
+    assert job.effects[-1] == weigh
+    job.take(Weighed(False, "it costs more", 1))
+    assert job.effects[-1] == weigh
+    job.take(Weighed(True, "it saves an hour", 1))
+    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    job.take(*(Departed(Parted(rank=rank, step=4), 1) for rank in (0, 2)))
+    for rank, holds in ((0, (0, 1)), (2, (2,)), (3, ())):
+        job.take(Positioned(position(rank, 4, holds), 2))
+    recovered(job, plan_of(3, version=3), (0, 2, 3))
+    assert job.roster.members == (0, 2, 3)

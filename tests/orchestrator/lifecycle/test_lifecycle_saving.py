@@ -1,0 +1,162 @@
+"""What ranks hold when a job has to wait, or to end: it is written before they may be lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lifecycle_jobs import (
+    DEAD,
+    THREE,
+    Job,
+    checkpoint_report,
+    plan_of,
+    position,
+    ready,
+    recovered,
+    step_report,
+    train,
+)
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import Assess, Dismiss, LogRegroup, Recruit, Save, Wait
+from orchestrator.lifecycle.recovery import Rescue
+from orchestrator.lifecycle.states import Assessing, Closing, Failed, Finished, Saving, State, Waiting
+from orchestrator.lifecycle.stimuli import (
+    Asked,
+    Positioned,
+    RankLost,
+    Reported,
+    Room,
+    Settled,
+    Unplannable,
+    WaitOver,
+)
+from workers.config import ElasticConfig
+from workers.protocol import CheckpointReport, Request, Settlement
+
+STRICT = replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60))
+RESCUE = Rescue(
+    step=4,
+    settling=frozenset({0, 2}),
+    settlement=Settlement(step=4, vector=None, heard=4),
+    layers={0: (0,), 2: (1, 2)},
+)
+WRITTEN = checkpoint_report(4)
+FAILED = CheckpointReport(step=4, path="/out/4", bytes=0, seconds=0.1, error="No space left on device")
+
+
+def paused(order: object = STRICT) -> Job:
+    """Rank 1 is lost in step 5, and the others hold all layers of step 4."""
+    job = train(Job(order))  # pyright: ignore[reportArgumentType]
+    job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)), DEAD)
+    return job.take(*(Positioned(position(rank, 4, holds), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2)))))
+
+
+def end_of(state: State) -> Finished | Failed:
+    assert isinstance(state, Closing)
+    return state.end
+
+
+def test_a_job_that_waits_writes_what_no_checkpoint_has() -> None:
+    job = paused()
+    assert job.effects[-2:] == [Save(RESCUE, THREE.plan, job.roster.generation + 1), Wait(60, 1)]
+    job.take(Reported(WRITTEN))
+    assert job.logged[-1] == WRITTEN
+    assert job.roster.checkpoints[0].step == 4
+    # Nobody is left of those who held it: no step is lost all the same, and the one in flight is run again.
+    job.take(*(RankLost(rank, "gone", dead=True) for rank in (0, 2)), Room(3), *map(ready, (3, 4, 5)))
+    job.take(*(Positioned(position(rank, 0, ()), 2) for rank in (3, 4, 5)))
+    recovered(job, plan_of(3, version=2), (3, 4, 5))
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (4, 0, 1)
+
+
+def test_a_checkpoint_that_has_it_already_is_enough() -> None:
+    job = train(Job(STRICT)).take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)))
+    job.take(Reported(WRITTEN), DEAD)
+    job.take(*(Positioned(position(rank, 4, holds), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2)))))
+    assert isinstance(job.state, Waiting)
+    assert not any(isinstance(effect, Save) for effect in job.effects)
+    job.take(Asked(Request.STOP))
+    assert end_of(job.state) == Finished(4, stopped=True, state_sha256=None)
+
+
+def test_a_stop_waits_for_what_is_being_written() -> None:
+    job = paused().take(Asked(Request.STOP))
+    assert isinstance(job.state, Saving)
+    job.take(Room(4), WaitOver(1), Asked(Request.STOP))
+    assert isinstance(job.state, Saving)
+    job.take(Reported(WRITTEN))
+    assert end_of(job.state) == Finished(4, stopped=True, state_sha256=None)
+
+
+def test_a_stop_says_what_could_not_be_written() -> None:
+    job = paused().take(Reported(FAILED), Asked(Request.STOP))
+    end = end_of(job.state)
+    assert isinstance(end, Failed)
+    assert end.reason == (
+        "stopped while the job waited for capacity; 4 committed steps could not be written: there is no checkpoint"
+    )
+
+
+def test_the_end_of_patience_waits_for_what_is_being_written() -> None:
+    job = paused().take(WaitOver(1))
+    assert isinstance(job.state, Saving)
+    job.take(Reported(WRITTEN))
+    end = end_of(job.state)
+    assert isinstance(end, Failed)
+    assert end.reason == (
+        "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3; no capacity came within 60 s"
+        " (elastic.wait_s). The checkpoint of step 4 stays: --resume goes on from it"
+    )
+
+
+def test_whoever_gives_up_writes_before() -> None:
+    job = paused(replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=0)))
+    assert isinstance(job.state, Saving)
+    assert job.effects[-1] == Save(RESCUE, THREE.plan, job.roster.generation + 1)
+    job.take(RankLost(0, "gone", dead=True), Reported(FAILED))
+    end = end_of(job.state)
+    assert isinstance(end, Failed)
+    assert "elastic.wait_s = 0 waits for no others; 4 committed steps could not be written" in end.reason
+
+
+def test_ranks_for_which_there_is_no_plan_write_what_they_hold() -> None:
+    job = paused(THREE).take(Settled(0, 1), Settled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    assert isinstance(job.state, Waiting)
+    assert job.effects[-2] == Save(RESCUE, THREE.plan, job.roster.generation + 1)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_rank_that_never_comes_up_holds_no_pause_up(dead: bool) -> None:
+    """Two were called, one comes: with it they are enough."""
+    order = replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60, spares=1))
+    job = paused(order).take(Room(4))
+    assert job.effects[-1] == Recruit((3, 4))
+    job.take(ready(3))
+    assert isinstance(job.state, Waiting)
+    job.take(RankLost(4, "did not start within 60 s", dead=dead))
+    assert Dismiss(frozenset({4})) in job.effects
+    assert isinstance(job.state, Assessing)
+    assert job.effects[-1] == Assess(frozenset({0, 2, 3}), 2, job.roster.generation)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_one_that_never_comes_up_is_called_again(dead: bool) -> None:
+    job = paused().take(Room(4), RankLost(3, "could not be added", dead=dead), Room(4))
+    assert isinstance(job.state, Waiting)
+    assert job.effects[-1] == Recruit((4,))
+
+
+def test_the_error_of_a_newcomer_ends_no_job_that_recovers() -> None:
+    """It does not see the folder, say: nothing depends on it."""
+    job = train(Job(THREE)).take(Reported(step_report(1, generation=3)))
+    job.take(RankLost(1, "its process died", dead=True))
+    job.state = replace(job.state, roster=replace(job.roster, starting=frozenset({3})))  # pyright: ignore
+    blind = RankLost(3, "node n does not see the job's folder", user_error=True)
+    job.take(blind)
+    assert isinstance(job.state, Assessing)
+    assert job.logged[-1] == events.RankFailed(rank=3, error=blind.error, details="")
+    assert job.roster.starting == frozenset()
+    assert job.effects[-1] == Dismiss(frozenset({3}))

@@ -1,0 +1,170 @@
+"""Which plan a move asks for, by which plans it is reached, and what people are told who ask for what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_profile import made_profile
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.controller.move_request import described, move_of_layers, parse_layers
+from orchestrator.lifecycle.migration import Move, arrivals, moved_layers, path, with_layers
+from orchestrator.lifecycle.states import Roster
+from orchestrator.prepare.replanning import Replanner, replanner_of
+from planner.plan import Plan, PlanError
+from planner.simulation.predict import predict
+from workers.protocol import JobError
+
+PLAN = Plan(
+    epoch=1,
+    version=1,
+    reason="",
+    layers=((0, 2), (2, 5), (5, 8), (8, 9)),
+    stage_ranks=(0, 1, 2, 3),
+    schedule="1f1b",
+    chunks=1,
+    microbatches=4,
+    replicas=1,
+    standbys=((1,), (1,), (0,), (0,), (2,), (1,), (3,), (3,), (2,)),
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "stop", "rank", "layers"),
+    [
+        (4, 5, 2, ((0, 2), (2, 4), (4, 8), (8, 9))),
+        (3, 5, 2, ((0, 2), (2, 3), (3, 8), (8, 9))),
+        (5, 7, 1, ((0, 2), (2, 7), (7, 8), (8, 9))),
+        (2, 3, 0, ((0, 3), (3, 5), (5, 8), (8, 9))),
+    ],
+)
+def test_layers_go_to_the_stage_beside_them(
+    first: int, stop: int, rank: int, layers: tuple[tuple[int, int], ...]
+) -> None:
+    plan = with_layers(PLAN, first, stop, rank)
+    assert plan.layers == layers
+    assert moved_layers(PLAN, plan) == tuple(range(first, stop))
+
+
+@pytest.mark.parametrize(
+    ("first", "stop", "rank", "told"),
+    [
+        (9, 10, 0, "there is no layer 9: the model has layers 0 to 8"),
+        (4, 5, 4, "there is no place 4 in the pipeline: it has places 0 to 3"),
+        (5, 8, 2, "layers 5 to 7 are at that rank already"),
+        (3, 4, 2, "The rank holds layers 5 to 7 and can take layers 3 to 4 or the last of them"),
+        (2, 5, 2, "none may be left empty"),
+        (8, 9, 2, "can take layers 3 to 4 or the last of them"),
+        (5, 6, 0, "The rank holds layers 0 to 1 and can take layers 2 to 3 or the first of them"),
+        (0, 1, 3, "The rank holds layer 8 and can take layers 6 to 7 or the last of them"),
+    ],
+)
+def test_what_cannot_be_is_said_with_what_can(first: int, stop: int, rank: int, told: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        with_layers(PLAN, first, stop, rank)
+    assert told in str(refused.value)
+
+
+def test_a_forward_only_prefix_keeps_its_layers() -> None:
+    with pytest.raises(PlanError, match=r"first 1 stage only go forward"):
+        with_layers(PLAN, 2, 3, 0, frozen_stages=1)
+
+
+def test_copies_come_first_and_go_last() -> None:
+    then = replace(
+        with_layers(PLAN, 3, 5, 2), standbys=((1,), (1,), (0,), (0,), (3,), (1,), (3,), (3,), (2,))
+    )
+    copying, taking, last = path(PLAN, then)
+    assert copying.layers == PLAN.layers
+    assert copying.standbys[3:5] == ((0, 2), (2,))
+    assert arrivals(PLAN, then) == ((3, 2),)
+    assert (taking.layers, taking.standbys[3:5]) == (then.layers, ((0, 1), (1, 3)))
+    assert last == then
+
+
+def test_a_copy_that_is_there_takes_over_at_once() -> None:
+    then = replace(with_layers(PLAN, 4, 5, 2), standbys=(*PLAN.standbys[:4], (1,), *PLAN.standbys[5:]))
+    assert path(PLAN, then) == (then,)
+    assert arrivals(PLAN, then) == ()
+    assert path(PLAN, PLAN) == ()
+
+
+def test_without_redundancy_there_are_copies_only_on_the_way() -> None:
+    now = replace(PLAN, standbys=())
+    then = with_layers(now, 4, 5, 2)
+    copying, taking = path(now, then)
+    assert copying.standbys == ((), (), (), (), (2,), (), (), (), ())
+    assert taking == then
+
+
+def test_every_pipeline_gets_its_copy() -> None:
+    now = replace(PLAN, standbys=(), replicas=2)
+    assert path(now, with_layers(now, 4, 5, 2))[0].standbys[4] == (2, 6)
+
+
+@pytest.mark.parametrize(("text", "span"), [("3", (3, 4)), ("3-4", (3, 5)), (" 0-11 ", (0, 12))])
+def test_layers_as_people_write_them(text: str, span: tuple[int, int]) -> None:
+    assert parse_layers(text) == span
+
+
+@pytest.mark.parametrize("text", ["", "3,4", "x", "4-3", "-1"])
+def test_no_layers(text: str) -> None:
+    with pytest.raises(JobError, match="--layers"):
+        parse_layers(text)
+
+
+def begun(folder: Path) -> tuple[Roster, Replanner]:
+    done = resolved(tiny(folder, "job", model={"layers": 8}))
+    members = (5, 1, 2, 7)
+    nodes = {rank: f"n{rank}" for rank in members}
+    return Roster(plan=done.plan, schedule=done.schedule, members=members, nodes=nodes), replanner_of(
+        done, None
+    )
+
+
+def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
+    roster, replanner = begun(tmp_path)
+
+    def move(layers: tuple[int, int], rank: int) -> Move:
+        return move_of_layers(roster, replanner, layers, rank, mode="live", asked_s=0.0)
+
+    with pytest.raises(JobError, match=r"rank 0 has no place in the pipeline: ranks 1, 2, 5, 7 have"):
+        move((2, 3), 0)
+    with pytest.raises(
+        JobError, match=r"cannot move to rank 7: .*can take layers 6 to 7 or the last of them"
+    ):
+        move((2, 3), 7)
+    moved = move((2, 3), 5)
+    assert moved.plan.layers == ((0, 3), (3, 5), (5, 8), (8, 10))
+    assert moved.plan.reason == "layers 2 move to rank 5, as asked"
+    assert "a copy is there already" in described(roster, moved)
+    assert "copied while training goes on" in described(roster, move((3, 5), 2))
+
+
+def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Path) -> None:
+    done = resolved(tiny(tmp_path, "job", model={"layers": 8}))
+    roster = Roster(plan=done.plan, schedule=done.schedule, members=(5, 1, 2, 7))
+    parameters = (1_000_000,) * 10
+    roomy = made_profile(done.survey.layers, parameters, 4)
+
+    def move(memory_bytes: int) -> Move:
+        """Layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
+        profile = made_profile(done.survey.layers, parameters, 4, memory_bytes=memory_bytes)
+        replanner = replace(replanner_of(done, None), profile=profile, parameters=parameters)
+        return move_of_layers(roster, replanner, (2, 4), 5, mode="live", asked_s=0.0)
+
+    def most(plan: Plan) -> int:
+        return max(predict(roomy, plan, done.schedule).memory.peak_bytes)
+
+    then = move(10**9).plan
+    afterwards, on_the_way = most(then), max(most(plan) for plan in path(roster.plan, then)[:-1])
+    assert afterwards < on_the_way
+    assert move(on_the_way).plan.layers == ((0, 4), (4, 5), (5, 8), (8, 10))
+    # While they move, both ranks hold them, beside the copies that were there.
+    with pytest.raises(JobError, match=r"^cannot move to rank 5: place \d would need .*, which is 1 B more"):
+        move(on_the_way - 1)
+    with pytest.raises(JobError, match=r"than its device has: move fewer layers, or others away from it"):
+        move(afterwards - 1)

@@ -1,0 +1,43 @@
+"""In a made-up cluster in which anything may happen at any time, a job goes on or says why not."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up_cluster import World
+
+from orchestrator.lifecycle.states import Closing, Failed, Finished, Stopping, Training, Waiting
+from workers.config import ElasticConfig
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32),
+    spares=st.integers(0, 2),
+    min_ranks=st.integers(1, 3),
+    grow=st.booleans(),
+    redundancy=st.sampled_from(["peer", "checkpoint"]),
+    salvage=st.sampled_from(["none", "weights"]),
+)
+def test_whatever_happens_the_job_goes_on_or_says_why_not(
+    seed: int, spares: int, min_ranks: int, grow: bool, redundancy: str, salvage: str
+) -> None:
+    elastic = ElasticConfig(
+        spares=spares,
+        min_ranks=min_ranks,
+        grow=grow,
+        redundancy=redundancy,  # pyright: ignore[reportArgumentType]
+        salvage=salvage,  # pyright: ignore[reportArgumentType]
+    )
+    world = World(seed, elastic)
+    world.run(60)
+    assert isinstance(world.state, Training | Stopping | Waiting | Closing | Failed | Finished), world.state
+    if isinstance(world.state, Training | Stopping):
+        roster = world.state.roster
+        assert set(roster.members) <= roster.alive
+        assert not roster.starting, "who never came up is called no more"
+        assert set(world.standing(roster.members)) == set(roster.members), "a loss went unheard"
+    if isinstance(world.state, Waiting):
+        roster = world.state.roster
+        assert not roster.starting
+        assert len(roster.alive - roster.going) < min_ranks, "there are enough, and it waits"

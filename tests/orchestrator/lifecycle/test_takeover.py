@@ -1,0 +1,220 @@
+"""What a controller that was started again makes of the log of the one before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lifecycle_jobs import SOLUTION, checkpoint_report, order_of, plan_of, step_report
+
+from orchestrator.events import types as events
+from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.lifecycle.commands import Assess, Log, Reclaim, Train
+from orchestrator.lifecycle.machine import handle
+from orchestrator.lifecycle.reports import heard
+from orchestrator.lifecycle.states import Assessing, Pending, Reclaiming, Stopping, Training
+from orchestrator.lifecycle.stimuli import RankLost, Reclaimed, Reported, Start
+from orchestrator.lifecycle.takeover import over, since_start, taken_over
+from orchestrator.prepare.resolve import expand
+from workers.protocol import (
+    CheckpointRef,
+    DamagedCheckpoint,
+    FreezeStarted,
+    Generation,
+    SwitchReport,
+    TimelineReport,
+)
+
+PLAN = plan_of(3, epoch=3)
+SHRUNK = replace(PLAN, version=2, layers=((0, 2), (2, 3)), stage_ranks=(0, 1))
+ORDER = order_of(
+    3,
+    CheckpointRef(path="/4", step=4),
+    epoch=3,
+    generation=5,
+    plan=PLAN,
+    schedule=expand(PLAN),
+    timeout_s=1.0,
+)
+
+
+def submitted(epoch: int, *, takeover: bool = False) -> events.Submitted:
+    return events.Submitted(job="j", epoch=epoch, spec={}, resume=False, takeover=takeover)
+
+
+def started(rank: int) -> events.RankStarted:
+    return events.RankStarted(rank=rank, node=f"n{rank}", host="h", pid=rank)
+
+
+def formed(number: int, members: tuple[int, ...], step: int) -> events.Formed:
+    generation = Generation(
+        number=number, epoch=3, members=members, store_host="h", store_port=1, timeout_s=1.0
+    )
+    return events.Formed(generation=generation, start=None, step=step)
+
+
+REGROUPED = events.Regrouped(
+    generation=6,
+    cause="loss",
+    reason="",
+    lost=(1,),
+    joined=(),
+    step=6,
+    rerun=1,
+    steps_lost=0,
+    detect_s=0.0,
+    settle_s=0.0,
+    plan_s=0.0,
+    move_s=0.0,
+    resume_s=0.0,
+)
+RUN: tuple[events.Event, ...] = (
+    submitted(3),
+    *map(started, range(3)),
+    events.Issued(plan=PLAN),
+    formed(5, (0, 1, 2), 4),
+    step_report(5, generation=5),
+    checkpoint_report(5, "/5"),
+    step_report(6, generation=5),
+    events.RankFailed(rank=1, error="killed"),
+    events.Issued(plan=SHRUNK),
+    formed(6, (0, 2), 6),
+    REGROUPED,
+    started(3),
+    step_report(7, generation=5),
+)
+
+
+def records(*logged: events.Event) -> tuple[events.Record, ...]:
+    return tuple(events.Record(time_s=float(index), event=event) for index, event in enumerate(logged))
+
+
+def test_only_what_happened_since_the_newest_start_counts() -> None:
+    earlier = records(submitted(1), events.Finished(step=1, stopped=True, state_sha256=None))
+    both = since_start([*earlier, *records(*RUN, submitted(4, takeover=True))])
+    assert [record.event for record in both] == [*RUN, submitted(4, takeover=True)]
+    assert over(earlier)
+    assert not over(both)
+
+
+def test_the_roster_is_what_the_log_says() -> None:
+    order = taken_over(ORDER, records(*RUN), expand)
+    assert (order.epoch, order.plan.epoch, order.generation) == (4, 4, 7)
+    roster = order.roster
+    assert roster is not None
+    assert (roster.plan, roster.schedule, roster.members) == (SHRUNK, expand(SHRUNK), (0, 2))
+    assert (roster.alive, roster.idle, roster.next_rank) == ({0, 2, 3}, {3}, 4)
+    assert roster.nodes == {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
+    assert (roster.generation, roster.step, roster.trained) == (6, 7, True)
+    assert [ref.path for ref in roster.checkpoints] == ["/5", "/4"]
+
+
+def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
+    order = taken_over(ORDER, records(*RUN, step_report(9, generation=6)), expand)
+    assert order.roster is not None
+    assert order.roster.step == 9
+    roster, news = heard(order.roster, step_report(10, generation=6))
+    assert (roster.step, news) == (10, (step_report(10, generation=6),))
+
+
+def test_what_was_void_when_a_controller_died_stays_void() -> None:
+    back = replace(formed(7, (0, 2), 5), start=CheckpointRef(path="/5", step=5))
+    order = taken_over(ORDER, records(*RUN, back), expand)
+    assert order.roster is not None
+    assert heard(order.roster, step_report(8, generation=6)) == (order.roster, ())
+    roster, news = heard(order.roster, step_report(6, generation=7))
+    assert (roster.step, len(news)) == (6, 1)
+
+
+def test_a_second_takeover_has_a_higher_epoch_still() -> None:
+    order = taken_over(ORDER, records(*RUN, submitted(4, takeover=True)), expand)
+    assert order.epoch == 5
+
+
+def test_ranks_that_train_on_are_listened_to_again() -> None:
+    order = taken_over(ORDER, records(*RUN), expand)
+    state, commands = handle(order, Pending(), Start())
+    assert isinstance(state, Reclaiming)
+    assert commands == (Reclaim(frozenset({0, 2, 3}), 1),)
+    for rank in (0, 2, 3):
+        state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+    assert isinstance(state, Training)
+    assert commands[0] == Train((0, 2), 7, 1, under_way=True)
+
+
+def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
+    order = taken_over(ORDER, records(*RUN), expand)
+    state, _ = handle(order, Pending(), Start())
+    state, _ = handle(order, state, RankLost(2, "gone", dead=True))
+    for rank in (0, 3):
+        state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+    assert isinstance(state, Assessing)
+    assert commands == (Log(events.RankFailed(rank=2, error="gone")), Assess(frozenset({0, 3}), 2, 6))
+
+
+SOLVED = replace(SOLUTION, plan=replace(SOLUTION.plan, epoch=3))
+STARTED = FreezeStarted(plan=replace(SOLVED.plan, start=7))
+TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=()) for rank in (0, 1))
+
+
+def test_what_was_measured_and_decided_of_freezing_stands() -> None:
+    """Else a controller that takes over would have it measured again, or decide anew from less."""
+    order = taken_over(ORDER, records(*RUN, *TIMELINES, SOLVED), expand)
+    assert order.freezing.monitored_with(SHRUNK) == TIMELINES
+    assert (order.freezing.solved, order.freezing.plans) == (SOLVED, ())
+    order = taken_over(ORDER, records(*RUN, *TIMELINES, SOLVED, STARTED), expand)
+    assert order.freezing.plans == (STARTED.plan,)
+    assert order.roster is not None
+    assert (order.roster.freeze, order.roster.proposed) == ((STARTED.plan,), None)
+
+
+def test_a_run_that_is_replayed_is_told_nothing_else() -> None:
+    replayed = replace(ORDER, freezing=FreezeHistory(plans=(STARTED.plan,), replayed=True))
+    assert taken_over(replayed, records(*RUN, SOLVED), expand).freezing == replayed.freezing
+
+
+def test_a_checkpoint_that_was_found_damaged_stays_out() -> None:
+    """Else the older state of survivors would be given up for it."""
+    damaged = events.Skipped(rank=0, damage=DamagedCheckpoint(path="/5", file="f", problem="is cut short"))
+    order = taken_over(ORDER, records(*RUN, damaged), expand)
+    assert order.roster is not None
+    assert [ref.path for ref in order.roster.checkpoints] == ["/4"]
+
+
+def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
+    moved = replace(SHRUNK, version=3, layers=((0, 1), (1, 3)))
+    order = taken_over(ORDER, records(*RUN, events.Issued(plan=moved)), expand)
+    assert order.roster is not None
+    assert (order.roster.plan, order.roster.prepared) == (SHRUNK, (moved, expand(moved)))
+    state, _ = handle(order, Pending(), Start())
+    for rank in (0, 2, 3):
+        state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+    warned = [command.event for command in commands if isinstance(command, Log)]
+    assert [type(event) for event in warned] == [events.Warned]
+    assert isinstance(state, Training)
+    switched = SwitchReport(
+        step=8,
+        rank=0,
+        epoch=3,
+        version=3,
+        taken=(),
+        given=(1,),
+        brought_bytes=0,
+        brought_s=0.0,
+        stall_s=0.0,
+        switched_s=0.0,
+    )
+    state, _ = handle(order, state, Reported(switched))
+    assert isinstance(state, Training)
+    assert (state.roster.plan, state.roster.schedule) == (moved, expand(moved))
+    # Told before the controller was lost, it needs no second word.
+    order = taken_over(ORDER, records(*RUN, events.Issued(plan=moved), switched), expand)
+    assert order.roster is not None
+    assert (order.roster.plan, order.roster.prepared) == (moved, None)
+
+
+def test_a_stop_that_was_asked_for_is_asked_again() -> None:
+    order = taken_over(ORDER, records(*RUN, events.Requested(request="stop")), expand)
+    state, _ = handle(order, Pending(), Start())
+    for rank in (0, 2, 3):
+        state, _ = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+    assert isinstance(state, Stopping)

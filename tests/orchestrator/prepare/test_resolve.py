@@ -1,0 +1,295 @@
+"""From spec to plan and ranks' configuration, and the user's mistakes that only model and data bring out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.prepare.model_outline import Survey, absolute, survey
+from orchestrator.prepare.resolve import resolve, settle
+from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
+from planner.ir import Kind
+from planner.plan import Plan
+from workers.config import DataConfig, ElasticConfig, EmulatedConfig, FreezeConfig
+from workers.protocol import JobError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+FOUND = Survey(
+    layers=("embed", "block0", "block1", "block2", "head"),
+    parameters=(50, 10, 10, 10, 50),
+    vocabulary=256,
+    language=True,
+    emulated=EmulatedConfig(),
+)
+
+
+def spec(pipeline: PipelineConfig, **cluster: object) -> Spec:
+    return absolute(
+        Spec(
+            job=JobConfig(name="a", sample_tokens=5),
+            pipeline=pipeline,
+            cluster=ClusterConfig.model_validate(cluster),
+        )
+    )
+
+
+def test_the_plan_follows_from_schedule_and_partition() -> None:
+    done = resolve(spec(PipelineConfig(ranks=4, replicas=2, microbatches=3)), FOUND, {"CPU": 8}, epoch=2)
+    assert done.plan.layers == ((0, 2), (2, 5))
+    assert done.plan.stage_ranks == (0, 1)
+    assert (done.plan.replicas, done.plan.world_size, done.plan.microbatches) == (2, 4, 3)
+    assert done.plan.epoch == 2
+    assert done.counts == (2, 3)
+    assert done.schedule.ranks == 2
+    assert done.config.model.vocabulary == 256
+    assert done.config.sample_tokens == 5
+    assert done.spec.pipeline.partition == (2, 3)
+    assert done.spec.pipeline.chunks == 1
+
+
+def test_zbv_folds_its_stages_over_the_ranks() -> None:
+    pipeline = PipelineConfig(ranks=2, schedule="zbv", partition=(1, 1, 2, 1))
+    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    assert done.plan.stage_ranks == (0, 1, 1, 0)
+    assert done.plan.layers_of_rank(0) == (0, 4)
+    assert done.spec.pipeline.chunks == 2
+
+
+def test_a_table_places_its_own_stages(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("1F0,1B0\n0F0,0B0")
+    pipeline = PipelineConfig(ranks=2, microbatches=1, schedule=f"csv:{path}")
+    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    assert done.plan.stage_ranks == (1, 0)
+
+
+def test_a_table_says_ranks_and_microbatches_itself(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
+    pipeline = PipelineConfig(ranks="auto", replicas=2, microbatches="auto", schedule=f"csv:{path}")
+    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    assert (done.spec.pipeline.ranks, done.spec.pipeline.microbatches) == (4, 2)
+    assert (done.plan.pipeline_ranks, done.plan.replicas, done.config.microbatches) == (2, 2, 2)
+
+
+def test_a_plan_from_elsewhere_is_followed() -> None:
+    plan = Plan(
+        epoch=0,
+        version=1,
+        reason="planned",
+        layers=((0, 1), (1, 2), (2, 3), (3, 5)),
+        stage_ranks=(0, 1, 1, 0),
+        schedule="zbv",
+        chunks=2,
+        microbatches=6,
+        replicas=1,
+        recompute=(3,),
+        partition="dynpipe",
+        predicted_step_s=0.5,
+    )
+    given = spec(PipelineConfig(ranks="auto", schedule="auto", microbatches="auto", partition="dynpipe"))
+    done = resolve(given, FOUND, {}, epoch=3, plan=plan)
+    # Where it says nothing of standbys, each of the two ranks stands by the other.
+    assert done.plan == replace(plan, epoch=3, standbys=((1,), (0,), (0,), (1,), (1,)))
+    asked = done.spec.pipeline
+    assert (asked.ranks, asked.schedule, asked.chunks, asked.microbatches) == (2, "zbv", 2, 6)
+    assert asked.partition == (1, 1, 1, 2)
+    assert done.config.microbatches == 6
+    recomputed = {
+        action.stage
+        for program in done.schedule.programs
+        for action in program
+        if action.kind is Kind.RECOMPUTE
+    }
+    assert recomputed == {3}
+
+
+def test_freezing_needs_weight_gradients() -> None:
+    given = spec(PipelineConfig(ranks=2), device="emulated").model_copy(
+        update={"freeze": FreezeConfig(method="timelyfreeze")}
+    )
+    with pytest.raises(JobError, match="no weight gradients to skip"):
+        resolve(given, replace(FOUND, emulated=EmulatedConfig(weight_grad_s=0)), {}, epoch=1)
+    done = resolve(given, FOUND, {}, epoch=1)
+    assert (done.config.freeze.warm_up, done.config.freeze.ramp) == (10, 30)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "layers", "stages"),
+    [(True, (0, 1, 2, 3, 4), {0, 1}), ((3, 4), (3, 4), {1}), (False, (), set())],
+)
+def test_recompute_reaches_plan_and_schedule(
+    wanted: bool | tuple[int, ...], layers: tuple[int, ...], stages: set[int]
+) -> None:
+    done = resolve(spec(PipelineConfig(ranks=2, recompute=wanted)), FOUND, {}, epoch=1)
+    assert done.plan.recompute == layers
+    recomputed = {
+        action.stage
+        for program in done.schedule.programs
+        for action in program
+        if action.kind is Kind.RECOMPUTE
+    }
+    assert recomputed == stages
+
+
+@pytest.mark.parametrize(
+    ("cluster", "resources", "device", "per_rank"),
+    [
+        ({}, {"CPU": 8}, "cpu", {"CPU": 1.0}),
+        ({}, {"CPU": 8, "GPU": 2}, "cuda", {"CPU": 1.0, "GPU": 1.0}),
+        ({}, {"CPU": 8, "GPU": 1}, "cpu", {"CPU": 1.0}),
+        ({"resources_per_rank": {"GPU": 0.5}}, {"GPU": 1}, "cuda", {"GPU": 0.5}),
+        ({"resources_per_rank": {"CPU": 2}}, {"GPU": 4}, "cpu", {"CPU": 2}),
+        ({"device": "emulated"}, {"GPU": 4}, "emulated", {"CPU": 0.05}),
+        ({"device": "cpu"}, {"GPU": 4}, "cpu", {"CPU": 1.0}),
+    ],
+)
+def test_auto_is_settled_by_what_the_cluster_has(
+    cluster: dict[str, object], resources: dict[str, float], device: str, per_rank: dict[str, float]
+) -> None:
+    done = resolve(spec(PipelineConfig(ranks=2), **cluster), FOUND, resources, epoch=1)
+    assert done.config.device == device
+    assert done.spec.cluster.device == device
+    assert done.per_rank == per_rank
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "expected"),
+    [
+        (
+            PipelineConfig(ranks=8),
+            "pipeline.ranks = 8 .* 8 stages, and the model has 5 layers .*at most 5 ranks",
+        ),
+        (
+            PipelineConfig(ranks=4, schedule="zbv"),
+            r"4 ranks per pipeline x 2 stages each are 8 stages.* at most 2 ranks",
+        ),
+        (PipelineConfig(ranks=2, partition=(2, 2)), "covers 4 layers, but the model has 5"),
+        (PipelineConfig(ranks=2, recompute=(5,)), "recompute names layer 5, but the model has layers 0 to 4"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_so(pipeline: PipelineConfig, expected: str) -> None:
+    with pytest.raises(JobError, match=expected):
+        resolve(spec(pipeline), FOUND, {}, epoch=1)
+
+
+def test_paths_are_made_absolute_and_uris_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = absolute(
+        Spec(
+            job=JobConfig(name="a"),
+            data=DataConfig(source="text", path="books", tokenizer="tok.json", cache="cache"),
+            cluster=ClusterConfig(emulated=EmulatedConfig(profile="times.json")),
+            elastic=ElasticConfig(notice_file="{node}.go"),
+        )
+    )
+    assert done.elastic.notice_file == str(tmp_path / "{node}.go")
+    assert done.job.folder == str(tmp_path / "runs" / "a")
+    assert done.data.path == (str(tmp_path / "books"),)
+    assert done.data.tokenizer == str(tmp_path / "tok.json")
+    assert done.data.cache == str(tmp_path / "cache")
+    assert done.cluster.emulated.profile == str(tmp_path / "times.json")
+    assert absolute(done) == done
+    remote = absolute(Spec(job=JobConfig(name="a", output="s3://bucket/a")))
+    assert remote.job.folder == "s3://bucket/a"
+    assert remote.data == DataConfig()
+    local = absolute(Spec(job=JobConfig(name="a", output="file:///tmp/a")))
+    assert local.job.folder == "/tmp/a"
+
+
+def gpt(tmp_path: Path, **sections: object) -> Spec:
+    return absolute(
+        Spec.model_validate(
+            {
+                "job": {"name": "a", "output": str(tmp_path / "run")},
+                "model": {"family": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8},
+                "data": {"source": "text", "path": str(tmp_path / "text.txt")},
+                **sections,
+            }
+        )
+    )
+
+
+def test_a_survey_opens_model_and_data(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
+    found = survey(gpt(tmp_path))
+    assert len(found.layers) == len(found.parameters) == 4
+    assert found.vocabulary == 256
+    assert found.language
+
+
+def test_emulated_times_are_read_by_the_driver(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
+    times = {"forward_s": [1, 2, 3, 4], "input_grad_s": [1, 1, 1, 1], "weight_grad_s": [0, 0, 0, 0.5]}
+    profile = tmp_path / "times.json"
+    profile.write_text(json.dumps(times))
+    given = gpt(tmp_path, cluster={"device": "emulated", "emulated": {"profile": str(profile)}})
+    found = survey(given)
+    assert found.emulated == EmulatedConfig.model_validate(times)
+    assert resolve(given, found, {}, epoch=1).config.emulated == found.emulated
+    profile.write_text(json.dumps({**times, "forward_s": [1]}))
+    with pytest.raises(JobError, match="forward_s has 1 times, but the model has 4 layers"):
+        survey(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "sections", "expected"),
+    [
+        (None, {}, r"text\.txt"),
+        ("", {}, "empty"),
+        ("short", {}, "context"),
+        (
+            "x" * 20_000,
+            {"model": {"family": "gpt", "width": 10, "heads": 3}},
+            "not divisible by model.heads = 3",
+        ),
+        ("x" * 20_000, {"model": {"factory": "no.such.module:build"}}, "does not import"),
+        ("x" * 20_000, {"model": {"factory": "os.path:join"}}, "os.path:join"),
+        ("x" * 20_000, {"model": {"factory": "builtins:dict"}}, "return"),
+        ("x" * 20_000, {"model": {}}, "names no model"),
+        ("x" * 20_000, {"data": {"source": "testt"}}, "did you mean 'text'"),
+    ],
+)
+def test_a_mistake_in_model_or_data_is_told_before_anything_starts(
+    tmp_path: Path, text: str | None, sections: dict[str, object], expected: str
+) -> None:
+    if text is not None:
+        (tmp_path / "text.txt").write_text(text)
+    with pytest.raises(JobError, match=expected):
+        survey(gpt(tmp_path, **sections))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None:
+    given = absolute(load(path, [f"job.output={tmp_path}"]))
+    done = resolve(given, survey(given), {}, epoch=1)
+    assert done.plan.world_size == given.pipeline.ranks
+    assert sum(done.counts) == len(done.survey.layers)
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, "checkpoint"), (2, "peer")])
+def test_redundancy_that_is_unset_goes_by_the_ranks(ranks: int, expected: str) -> None:
+    given = spec(PipelineConfig(ranks=ranks))
+    done = resolve(given, FOUND, {}, epoch=1)
+    assert settle(given, FOUND, {}).elastic.redundancy == expected
+    assert done.spec.elastic.redundancy == done.config.elastic.redundancy == expected
+    assert any(done.plan.standbys) is (expected == "peer")
+
+
+def test_redundancy_of_a_searched_number_of_ranks_waits_for_the_plan() -> None:
+    given = spec(PipelineConfig(ranks="auto", partition="dynpipe"))
+    assert settle(given, FOUND, {}).elastic.redundancy is None
+    plan = resolve(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1).plan
+    assert resolve(given, FOUND, {}, epoch=1, plan=plan).spec.elastic.redundancy == "peer"
+
+
+def test_without_peers_no_plan_has_standbys() -> None:
+    given = spec(PipelineConfig(ranks=2))
+    plan = resolve(given, FOUND, {}, epoch=1).plan
+    assert any(plan.standbys)
+    kept = given.model_copy(update={"elastic": ElasticConfig(redundancy="checkpoint")})
+    assert resolve(kept, FOUND, {}, epoch=1, plan=plan).plan.standbys == ()

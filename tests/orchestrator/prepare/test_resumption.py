@@ -1,0 +1,107 @@
+"""What a resumed job takes over: searched numbers, default phases, the plan if it is still what is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.resolve import resolve
+from orchestrator.prepare.resumption import adopt, still_right
+from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
+from workers.config import EmulatedConfig, FreezeConfig
+
+FOUND = Survey(
+    layers=("embed", "block0", "block1", "block2", "head"),
+    parameters=(50, 10, 10, 10, 50),
+    vocabulary=256,
+    language=True,
+    emulated=EmulatedConfig(),
+)
+
+
+def spec(steps: int = 100, freeze: FreezeConfig | None = None, **pipeline: Any) -> Spec:
+    return Spec(
+        job=JobConfig(name="a", steps=steps),
+        pipeline=PipelineConfig.model_validate({"ranks": 2, **pipeline}),
+        freeze=freeze or FreezeConfig(),
+    )
+
+
+def before(given: Spec) -> dict[str, Any]:
+    """What `job.json` holds of an earlier start of `given`."""
+    return resolve(given, FOUND, {}, epoch=1).spec.model_dump(mode="json")
+
+
+def test_what_was_searched_stays() -> None:
+    earlier = before(spec(ranks=2, schedule="zbv", microbatches=6))
+    open_ = spec(ranks="auto", schedule="auto", microbatches="auto", partition="dynpipe")
+    adopted = adopt(open_, earlier).pipeline
+    assert (adopted.ranks, adopted.schedule, adopted.chunks, adopted.microbatches) == (2, "zbv", 2, 6)
+    assert adopted.partition == "dynpipe"
+
+
+def test_what_the_spec_says_is_not_overruled() -> None:
+    earlier = before(spec(ranks=2, schedule="zbv", microbatches=6))
+    adopted = adopt(spec(ranks=4, schedule="1f1b", microbatches="auto"), earlier).pipeline
+    assert (adopted.ranks, adopted.schedule, adopted.chunks, adopted.microbatches) == (4, "1f1b", None, 6)
+
+
+def test_default_phases_stay_when_the_job_is_made_longer() -> None:
+    timely = FreezeConfig(method="timelyfreeze")
+    earlier = before(spec(100, timely))
+    longer = resolve(adopt(spec(1000, timely), earlier), FOUND, {}, epoch=2).config.freeze
+    assert (longer.warm_up, longer.monitoring, longer.ramp) == (10, 20, 30)
+    other = resolve(adopt(spec(1000, FreezeConfig(method="apf")), earlier), FOUND, {}, epoch=2).config.freeze
+    assert other.warm_up == 100
+
+
+def test_what_the_freezing_was_by_default_stays_where_a_default_has_changed_since() -> None:
+    earlier = before(spec(freeze=FreezeConfig(method="apf", apf_threshold=0.01)))
+    assert adopt(spec(freeze=FreezeConfig(method="apf")), earlier).freeze.apf_threshold == 0.01
+    assert (
+        adopt(spec(freeze=FreezeConfig(method="apf", apf_threshold=0.5)), earlier).freeze.apf_threshold == 0.5
+    )
+    other = FreezeConfig(method="timelyfreeze+apf")
+    assert adopt(spec(freeze=other), earlier).freeze == other
+
+
+@pytest.mark.parametrize(
+    ("changes", "right"),
+    [
+        ({}, True),
+        ({"chunks": 1}, True),
+        ({"ranks": 4}, False),
+        ({"replicas": 2, "ranks": 4}, False),
+        ({"schedule": "gpipe"}, False),
+        ({"microbatches": 8}, False),
+        ({"partition": "dynpipe"}, False),
+        ({"partition": (2, 3)}, True),
+        ({"partition": (3, 2)}, False),
+        ({"recompute": True}, False),
+        ({"ranks": "auto"}, False),
+    ],
+)
+def test_a_plan_is_kept_while_it_is_what_is_asked_for(changes: dict[str, Any], right: bool) -> None:
+    plan = resolve(spec(), FOUND, {}, epoch=1).plan
+    assert still_right(plan, spec(**changes), FOUND) is right
+
+
+def test_a_plan_of_fewer_pipelines_than_replicas_is_not_kept() -> None:
+    given = spec(ranks=4, replicas=2)
+    plan = resolve(given, FOUND, {}, epoch=1).plan
+    assert still_right(plan, given, FOUND)
+    assert not still_right(replace(plan, stage_ranks=(0, 3), pipelines=1), given, FOUND)
+
+
+@pytest.mark.parametrize(
+    ("peak", "limit", "right"), [(None, None, True), (100, 100, True), (101, 100, False), (None, 100, False)]
+)
+def test_a_plan_that_does_not_fit_a_new_limit_is_not_kept(
+    peak: int | None, limit: int | None, right: bool
+) -> None:
+    plan = replace(resolve(spec(), FOUND, {}, epoch=1).plan, predicted_peak_memory_bytes=peak)
+    asked = spec().model_copy(update={"cluster": ClusterConfig(memory_per_rank_bytes=limit)})
+    assert still_right(plan, asked, FOUND) is right

@@ -1,0 +1,108 @@
+"""Real Ray nodes on this machine: they come, die without a word, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from orchestrator.rehearsal.local_nodes import LocalNodes
+from workers.protocol import JobError
+
+Told = TypeVar("Told")
+
+
+def family() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def told(ask: Callable[[], Told]) -> Told | None:
+    """What a process says of itself; None if it has just gone: Ray's come and go."""
+    try:
+        return ask()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not [process for process in alive if told(process.status) not in (None, psutil.STATUS_ZOMBIE)]
+
+
+def test_nodes_come_are_killed_whole_and_leave_nothing() -> None:
+    before = set(family())
+    with LocalNodes() as nodes:
+        assert nodes.address.startswith("127.0.0.1:")
+        nodes.add("a", {"CPU": 1})
+        nodes.add("b", {"CPU": 1, "slot": 1})
+        nodes.wait_for({"a", "b"})
+        ours = [process for process in family() if process not in before]
+        listening = [
+            connection.laddr.ip
+            for process in ours
+            for connection in told(lambda process=process: process.net_connections("inet")) or []
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+        raylets = [process for process in ours if told(process.name) == "raylet"]
+        assert len(raylets) == 3
+        # b's raylet was started last.
+        doomed = [raylets[-1], *raylets[-1].children(recursive=True)]
+        assert len(doomed) > 1
+        nodes.kill("b")
+        assert gone(doomed)
+        nodes.add("c", {"CPU": 1})
+        nodes.kill("c")  # before it is there
+        nodes.add("d", {"CPU": 1})
+        nodes.wait_for({"d"})
+        with pytest.raises(JobError, match="1 of 2 nodes were not up within 0 s"):
+            nodes.wait_for({"d", "e"}, timeout_s=0)
+        nodes.notice("d", gone_s=time.time() + 60)
+        lives = {life.name: life for life in nodes.lives()}
+        assert lives["d"].noticed_s is not None
+        assert [life.name for life in nodes.lives()] == ["a", "b", "c", "d"]
+        assert lives["a"].down_s is lives["d"].down_s is None
+        assert lives["b"].down_s is not None
+        assert lives["b"].down_s > lives["b"].up_s
+        assert len({life.node for life in lives.values()}) == 4
+        ours = [process for process in family() if process not in before]
+    assert gone(ours)
+
+
+def test_nodes_go_with_a_driver_that_is_killed() -> None:
+    script = (
+        "import time\nfrom orchestrator.rehearsal.local_nodes import LocalNodes\n"
+        "with LocalNodes() as nodes:\n    print('up', flush=True)\n    time.sleep(600)\n"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "up\n"
+    ours = psutil.Process(driver.pid).children(recursive=True)
+    assert any(told(process.name) == "raylet" for process in ours)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 150
+    while not gone(ours):
+        assert time.monotonic() < deadline
+
+
+def test_nodes_that_can_no_longer_be_told_anything_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, answers = LocalNodes(), iter([{"name": "a", "node": "id", "pid": os.getpid()}])
+
+    def notice(name: str, gone_s: float) -> None:
+        raise RuntimeError(f"drain_node of {name} failed")
+
+    monkeypatch.setattr(nodes, "_answer", lambda: next(answers, None))
+    monkeypatch.setattr(nodes, "notice", notice)
+    nodes._told["a"] = time.time()
+    nodes._listen()
+    for act in (lambda: nodes.add("b", {}), lambda: nodes.kill("a"), lambda: nodes.wait_for({"b"})):
+        with pytest.raises(JobError, match="out of control: RuntimeError: drain_node of a failed"):
+            act()

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import math
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from report_page import Page
+from synthetic_run import MICROBATCHES, RANKS, STEPS, plan, records, spec, step_report
+
+from orchestrator.events.types import (
+    EventLog,
+    Failed,
+    Finished,
+    Formed,
+    Issued,
+    RankFailed,
+    Record,
+    Requested,
+    Skipped,
+    Submitted,
+)
+from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.pictures import axes, charts
+from orchestrator.pictures.charts import Bin, Chart, Series
+from orchestrator.quantities import significant
+from orchestrator.report.page import render, write_report
+from workers.protocol import (
+    CheckpointRef,
+    CheckpointReport,
+    DamagedCheckpoint,
+    SampleReport,
+    Span,
+    TimelineReport,
+    ValidationReport,
+)
+
+HOSTILE = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)> & \"quotes\" 'single'"
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(fold(records()))
+
+
+def with_event(*events: object) -> RunRecord:
+    """A run of 40 steps to which `events` happened at the end."""
+    run = fold(records(steps=40)[:-1])
+    for event in events:
+        run.take(Record(time_s=run.ended_s + 1, event=event))  # pyright: ignore
+    return run
+
+
+def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
+    for reference in (
+        "http:",
+        "https:",
+        "src=",
+        "href=",
+        "url(",
+        "@import",
+        "@font-face",
+        "<script",
+        "<link",
+    ):
+        assert reference not in page, reference
+    assert not any(name.startswith("on") for _, attributes in Page(page).elements for name in attributes)
+
+
+def test_the_security_policy_allows_only_the_styles_that_are_on_the_page(page: str) -> None:
+    (policy,) = [meta["content"] for meta in Page(page).all("meta") if "http-equiv" in meta]
+    styles = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in styles]
+    assert len(styles) == 2
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}' 'sha256-{hashes[1]}';"
+        " base-uri 'none'; form-action 'none'"
+    )
+    assert not any("style" in attributes for _, attributes in Page(page).elements)
+
+
+def test_the_page_tells_what_ran_and_how_it_ended(page: str) -> None:
+    text = Page(page).text
+    for words in (
+        "python-docs-gpt",
+        "finished",
+        "gpt, 8 blocks, width 128, context 128",
+        "4, on 2 nodes",
+        "3 + 2 + 2 + 3 layers in 4 stages",
+        "1f1b, 8 microbatches of 4 samples",
+        "cpu, float32, 1 thread per rank",
+        "adamw, peak learning rate 0.001, weight decay 0.1, clip norm 1, 20 warm-up steps",
+        "9f2c" * 16,
+        "runs/python-docs-gpt/checkpoints/step-00000200-g1",
+        "The checkpoint of step 100 failed, the ones before it stay: no space left on device",
+        "1 step skipped, no weight was changed: the gradient norm was not finite (step 88).",
+        '"warmup_steps": 20',
+        "remembers the order in which entries were added.",
+    ):
+        assert words in text, words
+    assert "emulated" not in text
+
+
+def test_an_emulated_run_says_so_wherever_a_time_stands() -> None:
+    text = Page(render(fold(records(device="emulated", steps=30)))).text
+    assert (
+        "Emulated device: times, rates and the timeline on this page come from modelled layer times" in text
+    )
+    for words in (
+        "Throughputemulated",
+        "Step timeemulated",
+        "as measuredemulated",
+        "tokens/s, median, emulated",
+    ):
+        assert words in text, words
+
+
+def test_every_chart_has_a_name_a_description_and_its_points_inside_the_plot(page: str) -> None:
+    drawn = re.findall(r'<svg class="chart".*?</svg>', page, re.DOTALL)
+    assert [re.findall(r"<title>(.*?)</title>", chart)[0] for chart in drawn] == [
+        "Loss",
+        "Throughput",
+        "Gradient norm",
+        "Step time",
+    ]
+    for chart in drawn:
+        assert "<desc>" in chart
+        points = [
+            tuple(map(float, point.split(",")))
+            for line in re.findall(r'<polyline points="(.*?)"', chart)
+            for point in line.split()
+        ]
+        assert len(points) >= STEPS - 1
+        assert all(charts.LEFT <= x <= charts.WIDTH - charts.RIGHT for x, _ in points)
+        assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for _, y in points)
+
+
+def test_the_timeline_has_one_box_for_each_action(page: str) -> None:
+    picture = page[page.index('<svg class="timeline"') :].split("</svg>")[0]
+    titles = re.findall(r"<title>(\d+[FB]\d+):", picture)
+    assert len(titles) == RANKS * MICROBATCHES * 2
+    assert set(titles) == {f"{s}{k}{m}" for s in range(RANKS) for k in "FB" for m in range(MICROBATCHES)}
+
+
+def test_hostile_text_is_only_text() -> None:
+    run = fold(records(steps=3, sample=HOSTILE))
+    run.job = run.spec["job"]["name"] = run.spec["data"]["source"] = run.spec["model"]["family"] = HOSTILE
+    assert run.plan is not None
+    run.plan = dataclasses.replace(run.plan, reason=HOSTILE, schedule=HOSTILE)
+    run.take(Record(time_s=0.0, event=CheckpointReport(step=3, path=HOSTILE, bytes=1, seconds=1.0)))
+    run.take(Record(time_s=0.0, event=RankFailed(rank=1, error=HOSTILE)))
+    html = render(run)
+    parsed = Page(html)
+    assert parsed.all("script") == []
+    assert parsed.all("img") == []
+    assert parsed.text.count(HOSTILE) >= 8
+
+
+def test_a_failed_and_resumed_job_keeps_only_the_steps_that_led_to_its_weights() -> None:
+    generation = next(r.event.generation for r in records(steps=1) if isinstance(r.event, Formed))
+    run = with_event(
+        RankFailed(rank=2, error="killed by signal 9"),
+        Failed(reason="rank 2 was lost", user_error=False),
+        Submitted(job="python-docs-gpt", epoch=2, spec=spec(), resume=True),
+        Skipped(
+            rank=0, damage=DamagedCheckpoint(path="step-40", file="layer-3.safetensors", problem="truncated")
+        ),
+        Issued(plan=plan()),
+        Formed(generation=generation, start=CheckpointRef(path="step-30", step=30)),
+    )
+    assert list(run.steps) == list(range(1, 31))
+    assert list(run.validations) == [25]
+    assert run.timelines == {}
+    assert run.sample is None
+    text = Page(render(run)).text
+    for words in (
+        "not finished",
+        "Rank 2 failed: killed by signal 9",
+        "The job failed: rank 2 was lost",
+        "The job was resumed.",
+        "A damaged checkpoint was passed over: step-40, layer-3.safetensors: truncated.",
+        "30 steps over 2 runs",
+    ):
+        assert words in text, words
+
+
+def test_how_a_run_ends_is_said() -> None:
+    for event, words in (
+        (Finished(step=40, stopped=True, state_sha256=None), "stopped at step 40"),
+        (Finished(step=40, stopped=False, state_sha256=None), "finished"),
+        (Failed(reason="no", user_error=True), "failed"),
+    ):
+        assert f">{words}</span>" in render(with_event(event))
+    assert "Someone asked the job to stop." in render(with_event(Requested(request="stop")))
+
+
+def test_the_timeline_of_the_newest_step_is_shown_and_a_missing_rank_is_an_empty_lane() -> None:
+    span = Span(action="0F0", start_s=0.1, end_s=0.2)
+    newer = [TimelineReport(step=41, rank=rank, step_s=0.5, spans=(span,)) for rank in (0, 2)]
+    older = TimelineReport(step=12, rank=1, step_s=0.5, spans=(span,) * 3)
+    run = with_event(*newer, older)
+    assert sorted(run.timelines) == [0, 2]
+    html = render(run)
+    assert "Step 41 as measured" in html
+    assert "rank 1</text>" in html
+    assert len(re.findall(r"<title>0F0:", html)) == 2
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 6, 7, 8])
+def test_a_log_that_breaks_off_anywhere_still_gives_a_page(kept: int) -> None:
+    Page(render(fold(records(steps=1)[:kept])))
+
+
+def test_steps_that_are_not_finite_are_gaps() -> None:
+    run = fold(records(steps=5)[:-6])
+    for step, report in run.steps.items():
+        run.steps[step] = dataclasses.replace(report, loss=math.nan, grad_norm=math.inf, skipped=True)
+    html = render(run)
+    Page(html)
+    assert "nan" not in html.lower()
+    assert "5 steps skipped" in html
+
+
+def test_a_long_run_is_thinned_and_keeps_its_spikes() -> None:
+    points = [(float(step), 1.0 + step % 3) for step in range(1, 50_001)]
+    points[31_415] = (31_416.0, 9.0)
+    thinned = charts.bins(points)
+    assert len(thinned) == charts.MOST_BINS
+    assert [part.step for part in thinned] == sorted(part.step for part in thinned)
+    assert {(part.low, part.middle) for part in thinned} == {(1.0, 2.0)}
+    assert [part.high for part in thinned if part.high > 3] == [9.0]
+    chart = Chart(title="t", unit="u", series=(Series(name="s", points=tuple(points)),), format=significant)
+    drawn = charts.line_chart(chart)
+    assert len(drawn) < 100_000
+    assert (drawn.count("<polyline"), drawn.count("<polygon")) == (1, 1)
+
+
+@pytest.mark.parametrize("count", [601, 719, 1201])
+def test_thinning_leaves_no_point_out(count: int) -> None:
+    points = [(float(step), float(step)) for step in range(count)]
+    thinned = charts.bins(points)
+    assert (thinned[0].low, thinned[-1].high) == (0, count - 1)
+    assert all(before.high + 1 == after.low for before, after in pairwise(thinned))
+
+
+def test_a_short_series_is_drawn_point_by_point() -> None:
+    assert charts.bins([]) == []
+    assert charts.bins([(float(step), 2.0) for step in range(600)])[599] == Bin(599.0, 2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (1.7, 5.6, [2.0, 3.0, 4.0, 5.0]),
+        (0.0, 32_400.0, [0.0, 10_000.0, 20_000.0, 30_000.0]),
+        (-3.0, 3.0, [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert axes.ticks(low, high, 6) == pytest.approx(expected)
+
+
+def test_log_ticks_are_round_and_few() -> None:
+    assert axes.log_ticks(0.08, 12.0, 8) == pytest.approx([0.1, 0.2, 0.5, 1, 2, 5, 10])
+    assert axes.log_ticks(0.08, 12.0, 6) == pytest.approx([0.1, 1, 10])
+    assert len(axes.log_ticks(1e-12, 1e12, 6)) <= 6
+
+
+def test_an_outlier_is_marked_at_the_top_and_does_not_flatten_the_rest() -> None:
+    points = tuple((float(step), 500.0 if step == 1 else 10.0) for step in range(1, 101))
+    chart = Chart(
+        title="t", unit="ms", series=(Series(name="s", points=points),), format=significant, from_zero=True
+    )
+    scale, above = charts.value_scale(chart)
+    assert above == 1
+    assert 10 < scale.high < 20
+    drawn = charts.line_chart(chart)
+    assert "▲ 1 above the axis" in drawn
+    assert drawn.count('class="over"') == 1
+
+
+def test_a_wide_range_gets_a_logarithmic_axis() -> None:
+    points = tuple((float(step), 10.0 ** (step / 20)) for step in range(1, 101))
+    chart = Chart(
+        title="t", unit="u", series=(Series(name="s", points=points),), format=significant, logarithmic=True
+    )
+    drawn = charts.line_chart(chart)
+    assert "u (log scale)" in drawn
+    assert [f">{tick}</text>" in drawn for tick in ("10", "100", "1k", "10k")] == [True] * 4
+
+
+def test_the_report_is_written_whole_beside_its_log(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for record in records(steps=4):
+        log.append(record)
+    log.close()
+    written = write_report(tmp_path / "events.jsonl")
+    assert written == tmp_path / "report.html"
+    assert written.read_text(encoding="utf-8") == render(fold(records(steps=4)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "report.html"]
+
+
+def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"kind": "nonsense", "time_s": 1}\n')
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(ValueError, match="line 1"):
+        write_report(tmp_path / "events.jsonl")
+    assert (tmp_path / "report.html").read_text() == "old"
+
+
+def test_the_report_needs_no_torch() -> None:
+    code = "import sys, orchestrator.report.page, orchestrator.progress; print({'torch', 'ray'} & set(sys.modules))"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+def test_thousands_of_steps_make_a_page_of_modest_size() -> None:
+    random = Random(1)
+    run = fold(records(steps=1))
+    run.steps = {step: step_report(step, random) for step in range(1, 20_001)}
+    for step in range(0, 20_001, 500):
+        run.take(Record(time_s=run.ended_s, event=ValidationReport(step=step or 1, loss=2.0)))
+    run.take(Record(time_s=run.ended_s, event=SampleReport(step=20_000, prompt="a", text="b")))
+    assert len(render(run)) < 400_000

@@ -1,0 +1,585 @@
+"""The report of a job that freezes, and of one whose plan was searched for; nothing of it where neither is so."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+from report_page import Page
+from synthetic_run import (
+    MICROBATCHES,
+    PHASES,
+    RANKS,
+    RATIOS,
+    STEPS,
+    freezing_records,
+    plan,
+    records,
+    solved,
+    step_report,
+    timelines,
+)
+
+from orchestrator.analysis.freeze_numbers import freeze_numbers
+from orchestrator.analysis.freeze_steps import freeze_steps
+from orchestrator.analysis.predicted_step import forward_speed, predict_newest
+from orchestrator.events.types import Formed, FreezeSolved, Issued, Record, StepReport, Submitted, Warned
+from orchestrator.history.phase_bands import phase_at, phase_bands
+from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.pictures import histogram
+from orchestrator.quantities import significant
+from orchestrator.report.page import render
+from planner.search.considered import Considered
+from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, TimelineReport
+
+
+@pytest.fixture(scope="module")
+def run() -> RunRecord:
+    return fold(freezing_records())
+
+
+@pytest.fixture(scope="module")
+def page(run: RunRecord) -> str:
+    return render(run)
+
+
+def considered(
+    name: str, layers: tuple[tuple[int, int], ...] | None, step_s: float | None, why: str = ""
+) -> Considered:
+    return Considered(
+        name=name,
+        schedule="1f1b",
+        ranks=RANKS,
+        microbatches=MICROBATCHES,
+        layers=layers,
+        predicted_step_s=step_s,
+        why_not=why,
+    )
+
+
+def test_the_page_is_whole_and_refers_to_nothing_outside_itself(page: str) -> None:
+    Page(page)
+    for reference in ("http:", "https:", "src=", "href=", "url(", "<script"):
+        assert reference not in page, reference
+    styles = set(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
+    assert len(styles) == 3
+    (policy,) = [meta["content"] for meta in Page(page).all("meta") if "http-equiv" in meta]
+    assert policy.count("sha256-") == 3
+    assert not any("style" in attributes for _, attributes in Page(page).elements)
+
+
+def test_predicted_and_measured_lanes_stand_on_one_axis(page: str) -> None:
+    picture = page[page.index('<svg class="timeline"') :].split("</svg>")[0]
+    tokens = re.findall(r"<title>(\d+[FB]\d+):", picture)
+    assert len(tokens) == 2 * RANKS * MICROBATCHES * 2
+    assert re.findall(r'class="heading"[^>]*>(\w+), ', picture) == ["predicted", "measured"]
+    assert picture.count("time, ms") == 1
+    assert "from the times of the monitoring phase, steps 21 to 30" in page
+
+
+def test_the_prediction_comes_from_the_monitored_times_and_the_ratios(run: RunRecord) -> None:
+    predicted = predict_newest(run)
+    assert predicted is not None
+    assert list(predicted.frozen) == list(RATIOS)
+    measured_s = max(report.step_s for report in run.timelines.values())
+    assert predicted.step_s / measured_s == pytest.approx(1, abs=0.05)
+    longest = {str(span.action): span.end_s - span.start_s for span in predicted.timeline[3]}
+    assert longest["3B7"] == pytest.approx(0.004, rel=0.1)
+    assert longest["3B0"] == pytest.approx(0.008 - 0.75 * 0.004, rel=0.1)
+
+
+def test_ratios_that_rest_on_the_profile_are_told_of() -> None:
+    run = RunRecord()
+    run.take(Record(time_s=0.0, event=solved()))
+    assert run.notes == []
+    run.take(
+        Record(time_s=0.0, event=replace(solved(), measured_unfrozen_s=None, measured_all_frozen_s=None))
+    )
+    assert [note.text.partition(":")[0] for note in run.notes] == [
+        "The freeze ratios rest on the profile's times"
+    ]
+
+
+def test_in_the_ramp_a_share_of_the_ratios_is_predicted() -> None:
+    half = (PHASES.monitoring + PHASES.ramp) // 2
+    predicted = predict_newest(fold(freezing_records(steps=half)))
+    assert predicted is not None
+    assert list(predicted.frozen) == [(stage, microbatch, ratio / 2) for stage, microbatch, ratio in RATIOS]
+
+
+def test_ratios_that_are_not_in_force_are_not_predicted() -> None:
+    run = fold(freezing_records())
+    followed = predict_newest(run)
+    run.freeze.start = None
+    left = predict_newest(run)
+    assert followed is not None
+    assert left is not None
+    assert {share for _, _, share in left.frozen} == {0.0}
+    assert left.step_s > followed.step_s
+
+
+def test_a_change_of_the_machine_s_speed_is_told_by_the_forwards() -> None:
+    run = fold(freezing_records())
+    steady = predict_newest(run)
+    assert steady is not None
+    assert forward_speed(steady, run.timelines) == pytest.approx(1, abs=0.02)
+    run.measured[STEPS] = {
+        rank: replace(
+            report,
+            step_s=report.step_s * 2,
+            spans=tuple(
+                replace(span, start_s=2 * span.start_s, end_s=2 * span.end_s) for span in report.spans
+            ),
+        )
+        for rank, report in run.measured[STEPS].items()
+    }
+    slowed = predict_newest(run)
+    assert slowed is not None
+    assert slowed.step_s == steady.step_s
+    assert forward_speed(slowed, run.timelines) == pytest.approx(2, abs=0.05)
+    told = re.findall(
+        r"forwards took ([\d.]+) of their time then, and with that it is (-?[\d.]+) %", render(run)
+    )
+    assert [(float(speed), abs(float(left)) < 3) for speed, left in told] == [
+        (pytest.approx(2, abs=0.05), True)
+    ]
+
+
+def test_without_a_solution_the_prediction_comes_from_earlier_measured_steps() -> None:
+    log = records(steps=30)
+    first = fold(log)
+    assert predict_newest(first) is None
+    earlier = [replace(report.event, step=10) for report in log if isinstance(report.event, TimelineReport)]
+    for report in earlier:
+        first.take(Record(time_s=first.ended_s, event=report))
+    predicted = predict_newest(first)
+    assert predicted is not None
+    assert predicted.source == "from the mean times of 1 earlier measured step"
+    assert "Step 30 predicted and measured" in render(first)
+    # Ranks that wait in the commit for another are not what a step takes outside its window.
+    waiting = first.measured[10][3]
+    first.measured[10][3] = replace(waiting, step_s=waiting.step_s + 1)
+    assert predict_newest(first) == predicted
+
+
+def shrunk(run: RunRecord, measured: Sequence[TimelineReport]) -> RunRecord:
+    """`run` after a loss: of two pipelines one is left, which runs both replicas, as `measured` in the last step."""
+    generation = Generation(
+        number=2,
+        epoch=1,
+        members=tuple(range(RANKS)),
+        store_host="10.0.0.4",
+        store_port=29501,
+        timeout_s=300.0,
+    )
+    last = measured[0].step
+    run.recovery.generations[0].members = tuple(range(2 * RANKS))
+    run.take(Record(time_s=run.ended_s, event=Formed(generation=generation, start=None, step=last - 1)))
+    run.take(Record(time_s=run.ended_s, event=Issued(plan=replace(plan(), replicas=2, pipelines=1))))
+    for report in measured:
+        run.take(Record(time_s=run.ended_s, event=report))
+    step = replace(step_report(last, Random(1)), generation=2, step_s=measured[0].step_s)
+    run.take(Record(time_s=run.ended_s, event=step))
+    return run
+
+
+def test_a_pipeline_that_runs_several_replicas_is_predicted_with_all_its_windows() -> None:
+    run, random = fold(records(steps=30)), Random(4)
+    run.measured = {}
+    for report in timelines(10, random):
+        run.take(Record(time_s=run.ended_s, event=report))
+        run.take(Record(time_s=run.ended_s, event=replace(report, rank=report.rank + RANKS)))
+    run = shrunk(run, timelines(30, random, windows=2))
+    predicted = predict_newest(run)
+    assert predicted is not None
+    assert predicted.step_s / run.timelines[0].step_s == pytest.approx(1, abs=0.05)
+    for rank, spans in enumerate(predicted.timeline):
+        assert [str(span.action) for span in spans] == [span.action for span in run.timelines[rank].spans]
+        assert spans[-1].end_s == pytest.approx(run.timelines[rank].spans[-1].end_s, rel=0.05)
+    assert forward_speed(predicted, run.timelines) == pytest.approx(1, abs=0.02)
+    assert "Step 30 predicted and measured" in render(run)
+
+
+def test_steps_with_freezing_are_predicted_with_the_windows_that_they_ran() -> None:
+    ratios = {(stage, microbatch): ratio for stage, microbatch, ratio in RATIOS}
+    before = freeze_steps(fold(freezing_records()))[-2]
+    run = fold(freezing_records())
+    run = shrunk(run, timelines(STEPS, Random(4), lambda *action: ratios[action], windows=2))
+    predicted = predict_newest(run)
+    assert predicted is not None
+    assert list(predicted.frozen) == list(RATIOS)
+    assert predicted.step_s / run.timelines[0].step_s == pytest.approx(1, abs=0.05)
+    one, two = freeze_steps(run)[-2:]
+    assert (one.step, two.step) == (STEPS - 1, STEPS)
+    assert one.predicted_step_s == before.predicted_step_s
+    assert one.predicted_kappa == before.predicted_kappa
+    assert two.predicted_step_s == predicted.step_s
+    Page(render(run))
+
+
+@pytest.mark.parametrize("spoilt", ["one window less", "cut off", "in a circle"])
+def test_spans_that_are_no_whole_windows_show_only_what_was_measured(spoilt: str) -> None:
+    run = fold(records(steps=30))
+    run.measured[10] = run.measured[30]
+    run = shrunk(run, timelines(30, Random(4), windows=2))
+    spans = run.timelines[1].spans
+    swapped = list(spans[: 2 * MICROBATCHES])
+    forward, backward = (
+        next(n for n, span in enumerate(swapped) if span.action == token) for token in ("1F7", "1B0")
+    )
+    swapped[forward], swapped[backward] = swapped[backward], swapped[forward]
+    left = {
+        "one window less": spans[: 2 * MICROBATCHES],
+        "cut off": spans[:-1],
+        "in a circle": (*swapped, *swapped),
+    }
+    run.measured[30][1] = replace(run.timelines[1], spans=left[spoilt])
+    assert predict_newest(run) is None
+    assert "Step 30 as measured" in render(run)
+
+
+def test_a_log_that_lacks_a_rank_or_does_not_fit_its_plan_shows_only_what_was_measured(
+    run: RunRecord,
+) -> None:
+    lame = fold(freezing_records())
+    del lame.measured[STEPS][2]
+    assert predict_newest(lame) is None
+    assert "Step 200 as measured" in render(lame)
+    other = fold(freezing_records())
+    for step in range(PHASES.warm_up, PHASES.monitoring + 1):
+        other.measured.pop(step, None)
+    assert predict_newest(other) is None
+    Page(render(other))
+
+
+def test_the_heat_map_has_a_cell_per_stage_and_microbatch_with_its_value(page: str) -> None:
+    picture = page[page.index('<svg class="heat"') :].split("</svg>")[0]
+    cells = re.findall(r"<title>stage (\d+), microbatch (\d+): ([\d.]+) % frozen", picture)
+    assert [(int(s), int(m), float(share) / 100) for s, m, share in cells] == [
+        (stage, microbatch, pytest.approx(ratio)) for stage, microbatch, ratio in RATIOS
+    ]
+    assert ">75</text>" in picture
+    assert "from step 31 on" in picture
+
+
+def test_phases_are_marked_as_bands_over_the_steps(page: str) -> None:
+    throughput = page[page.index("<title>Throughput") :].split("</svg>")[0]
+    assert re.findall(r'class="band b(\d)".*?<title>([^<]*)</title>', throughput) == [
+        ("0", "warm-up: steps 1 to 20"),
+        ("1", "monitoring, nothing frozen: steps 21 to 25"),
+        ("2", "monitoring, all frozen: steps 26 to 30"),
+        ("3", "ramp: steps 31 to 60"),
+        ("4", "stable: steps 61 to 200"),
+    ]
+    bands = re.findall(r'class="band b\d" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', throughput)
+    for (x, width), (following, _) in pairwise(bands):
+        assert float(x) + float(width) == pytest.approx(float(following), abs=0.2)
+
+
+def test_the_paper_s_numbers_and_the_warning_stand_on_the_page(run: RunRecord, page: str) -> None:
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert numbers.p_eff == pytest.approx(0.37)
+    assert numbers.predicted_kappa == 0.763
+    assert numbers.kappa == pytest.approx(0.79, abs=0.02)
+    assert numbers.time_to_accuracy == pytest.approx((numbers.kappa or 0) / 0.37)
+    # Five steps at 1, the mean of the drawn ratios (about 0.67) from the ramp on.
+    assert numbers.average_freeze_ratio == pytest.approx((5 + 0.677 * (15.5 + 140)) / 200, abs=0.01)
+    text = Page(page).text
+    for words in (
+        "Freezing",
+        "kappa",
+        "p_eff",
+        "freezing costs more than it brings",
+        "unfrozen 132 ms, all frozen 88.0 ms",
+    ):
+        assert words in text, words
+    assert freeze_numbers(fold(records())) is None
+
+
+def test_a_run_that_lets_nothing_through_never_gets_there() -> None:
+    log = [
+        replace(record, event=replace(record.event, effective_update=0.0))
+        if isinstance(record.event, StepReport)
+        else record
+        for record in freezing_records()
+    ]
+    numbers = freeze_numbers(fold(log))
+    assert numbers is not None
+    assert numbers.p_eff == 0
+    assert numbers.time_to_accuracy == math.inf
+    text = Page(render(fold(log))).text
+    for words in (
+        "Time to accuracy",
+        "∞",
+        "no update is let through",
+        "the loss is expected to stay where it is",
+    ):
+        assert words in text, words
+    assert "inf times" not in text
+
+
+def test_a_skipped_step_does_not_spoil_the_average_update() -> None:
+    run = fold(freezing_records())
+    run.steps[STEPS] = replace(run.steps[STEPS], skipped=True, gradient_energy=float("inf"))
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert numbers.p_eff == pytest.approx(0.37)
+
+
+def test_the_predicted_step_time_is_drawn_beside_the_measured_one(run: RunRecord, page: str) -> None:
+    drawn = page[page.index("<title>Step time") :].split("</svg>")[0]
+    foretold = freeze_steps(run)[-1].predicted_step_s
+    assert foretold is not None
+    assert "predicted: " in drawn
+    assert f"predicted {significant(foretold * 1e3)}</text>" in drawn
+    assert f"at step {PHASES.monitoring + 1}" in drawn
+    plain = render(fold(records()))
+    assert "predicted: " not in plain[plain.index("<title>Step time") :].split("</svg>")[0]
+
+
+def test_there_is_no_warning_while_freezing_pays() -> None:
+    log = [
+        replace(record, event=replace(record.event, effective_update=0.95))
+        if isinstance(record.event, StepReport)
+        else record
+        for record in freezing_records()
+    ]
+    assert "freezing costs more" not in render(fold(log))
+
+
+def slowed(share: float, kappa: float, **freeze: object) -> RunRecord:
+    """A job that lets `share` of the gradient through after its 30th step, and then takes `kappa` of its time."""
+    run = fold(records())
+    run.spec = {**run.spec, "freeze": freeze}
+    for number, step in run.steps.items():
+        frozen = number > PHASES.monitoring
+        run.steps[number] = replace(
+            step,
+            step_s=kappa if frozen else 1.0,
+            effective_update=share if frozen else 1.0,
+            gradient_energy=1.0,
+        )
+    return run
+
+
+TIMELY = {"method": "timelyfreeze", **asdict(PHASES)}
+
+
+@pytest.mark.parametrize("freeze", [TIMELY, {"method": "apf", "warm_up": PHASES.monitoring}])
+def test_where_nothing_was_frozen_noise_is_no_cost_of_freezing(freeze: dict[str, object]) -> None:
+    run = slowed(1.0, 1.003, **freeze)
+    for start in (None, PHASES.monitoring + 1):  # never solved; solved with r_max 0
+        run.freeze.start = start
+        numbers = freeze_numbers(run)
+        assert numbers is not None
+        assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, None, None)
+        assert "freezing costs more" not in render(run)
+
+
+def test_full_freezing_begins_with_the_step_that_follows_the_solution() -> None:
+    run = slowed(0.5, 0.75, **TIMELY)
+    run.freeze.start = 151
+    for number in range(PHASES.monitoring + 1, 151):
+        run.steps[number] = replace(run.steps[number], step_s=1.0, effective_update=1.0)
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff) == (0.75, 0.5)
+    run.freeze.start = None
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, None, None)
+
+
+def test_steps_of_fewer_ranks_are_not_held_against_those_of_more() -> None:
+    run = slowed(0.5, 0.75, method="apf", warm_up=PHASES.monitoring)
+    run = shrunk(run, timelines(STEPS + 1, Random(4), windows=2))
+    last = run.steps[STEPS + 1]
+    run.steps[STEPS + 1] = replace(last, step_s=1.5, effective_update=0.5, gradient_energy=1.0)
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, 0.5, None)
+    assert "freezing costs more" not in render(run)
+
+
+def test_steps_before_anything_settled_are_not_held_against_those_with_nothing_frozen() -> None:
+    run = slowed(0.5, 0.75, method="autofreeze", warm_up=20)
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert (numbers.kappa, numbers.p_eff) == (0.75, 0.5)
+    assert "Lower freeze.autofreeze_percentile, or" in render(run)
+
+
+def test_each_rank_has_a_histogram_of_its_parameters(page: str) -> None:
+    drawn = re.findall(r"<title>(Rank \d: how often each parameter was frozen)</title>", page)
+    assert len(drawn) == RANKS
+    bars = page[page.index(f"<title>{drawn[0]}") :].split("</svg>")[0]
+    assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 12
+
+
+def test_histograms_of_many_ranks_are_one(run: RunRecord) -> None:
+    many = fold(freezing_records())
+    for rank in range(RANKS, 9):
+        told = FreezeReport(step=STEPS, rank=rank, actions=(), passes=10, counts=((10 + rank, (10, 0)),))
+        many.take(Record(time_s=many.ended_s, event=told))
+    html = render(many)
+    assert "All ranks: how often each parameter was frozen" in html
+    assert "Rank 0: how often" not in html
+
+
+def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: RunRecord) -> None:
+    assert "Over all 200 steps; each layer counts where it was held last.</p>" in render(run)
+    # Step 200 was trained after layers 2 and 3 had moved to ranks 1 and 2; rank 3 was lost before it told of step 199.
+    moved = [(0, (0, 1)), (1, (2,)), (2, (3, 4, 5, 6)), (3, (7, 8, 9))]
+    shifted = RunRecord()
+    for record in freezing_records():
+        event = record.event
+        if isinstance(event, FreezeReport) and event.step == STEPS:
+            layers = moved[event.rank][1]
+            event = replace(event, counts=tuple((layer, event.counts[0][1]) for layer in layers))
+        if not (isinstance(event, FreezeReport) and (event.step, event.rank) == (STEPS - 1, 3)):
+            shifted.take(Record(time_s=record.time_s, event=event))
+    html = render(shifted)
+    for rank, layers in moved:
+        bars = html[html.index(f"<title>Rank {rank}: how often") :].split("</svg>")[0]
+        assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 4 * len(layers)
+    counted = shifted.freeze.counted.add_up(shifted.steps, MICROBATCHES)
+    assert counted is not None
+    assert (counted.steps, counted.whole) == (200, 199)
+    assert [counted.layers[layer].passes for layer in (0, 9)] == [200 * MICROBATCHES, 199 * MICROBATCHES]
+    assert "Whole for 199 of them" in html
+
+
+def test_an_older_log_tells_of_each_ranks_newest_plan() -> None:
+    old = RunRecord()
+    for record in freezing_records():
+        event = record.event
+        if isinstance(event, FreezeReport):
+            event = replace(event, passes=0, counts=())
+        old.take(Record(time_s=record.time_s, event=event))
+    html = render(old)
+    bars = html[html.index("<title>Rank 0: how often") :].split("</svg>")[0]
+    assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 12
+    assert "Since each rank began with its newest plan" in html
+
+
+def test_what_is_told_again_counts_once(run: RunRecord) -> None:
+    again = RunRecord()
+    for record in freezing_records():
+        again.take(record)
+        if isinstance(record.event, FreezeReport):
+            again.take(record)
+    assert again.freeze == run.freeze
+
+
+def test_every_share_falls_into_one_bin() -> None:
+    assert histogram.bins([0.0, 0.049, 0.05, 0.999, 1.0]) == [2, 1, *[0] * 16, 0, 2]
+    assert sum(histogram.bins([step / 40 for step in range(41)])) == 41
+
+
+def test_a_method_without_a_solution_shows_what_was_frozen_of_late() -> None:
+    run = fold(records(steps=40))
+    run.spec = {**run.spec, "freeze": {"method": "apf", "warm_up": 10}}
+    action = FrozenAction(stage=1, microbatch=2, planned=0.5, actual=0.25, parameters=0.3)
+    for step in range(11, 41):
+        run.take(Record(time_s=run.ended_s, event=FreezeReport(step=step, rank=1, actions=(action,))))
+    html = render(run)
+    assert "stage 1, microbatch 2: 25.0 % frozen" in html
+    assert "share of weight-gradient time frozen of late" in html
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert numbers.average_freeze_ratio == pytest.approx(0.3 * 30 / 40)
+    assert "freezing: steps 11 to 40" in html
+
+
+def test_a_resume_voids_what_was_frozen_after_its_checkpoint() -> None:
+    run = fold(freezing_records())
+    formed = next(r.event for r in records(steps=1) if isinstance(r.event, Formed))
+    run.take(Record(time_s=run.ended_s, event=replace(formed, start=CheckpointRef(path="s", step=40))))
+    assert max(run.freeze.steps) == 40
+    assert max(run.measured) == PHASES.monitoring
+    assert run.freeze.counts == {}
+    Page(render(run))
+
+
+@pytest.mark.parametrize("kept", [1, 2, 8, 30, 60, 120, 180, 260, 400])
+def test_a_freezing_log_that_breaks_off_anywhere_still_gives_a_page(kept: int) -> None:
+    Page(render(fold(freezing_records()[:kept])))
+
+
+def test_a_job_that_never_freezes_says_nothing_of_it() -> None:
+    html = render(fold(records()))
+    for words in ("Freezing", "kappa", 'class="band', 'class="heat"', "Plans considered", "Predicted step"):
+        assert words not in html, words
+
+
+def test_what_the_planner_warns_of_is_a_note() -> None:
+    run = fold(records(steps=3))
+    run.take(Record(time_s=run.ended_s, event=Warned(text="freezing < does not pay")))
+    assert "freezing &lt; does not pay" in render(run)
+
+
+def test_the_plan_stands_beside_each_program_s_own_pick() -> None:
+    taken = replace(
+        plan(),
+        partition="dynpipe",
+        predicted_step_s=0.131,
+        predicted_bubble=0.27,
+        predicted_peak_memory_bytes=123_000_000,
+    )
+    picks = (
+        considered("parameter", ((0, 4), (4, 6), (6, 8), (8, 10)), 0.14, "6.9 % slower"),
+        considered("dynpipe", taken.layers, 0.131),
+        considered("memory", None, None, "does not <fit>"),
+        replace(considered("bottleneck", taken.layers, 0.12, "other"), schedule="gpipe"),
+    )
+    log = [
+        Record(time_s=record.time_s, event=Issued(plan=taken, considered=picks))
+        if isinstance(record.event, Issued)
+        else record
+        for record in records()
+    ]
+    assert Record.from_json(log[1].to_json()) == log[1]
+    html = render(fold(log))
+    rows = re.findall(r"<tr><td>(\w+)</td><td>([\w-]+)</td>.*?</tr>", html[html.index("Plans considered") :])
+    assert rows == [("dynpipe", "1f1b"), ("parameter", "1f1b"), ("memory", "1f1b"), ("bottleneck", "gpipe")]
+    assert html.count('<span class="pill good">taken</span>') == 1
+    text = Page(html).text
+    for words in ("131 ms", "3 + 2 + 2 + 3", "does not <fit>", "27.0%", "123MB", "measured 13"):
+        assert words in text, words
+
+
+def test_bands_follow_the_method() -> None:
+    assert phase_bands({"method": "none"}, 100) == ()
+    assert phase_bands({}, 100) == ()
+    apf = phase_bands({"method": "apf", "warm_up": 10, "monitoring": None, "ramp": None}, 30)
+    assert [(band.name, band.first, band.last) for band in apf] == [("warm-up", 1, 10), ("freezing", 11, 30)]
+    timely = {"method": "timelyfreeze", "warm_up": 0, "monitoring": 4, "ramp": 4}
+    assert [(band.name, band.first, band.last) for band in phase_bands(timely, 9)] == [
+        ("monitoring, nothing frozen", 1, 2),
+        ("monitoring, all frozen", 3, 4),
+        ("stable", 5, 9),
+    ]
+    assert phase_at(phase_bands(timely, 9), 4) == "monitoring, all frozen"
+    assert phase_at((), 4) is None
+
+
+def test_the_newest_solution_is_shown() -> None:
+    log = freezing_records()
+    again = replace(solved(), ratios=((0, 0, 0.5),), solve_s=0.5)
+    run = fold([*log, Record(time_s=log[-1].time_s, event=again)])
+    assert isinstance(run.freeze.solved, FreezeSolved)
+    assert run.freeze.solved.solve_s == 0.5
+
+
+def test_the_spec_of_the_newest_start_says_the_method() -> None:
+    log = freezing_records()
+    run = fold(log)
+    unfrozen = Submitted(job="python-docs-gpt", epoch=2, spec={"freeze": {"method": "none"}}, resume=True)
+    run.take(Record(time_s=run.ended_s, event=unfrozen))
+    assert freeze_numbers(run) is None

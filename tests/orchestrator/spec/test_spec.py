@@ -1,0 +1,347 @@
+"""The job spec: TOML, overrides and Python give the same object, and every mistake gets a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from orchestrator.spec import reference as spec_reference
+from orchestrator.spec.checks import check, needs_profile, searched
+from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load, parse_override
+from workers.config import ElasticConfig, FreezeConfig, ModelConfig, OptimizerConfig
+from workers.protocol import JobError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def mistake(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(JobError) as caught:
+        load(written(folder, text), overrides)
+    return str(caught.value)
+
+
+def test_toml_and_python_give_the_same_object(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        [job]
+        name = "first"
+        steps = 20
+        [model]
+        family = "llama"
+        layers = 4
+        [optimizer]
+        clip_norm = "null"
+        [pipeline]
+        ranks = 2
+        partition = [2, 4]
+        recompute = [0, 1]
+        [cluster]
+        resources_per_rank = { CPU = 0.5 }
+        [cluster.emulated]
+        forward_s = [0.1, 0.2]
+        """,
+    )
+    spec = load(path)
+    assert spec == Spec(
+        job=JobConfig(name="first", steps=20),
+        model=ModelConfig(family="llama", layers=4),
+        optimizer=OptimizerConfig(clip_norm=None),
+        pipeline=PipelineConfig(ranks=2, partition=(2, 4), recompute=(0, 1)),
+        cluster=ClusterConfig(
+            resources_per_rank={"CPU": 0.5},
+            emulated=ClusterConfig().emulated.model_copy(update={"forward_s": (0.1, 0.2)}),
+        ),
+    )
+    assert spec.job.folder == "runs/first"
+
+
+def test_overrides_are_toml_values_or_bare_words(tmp_path: Path) -> None:
+    spec = load(
+        written(tmp_path, '[job]\nname = "a"\nsteps = 5\n'),
+        [
+            "job.steps=7",
+            "data.source=my.module:rows",
+            "pipeline.partition=[1, 2]",
+            "pipeline.ranks = 2",
+            "cluster.emulated.forward_s=0.5",
+            "optimizer.clip_norm=null",
+            'job.output="runs/a=b"',
+        ],
+    )
+    assert spec.job.steps == 7
+    assert spec.job.output == "runs/a=b"
+    assert spec.data.source == "my.module:rows"
+    assert spec.pipeline.partition == (1, 2)
+    assert spec.pipeline.ranks == 2
+    assert spec.cluster.emulated.forward_s == 0.5
+    assert spec.optimizer.clip_norm is None
+    assert parse_override("a.b=true") == (("a", "b"), True)
+    assert parse_override("a.b=") == (("a", "b"), "")
+
+
+JOB = '[job]\nname = "a"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "expected"),
+    [
+        (JOB + "[model]\nwidht = 3", (), "job.toml: [model] has no key 'widht'; did you mean 'width'?"),
+        (
+            JOB + "[pipline]\nranks = 3",
+            (),
+            "job.toml: there is no section 'pipline'; did you mean 'pipeline'?",
+        ),
+        (JOB + "[model]\nlr = 3", (), "job.toml: [model] has no key 'lr'; 'lr' belongs to [optimizer]"),
+        (JOB + "[checkpoint]\nzzzzzz = 3", (), "[checkpoint] has no key 'zzzzzz'; it has every_steps, keep"),
+        (JOB + "[model]\nlayers = 'many'", (), "model.layers = 'many': should be a valid integer"),
+        (JOB + "[model]\nfamily = 'gpx'", (), "model.family = 'gpx': should be 'gpt', 'llama' or 'vit'"),
+        (JOB + "[pipeline]\nranks = -1", (), "pipeline.ranks = -1: should be greater than 0"),
+        (
+            JOB + "[pipeline]\npartition = 'even'",
+            (),
+            "pipeline.partition = 'even': should be 'parameter', 'memory', 'time', 'bottleneck' or 'dynpipe' or"
+            " should be a list",
+        ),
+        (JOB + "[pipeline]\npartition = [2, 0]", (), "item 2 should be greater than 0"),
+        (JOB + "[pipeline]\nranks = 'all'", (), "pipeline.ranks = 'all': should be"),
+        (JOB + "[pipeline]\nmicrobatches = 0", (), "pipeline.microbatches = 0: should be greater than 0"),
+        (JOB + "[freeze]\nr_max = 1.5", (), "freeze.r_max = 1.5: should be less than or equal to 1"),
+        (JOB + "[freeze]\nr_max = -0.1", (), "freeze.r_max = -0.1: should be greater than or equal to 0"),
+        (
+            JOB + "[freeze]\nmethod = 'timely'",
+            (),
+            "freeze.method = 'timely': should be 'none', 'timelyfreeze'",
+        ),
+        (
+            JOB + "[cluster]\nmemory_per_rank_bytes = 0",
+            (),
+            "memory_per_rank_bytes = 0: should be greater than 0",
+        ),
+        (JOB + "[pipeline]\nranks = 2.5", (), "pipeline.ranks = 2.5: should be a valid integer"),
+        ("[job]\nname = 'a/b'", (), "job.name = 'a/b' does not fit. Name of the job"),
+        ("[model]\nlayers = 3", (), "job.toml: the section [job] is missing"),
+        ("[job]\nsteps = 3", (), "job.toml: job.name is missing"),
+        (JOB + "x = ", (), "job.toml is not TOML: Invalid value"),
+        (JOB + "seed = 1 2", (), "line 3"),
+        ("job = 3", (), "[job] should be a section of keys, not 3"),
+        (JOB, ("model.widht=3",), "--set model.widht: [model] has no key 'widht'; did you mean 'width'?"),
+        (JOB, ("model.width=abc",), "--set model.width: model.width = 'abc': should be a valid integer"),
+        (
+            JOB,
+            ("cluster.emulated.forward=1",),
+            "[cluster.emulated] has no key 'forward'; did you mean 'forward_s'?",
+        ),
+        (JOB, ("width=3",), "--set width=3: expected section.key=value"),
+        (JOB, ("model.width",), "--set model.width: expected section.key=value"),
+        (JOB, ("job.name.x=3",), "--set job.name.x: job.name is a value, not a section"),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    tmp_path: Path, text: str, overrides: tuple[str, ...], expected: str
+) -> None:
+    assert expected in mistake(tmp_path, text, *overrides)
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    told = mistake(tmp_path, JOB + "[model]\nwidht = 3\nlayers = 'x'\n[optimizer]\nlr = -1").split("\n")
+    assert len(told) == 3
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"cannot read the spec .*nowhere\.toml: No such file"):
+        load(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "cluster", "expected"),
+    [
+        (
+            PipelineConfig(ranks=5, replicas=2),
+            ClusterConfig(),
+            "pipeline.ranks = 5 is not divisible by pipeline.replicas = 2.*choose 4 or 6",
+        ),
+        (PipelineConfig(ranks=1, replicas=2), ClusterConfig(), "choose 2"),
+        (
+            PipelineConfig(ranks=2, partition=(2, 2, 2)),
+            ClusterConfig(),
+            "lists 3 stages, but 1f1b on 2 ranks has 2",
+        ),
+        (
+            PipelineConfig(ranks=2, schedule="zbv", partition=(2, 2)),
+            ClusterConfig(),
+            "lists 2 stages, but zbv on 2 ranks has 4",
+        ),
+        (PipelineConfig(), ClusterConfig(device="cuda", resources_per_rank={"CPU": 1}), "reserves no GPU"),
+        (
+            PipelineConfig(),
+            ClusterConfig(address="http://x"),
+            "use local, auto, HOST:PORT, or ray://HOST:PORT",
+        ),
+        (
+            PipelineConfig(schedule="1f2b"),
+            ClusterConfig(),
+            "pipeline.schedule: unknown schedule '1f2b', did you mean '1f1b'",
+        ),
+        (
+            PipelineConfig(ranks=4, schedule="interleaved", microbatches=2),
+            ClusterConfig(),
+            "2 microbatches on 4 ranks, needs a multiple of the ranks: use 4 microbatches",
+        ),
+        (
+            PipelineConfig(ranks="auto", partition=(2, 3)),
+            ClusterConfig(),
+            'lists 2 stages, and pipeline.ranks = "auto" leaves open how many there are',
+        ),
+        (
+            PipelineConfig(ranks=5, replicas=2, schedule="auto"),
+            ClusterConfig(),
+            "not divisible by pipeline.replicas = 2",
+        ),
+        (PipelineConfig(ranks="auto", schedule="1f2b"), ClusterConfig(), "unknown schedule '1f2b'"),
+        (PipelineConfig(ranks="auto", schedule="zbv", chunks=3), ClusterConfig(), "3 chunks per rank"),
+        (PipelineConfig(schedule="csv:/nowhere.csv"), ClusterConfig(), "cannot read it: No such file"),
+        (PipelineConfig(schedule="csv:x", chunks=2), ClusterConfig(), "pipeline.chunks does not go with"),
+    ],
+)
+def test_keys_that_do_not_fit_together(
+    pipeline: PipelineConfig, cluster: ClusterConfig, expected: str
+) -> None:
+    with pytest.raises(JobError, match=expected):
+        check(Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster))
+
+
+@pytest.mark.parametrize("key", ["ranks", "schedule", "microbatches"])
+def test_what_is_auto_is_left_to_a_search(key: str) -> None:
+    pipeline = PipelineConfig.model_validate({"ranks": 2, key: "auto"})
+    check(Spec(job=JobConfig(name="a"), pipeline=pipeline))
+    assert searched(pipeline) == (key,)
+
+
+@pytest.mark.parametrize(
+    ("elastic", "ranks", "expected"),
+    [
+        (
+            {"redundancy": "peer"},
+            1,
+            r'"peer" keeps a copy of every layer on another rank, and the job has 1: use more',
+        ),
+        ({"min_ranks": 3}, 2, "elastic.min_ranks = 3, and the job has 2 ranks: it would never begin"),
+        (
+            {"redundancy": "none", "spares": 1},
+            2,
+            "elastic.spares = 1, but elastic.redundancy = .none. ends the job",
+        ),
+        ({"redundancy": "none", "min_ranks": 2}, 2, "elastic.min_ranks = 2, but elastic.redundancy = .none."),
+        (
+            {"redundancy": "none", "salvage": "weights"},
+            2,
+            'elastic.salvage = "weights", but elastic.redundancy',
+        ),
+        ({"notices": ("ray", "ray")}, 2, "names a source twice"),
+        ({"notice_file": ""}, 2, "names no file"),
+    ],
+)
+def test_elastic_nonsense_is_refused(elastic: dict[str, Any], ranks: int, expected: str) -> None:
+    spec = Spec(
+        job=JobConfig(name="a"),
+        pipeline=PipelineConfig(ranks=ranks),
+        elastic=ElasticConfig.model_validate(elastic),
+    )
+    with pytest.raises(JobError, match=expected):
+        check(spec)
+
+
+def test_elastic_sense_is_not() -> None:
+    sense: tuple[tuple[ElasticConfig, int | Literal["auto"]], ...] = (
+        (ElasticConfig(), 1),
+        (ElasticConfig(redundancy="checkpoint", spares=2), 1),
+        (ElasticConfig(redundancy="peer", min_ranks=2), 2),
+        (ElasticConfig(redundancy="peer"), "auto"),
+    )
+    for elastic, ranks in sense:
+        check(Spec(job=JobConfig(name="a"), pipeline=PipelineConfig(ranks=ranks), elastic=elastic))
+
+
+def test_freezing_is_checked_before_anything_runs() -> None:
+    freeze = FreezeConfig(method="timelyfreeze", warm_up=5, monitoring=4)
+    with pytest.raises(JobError, match="phases must come in order"):
+        check(Spec(job=JobConfig(name="a"), freeze=freeze))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "cluster", "needed"),
+    [
+        (PipelineConfig(), ClusterConfig(), False),
+        (PipelineConfig(partition=(2, 3)), ClusterConfig(), False),
+        (PipelineConfig(partition="time"), ClusterConfig(), True),
+        (PipelineConfig(schedule="auto"), ClusterConfig(), True),
+        (PipelineConfig(schedule="csv:x", ranks="auto"), ClusterConfig(), False),
+        (PipelineConfig(), ClusterConfig(memory_per_rank_bytes=10**9), True),
+    ],
+)
+def test_a_profile_is_needed_where_costs_decide(
+    pipeline: PipelineConfig, cluster: ClusterConfig, needed: bool
+) -> None:
+    spec = Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster)
+    assert needs_profile(spec) is needed
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("0F0,0B0\n1F0,1B0,1X0", "row 2, column 3: '1X0' is not an action"),
+        ("0F0,0B0", "1 ranks (rows), but 2 are asked for"),
+        ("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1", "2 microbatches, but 1 are asked for"),
+        ("0B0,0F0\n1F0,1B0", "row 1, column 1"),
+        ("", "no actions"),
+        ("0F0\n1F0,1B0", "the first 1 of its 2 stages have no backward, and a job trains all layers"),
+    ],
+)
+def test_a_table_with_a_mistake_is_named_with_its_place(tmp_path: Path, table: str, expected: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(table)
+    pipeline = PipelineConfig(ranks=2, microbatches=1, schedule=f"csv:{path}")
+    with pytest.raises(JobError) as caught:
+        check(Spec(job=JobConfig(name="a"), pipeline=pipeline))
+    assert expected in str(caught.value)
+
+
+def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [field.annotation for field in section.model_fields.values()]
+    return [section] + [
+        each
+        for kind in inner
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for each in sections(kind)
+    ]
+
+
+def test_every_key_has_a_docstring() -> None:
+    bare = [
+        f"{section.__name__}.{name}"
+        for section in sections(Spec)
+        for name, field in section.model_fields.items()
+        if not field.description and not name.startswith("_")
+    ]
+    assert bare == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "spec.md").read_text() == spec_reference.reference(), (
+        "run: python -m orchestrator.spec.reference > docs/spec.md"
+    )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_example_is_a_spec(path: Path) -> None:
+    check(load(path))

@@ -1,0 +1,246 @@
+"""The ledger: a sound log is proved, and each kind of unsound one is told by its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_run import BATCHES, SPEC, TRAIN_SAMPLES, ElasticRun, eventful
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.events.types import EventLog, Finished, Formed, Record, Regrouped, Submitted
+from orchestrator.verify.ledger import Ledger, audit
+from orchestrator.verify.verification import report, verify_run
+from workers.data.sampling import train_indices
+from workers.protocol import CheckpointReport, JobError, StepReport
+
+
+def wrong(records: list[Record]) -> list[str]:
+    return audit(records, TRAIN_SAMPLES).wrong
+
+
+def changed(index: int, **fields: Any) -> list[Record]:
+    """The eventful log with fields of the step report at `index` (of those) changed."""
+    records = eventful().records
+    places = [place for place, record in enumerate(records) if isinstance(record.event, StepReport)]
+    event = records[places[index]].event
+    assert isinstance(event, StepReport)
+    records[places[index]] = replace(records[places[index]], event=replace(event, **fields))
+    return records
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> ElasticRun:
+    """A sound job with any sequence of losses, joins, checkpoints and returns to them."""
+    run = ElasticRun()
+    run.submit()
+    run.form((0, 1, 2, 3))
+    for rank in range(4, 4 + draw(st.integers(0, 6))):
+        run.train(draw(st.integers(0, 4)))
+        if draw(st.booleans()):
+            run.save()
+        what = draw(st.sampled_from(("loss", "join", "return", "resume")))
+        if what == "join":
+            run.rank(rank)
+            run.regroup((*run.members, rank), cause="join", joined=(rank,))
+        elif what == "resume":
+            run.submit(epoch=run.epoch + 1, resume=True)
+            run.form(run.members, from_checkpoint=True)
+        else:
+            lost = run.members[0]
+            run.lose(lost)
+            run.regroup((*run.members[1:], rank), lost=(lost,), from_checkpoint=what == "return")
+    run.train(draw(st.integers(1, 5)))
+    run.finish()
+    return run
+
+
+@given(histories())
+def test_a_sound_job_is_proved_whatever_befell_it(run: ElasticRun) -> None:
+    ledger = audit(run.records, TRAIN_SAMPLES)
+    assert ledger.wrong == ledger.unproved == []
+    assert ledger.steps == ledger.proved_samples == run.step
+    assert ledger.generations == run.generation
+
+
+@given(histories(), st.data())
+def test_a_report_that_is_lost_or_doubled_is_noticed(run: ElasticRun, data: st.DataObject) -> None:
+    ledger = audit(run.records, TRAIN_SAMPLES)
+    # One that stands: what a return to a checkpoint voids may well be lost.
+    victim = data.draw(st.sampled_from([each for each in ledger.standing if each is not None]))
+    place = next(place for place, record in enumerate(run.records) if record.event is victim)
+    without = [*run.records[:place], *run.records[place + 1 :]]
+    assert audit(without, TRAIN_SAMPLES).wrong
+    doubled = [*run.records[: place + 1], run.records[place], *run.records[place + 1 :]]
+    assert f"step {victim.step} was committed twice" in audit(doubled, TRAIN_SAMPLES).wrong[0]
+
+
+def test_a_return_to_a_checkpoint_voids_what_came_after() -> None:
+    ledger = audit(eventful().records, TRAIN_SAMPLES)
+    assert (ledger.steps, ledger.superseded, ledger.generations, ledger.epochs) == (12, 6, 4, 1)
+    assert [report.generation for report in ledger.standing if report is not None] == [1] * 4 + [4] * 8
+    assert [checkpoint.step for checkpoint in ledger.checkpoints] == [4, 12]
+
+
+def test_a_return_to_a_checkpoint_may_take_more_than_one_generation() -> None:
+    run = ElasticRun()
+    run.submit()
+    run.form((0, 1, 2, 3))
+    run.train(4)
+    run.save()
+    run.train(5)
+    run.lose(0)
+    run.form((1, 2, 3), from_checkpoint=True)
+    # Another one is lost before that generation trains.
+    run.lose(1)
+    run.step = 9
+    run.regroup((2, 3), lost=(0, 1), from_checkpoint=True)
+    run.train(2)
+    run.lose(2)
+    run.regroup((3,), lost=(2,))
+    run.finish()
+    ledger = audit(run.records, TRAIN_SAMPLES)
+    assert ledger.wrong == []
+    assert (ledger.steps, ledger.superseded) == (6, 5)
+
+
+def test_a_step_with_another_steps_samples_is_told() -> None:
+    assert wrong(changed(0, samples_digest=BATCHES.digest(3, TRAIN_SAMPLES))) == [
+        "step 1 did not use the samples at positions 0 to 11 of the data's order, but those of step 3"
+    ]
+    # The last one stands: step 12, positions 132 to 143.
+    assert wrong(changed(-1, samples_digest="0" * 64)) == [
+        "step 12 did not use the samples at positions 132 to 143 of the data's order"
+    ]
+    assert wrong(changed(-1, samples=11)) == ["step 12 used 11 samples, where a step has 12"]
+
+
+def test_steps_use_every_position_once() -> None:
+    used = [
+        index
+        for step in range(5)
+        for microbatch in range(BATCHES.microbatches)
+        for index in train_indices(5, step, microbatch, BATCHES.microbatches, BATCHES.microbatch_size, 60)
+    ]
+    assert sorted(used) == list(range(60))
+
+
+def test_old_logs_are_not_proved() -> None:
+    records = eventful().records
+    old = [
+        replace(record, event=replace(record.event, samples_digest=""))
+        if isinstance(record.event, StepReport)
+        else record
+        for record in records
+    ]
+    ledger = audit(old, TRAIN_SAMPLES)
+    assert ledger.wrong == []
+    assert ledger.unproved == ["which samples 12 of 12 steps used: their reports do not say"]
+    assert "no sample" not in report(ledger, checkpoints=1)[-1]
+
+
+def edit(kind: type, change: Callable[[Any], Any], number: int = -1) -> list[Record]:
+    """The eventful log with one event of `kind` changed."""
+    records = eventful().records
+    places = [place for place, record in enumerate(records) if isinstance(record.event, kind)]
+    place = places[number]
+    records[place] = replace(records[place], event=change(records[place].event))
+    return records
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (edit(Finished, lambda e: replace(e, step=11)), "finished at step 11, but the log has 12 steps"),
+        (edit(Finished, lambda e: replace(e, stopped=False)), "at step 12 of 1000 though nobody stopped it"),
+        (edit(Finished, lambda e: replace(e, state_sha256="f" * 64)), "ended with state_sha256"),
+        (
+            edit(Formed, lambda e: replace(e, generation=replace(e.generation, number=2))),
+            "generation 2 was formed after generation 3",
+        ),
+        (
+            edit(Formed, lambda e: replace(e, generation=replace(e.generation, epoch=2))),
+            "generation 4 was formed by controller epoch 2 during epoch 1",
+        ),
+        (edit(Formed, lambda e: replace(e, start=None)), "without a checkpoint, but 6 later steps, up to 10"),
+        (
+            edit(Regrouped, lambda e: replace(e, steps_lost=2)),
+            "says that 2 committed steps were lost; the log shows 6",
+        ),
+        (edit(Regrouped, lambda e: replace(e, rerun=2), 0), "generation 2 ran 2 steps in flight again"),
+        (
+            edit(Regrouped, lambda e: replace(e, generation=9)),
+            "generation 9 trained, but the log does not say",
+        ),
+        (edit(Regrouped, lambda e: replace(e, step=3)), "was formed at step 4 and trained from 3"),
+        (
+            [
+                *eventful().records,
+                replace(eventful().records[0], event=Submitted(job="e", epoch=1, spec=SPEC, resume=True)),
+            ],
+            "controller epoch 1 came after epoch 1",
+        ),
+        (changed(5, generation=9), "step 6 was committed by generation 9, which was not formed"),
+        (
+            changed(5, generation=1),
+            "step 6 of generation 1 was announced after generation 2 had begun at step 4",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_by_number(records: list[Record], said: str) -> None:
+    assert any(said in text for text in wrong(records)), wrong(records)
+
+
+def test_a_log_without_an_end_or_a_beginning_says_so() -> None:
+    records = eventful().records
+    assert audit(records[:-1], TRAIN_SAMPLES).unproved[0].startswith("how the job ends")
+    run = ElasticRun()
+    run.submit(resume=True)
+    run.checkpoint = 4
+    run.form((0, 1), from_checkpoint=True)
+    run.train(2)
+    run.finish()
+    ledger = audit(run.records, TRAIN_SAMPLES)
+    assert ledger.wrong == []
+    assert ledger.unproved == ["steps 1 to 4 are not in this log"]
+    assert ledger.steps == 6
+
+
+def test_the_command_says_what_is_wrong_and_fails(tmp_path: Path) -> None:
+    def written(name: str, records: list[Record]) -> str:
+        log = EventLog(tmp_path / name / "events.jsonl")
+        for record in records:
+            log.append(record)
+        log.close()
+        return str(tmp_path / name)
+
+    unsaved = [record for record in eventful().records if not isinstance(record.event, CheckpointReport)]
+    sound = CliRunner().invoke(app, ["verify", written("sound", unsaved)])
+    assert sound.exit_code == 0
+    assert "12 steps in 4 generations of 1 controller; 6 committed steps run again" in sound.stdout
+    # Its checkpoint was never written.
+    ledger, _ = verify_run(written("again", eventful().records))
+    assert "was reported whole and is gone" in ledger.wrong[0]
+    broken = CliRunner().invoke(app, ["verify", written("broken", changed(-1, step=13))])
+    assert broken.exit_code == 1
+    assert "WRONG: step 12 missing: step 13 came after step 11" in broken.stdout
+
+
+def test_a_folder_without_a_run_is_a_users_error(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="there is no folder"):
+        verify_run(str(tmp_path / "none"))
+    with pytest.raises(JobError, match="holds no event log"):
+        verify_run(str(tmp_path))
+    (tmp_path / "events.jsonl").write_text("no event\n")
+    with pytest.raises(JobError, match="line 1, is no event"):
+        verify_run(str(tmp_path))
+
+
+def test_an_empty_ledger_claims_no_samples() -> None:
+    assert report(Ledger(), 0)[-1] == "proved: no step missing or doubled"

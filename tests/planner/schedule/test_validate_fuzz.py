@@ -1,0 +1,60 @@
+"""Right schedules with one thing changed: what `validate` still accepts runs, and adds up in order."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.ir import Action, Kind, Schedule
+from planner.schedule.passes import add_recompute
+from planner.schedule.registry import build
+from planner.schedule.validate import ScheduleError, validate
+from planner.simulation.simulate import Costs, simulate
+
+UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
+
+
+@st.composite
+def right(draw: st.DrawFn) -> Schedule:
+    name = draw(st.sampled_from(["gpipe", "1f1b", "interleaved", "zb-h1", "zbv"]))
+    ranks = draw(st.integers(1, 4))
+    schedule = build(name, ranks, ranks * draw(st.integers(1, 3)))
+    stages = draw(st.sets(st.integers(0, schedule.stages - 1)))
+    return add_recompute(schedule, stages)
+
+
+def accepted(schedule: Schedule, rank: int, program: list[Action]) -> bool:
+    programs = (*schedule.programs[:rank], tuple(program), *schedule.programs[rank + 1 :])
+    changed = replace(schedule, programs=programs)
+    try:
+        validate(changed)
+    except ScheduleError:
+        return False
+    simulate(changed, UNIT)
+    for kinds in ((Kind.FORWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), (Kind.BACKWARD, Kind.WEIGHT_GRAD)):
+        for stage in range(schedule.stages):
+            order = [action.index for action in program if action.stage == stage and action.kind in kinds]
+            assert order == sorted(order)
+    return True
+
+
+@given(schedule=right(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_moving_an_action(schedule: Schedule, data: st.DataObject):
+    rank = data.draw(st.integers(0, schedule.ranks - 1))
+    program = list(schedule.programs[rank])
+    places = st.integers(0, len(program) - 1)
+    program.insert(data.draw(places), program.pop(data.draw(places)))
+    accepted(schedule, rank, program)
+
+
+@given(schedule=right(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_leaving_one_out_or_doubling_one(schedule: Schedule, data: st.DataObject):
+    rank = data.draw(st.integers(0, schedule.ranks - 1))
+    program = list(schedule.programs[rank])
+    place = data.draw(st.integers(0, len(program) - 1))
+    without = program[:place] + program[place + 1 :]
+    assert accepted(schedule, rank, without) == (program[place].kind is Kind.RECOMPUTE)
+    other = data.draw(st.integers(0, schedule.ranks - 1))
+    assert not accepted(schedule, other, [*schedule.programs[other], program[place]])

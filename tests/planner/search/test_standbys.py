@@ -1,0 +1,128 @@
+"""Who stands by whom: in another domain where there is one, near the heirs, and everybody alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+from small_profile import plan
+
+from planner.plan import Plan
+from planner.schedule.registry import families
+from planner.search.standbys import assign
+
+
+def loads(places: tuple[tuple[int, ...], ...], sizes: list[int], world: int) -> list[int]:
+    carried = [0] * world
+    for stood_by, size in zip(places, sizes, strict=True):
+        for place in stood_by:
+            carried[place] += size
+    return carried
+
+
+def test_one_rank_has_nobody() -> None:
+    assert assign(plan(3), ["a"], [1, 1, 1]) == ((), (), ())
+
+
+def test_two_ranks_stand_by_each_other() -> None:
+    assert assign(plan(2, 1), ["a", "a"], [5, 5, 5]) == ((1,), (1,), (0,))
+
+
+def test_a_stage_gives_its_first_layers_to_the_place_before_and_its_last_to_the_place_after() -> None:
+    chosen = assign(plan(*[4] * 5), list("abcde"), [10] * 20)
+    assert chosen[:5] == ((1,), (1,), (1,), (1,), (0,))
+    assert chosen[12:16] == ((2,), (2,), (4,), (4,))
+    assert max(loads(chosen, [10] * 20, 5)) == 50
+
+
+def test_eight_ranks_on_four_nodes_carry_alike_and_nothing_stays_on_its_node() -> None:
+    domains = [f"node{rank // 2}" for rank in range(8)]
+    made = plan(*[3] * 8)
+    chosen = assign(made, domains, [10] * 24)
+    for layer, (place,) in enumerate(chosen):
+        assert domains[place] != domains[layer // 3]
+        # The next node on either side.
+        assert abs(place // 2 - layer // 6) == 1
+    carried = loads(chosen, [10] * 24, 8)
+    assert max(carried) <= 40
+    assert min(carried) >= 20
+
+
+def test_siblings_in_other_domains_serve() -> None:
+    twice = plan(2, 2, replicas=2)
+    assert assign(twice, ["a", "a", "b", "b"], [1] * 4) == ((),) * 4
+    # One domain alone: a sibling is as good as anybody.
+    assert assign(twice, ["a"] * 4, [1] * 4) == ((),) * 4
+
+
+def test_siblings_in_one_domain_do_not_where_there_is_another() -> None:
+    twice = plan(2, 2, replicas=2)
+    # Both holders of rank 0's layers are on a, those of rank 1's on b.
+    chosen = assign(twice, ["a", "b", "a", "b"], [1] * 4)
+    assert [{place % 2 for place in places} for places in chosen] == [{1}, {1}, {0}, {0}]
+    assert max(loads(chosen, [1] * 4, 4)) == 1
+    # Those of rank 0's on a, those of rank 1's apart.
+    assert assign(twice, ["a", "a", "a", "b"], [1] * 4) == ((3,), (3,), (), ())
+
+
+def test_fewer_pipelines_than_replicas_have_as_many_owners_as_pipelines() -> None:
+    once = plan(2, 2, replicas=2, pipelines=1)
+    assert assign(once, ["a", "b"], [1] * 4) == ((1,), (1,), (0,), (0,))
+
+
+def test_the_numbers_must_belong_to_the_plan() -> None:
+    with pytest.raises(ValueError, match="2 places, and 3 domains"):
+        assign(plan(1, 1), ["a"] * 3, [1, 1])
+    with pytest.raises(ValueError, match="2 layers, and the bytes of 3"):
+        assign(plan(1, 1), ["a"] * 2, [1, 1, 1])
+
+
+def random_plan(rng: Random) -> Plan:
+    family = rng.choice([*families().values()])
+    ranks, chunks = rng.randint(1, 6), family.default_chunks
+    stages = family.stages(ranks, chunks)
+    layers = stages + rng.randint(0, 2 * stages)
+    cuts = [0, *sorted(rng.sample(range(1, layers), stages - 1)), layers]
+    replicas = rng.randint(1, 3)
+    return replace(
+        plan(*[stop - first for first, stop in pairwise(cuts)], schedule=family.name, chunks=chunks),
+        replicas=replicas,
+        pipelines=rng.choice([None, *range(1, replicas + 1)]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_one_domain_can_be_lost(seed: int) -> None:
+    rng = Random(seed)
+    made = random_plan(rng)
+    places, layers = made.world_size, made.layers[-1][1]
+    domains = [f"node{rng.randrange(rng.randint(1, 4))}" for _ in range(places)]
+    sizes = [rng.choice([0, 1, 7, 100]) for _ in range(layers)]
+    chosen = assign(made, domains, sizes)
+    assert chosen == assign(made, domains, sizes)
+    for layer, stood_by in enumerate(chosen):
+        owner = made.stage_ranks[made.stage_of_layer(layer)]
+        owners = {*range(owner, places, made.pipeline_ranks)}
+        assert not owners & {*stood_by}
+        holders = {domains[place] for place in owners | {*stood_by}}
+        if len({*domains}) > 1:
+            assert len(holders) > 1
+        elif places > 1:
+            assert len(owners | {*stood_by}) > 1
+        if len({domains[place] for place in owners}) > 1 or places == 1:
+            assert stood_by == ()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 16])
+@pytest.mark.parametrize("per_node", [1, 2, 4])
+def test_equal_ranks_carry_nearly_alike(ranks: int, per_node: int) -> None:
+    """As far as their nodes let them: only a last node that is not full has others to serve than it is served by."""
+    domains = [f"node{rank // per_node}" for rank in range(ranks)]
+    chosen = assign(plan(*[6] * ranks), domains, [10] * 6 * ranks)
+    carried = loads(chosen, [10] * 6 * ranks, ranks)
+    whole = sum(carried)
+    assert whole == 60 * ranks
+    if ranks % per_node == 0:
+        assert max(carried) <= 1.5 * whole / ranks

@@ -1,0 +1,59 @@
+"""What a cluster of other ranks is taken to be like."""
+
+from dataclasses import replace
+
+from small_profile import DEVICE
+
+from planner.profile import Cluster, Link
+from planner.simulation.resized_cluster import like, links_alike, pattern_of
+
+NEAR, FAR = Link(latency_s=0.1, bytes_per_s=1e9), Link(latency_s=0.2, bytes_per_s=1e8)
+SLOW_FAR = replace(FAR, bytes_per_s=1e6)
+
+
+def measured(*machines: str) -> Cluster:
+    devices = tuple(replace(DEVICE, machine=machine) for machine in machines)
+    return Cluster(
+        devices=devices,
+        links=tuple(
+            tuple(None if a == b else NEAR if one == other else FAR for b, other in enumerate(machines))
+            for a, one in enumerate(machines)
+        ),
+        commit_s=0.5,
+        receives_ahead=2,
+    )
+
+
+def test_domains_are_numbered_as_they_appear():
+    assert pattern_of(["b", "a", "b", "c"]) == (0, 1, 0, 2)
+    assert pattern_of([]) == ()
+
+
+def test_links_within_a_domain_are_those_within_a_machine():
+    made = like(measured("a", "a", "b", "b"), (0, 1, 1))
+    assert made.links == ((None, FAR, FAR), (FAR, None, NEAR), (FAR, NEAR, None))
+    assert (made.commit_s, made.receives_ahead) == (0.5, 2)
+    assert not links_alike(measured("a", "a", "b"))
+
+
+def test_where_one_kind_was_measured_the_other_is_like_it():
+    for machines, link in (("aaa", NEAR), ("abc", FAR)):
+        made = like(measured(*machines), (0, 1, 1))
+        assert {found for row in made.links for found in row} == {None, link}
+        assert links_alike(measured(*machines))
+    assert like(measured("a"), (0, 1)).links == ((None, None), (None, None))
+
+
+def test_the_median_link_and_device_and_the_least_memory_are_taken():
+    cluster = measured("a", "b", "c")
+    links = tuple(
+        tuple(link if a != 0 or link is None else SLOW_FAR for link in row)
+        for a, row in enumerate(cluster.links)
+    )
+    devices = tuple(
+        replace(device, slowdown=slowdown, memory_bytes=memory)
+        for device, slowdown, memory in zip(cluster.devices, (3.0, 1.0, 1.5), (10, 7, 8), strict=True)
+    )
+    made = like(replace(cluster, links=links, devices=devices), (0, 1, 2, 3))
+    assert {link for row in made.links for link in row} == {None, FAR}
+    assert [(device.slowdown, device.memory_bytes) for device in made.devices] == [(1.5, 7)] * 4

@@ -1,0 +1,119 @@
+"""What travels after the window, counted by hand: replicas' gradients, and those that standbys are sent."""
+
+from dataclasses import replace
+
+import pytest
+from small_profile import layer, plan, profile
+
+from planner.plan import Plan
+from planner.profile import Link, Matrix
+from planner.schedule.registry import build
+from planner.simulation.predict import predict
+from planner.simulation.traffic import exchanged_s, shipped_bytes, shipped_s, standby_bytes, standby_update_s
+
+LINK = Link(
+    latency_s=0.5,
+    bytes_per_s=8.0,
+    sender_s=0.25,
+    sender_s_per_byte=0.0625,
+    receiver_s=0.125,
+    receiver_s_per_byte=0.03125,
+)
+SIZES = {"gradient_bytes": 16, "boundary_bytes": 0, "boundary_grad_bytes": 0}
+TWO = profile(layer("a", **SIZES), layer("b", **SIZES), link=LINK)
+CROSSED = plan(1, 1, standbys=((1,), (0,)))
+
+
+def test_a_standby_takes_a_layers_state_and_one_gradient():
+    assert standby_bytes(TWO, CROSSED) == (40 + 80 + 16, 40 + 80 + 16)
+    assert standby_bytes(TWO, plan(1, 1)) == (0, 0)
+    assert standby_bytes(TWO, plan(1, 1, standbys=((1,), ()))) == (0, 136)
+    assert shipped_bytes(TWO, CROSSED) == 32
+    assert standby_update_s(TWO, CROSSED) == (0.5, 0.5)
+
+
+def test_gradients_are_sent_when_they_are_final_and_taken_in_after_the_own_are_sent():
+    # 16 bytes: 1.25 s of the sender, 2 s of the link, 0.5 s until it arrives, 0.625 s of the receiver.
+    assert shipped_s(TWO, CROSSED, (10.0, 10.0)) == (10 + 1.25 + 2 + 0.5 + 0.625,) * 2
+    # Rank 1 was ready long before.
+    assert shipped_s(TWO, CROSSED, (10.0, 0.0)) == (10 + 1.25 + 0.625, 10 + 1.25 + 2 + 0.5 + 0.625)
+    # Two messages share a link: the second waits for it.
+    both = plan(2, standbys=((1,), (1,)), replicas=2)
+    assert shipped_s(TWO, both, (0.0, 0.0)) == (2.5, 1.25 + 2 + 2 + 0.5 + 0.625)
+
+
+def test_replicas_gather_and_give_back():
+    matrix = (Matrix(name="w", parameters=4, weight_grad_s=4.0),)
+    one = profile(layer("a", **{**SIZES, "matrices": matrix}), link=LINK)
+    twice = plan(1, replicas=2)
+    # Half of 16 bytes and half a message each way, twice.
+    way_s = (0.125 + 8 * 0.0625) + 8 / 8 + 0.5 + (0.0625 + 8 * 0.03125)
+    assert exchanged_s(one, twice) == (2 * way_s,)
+    assert exchanged_s(one, replace(twice, pipelines=1)) == (0,)
+    assert exchanged_s(one, plan(1)) == (0,)
+    # Two replicas each bring two gradients to every sum, and take one back.
+    four = exchanged_s(one, plan(1, replicas=4, pipelines=2))[0]
+    brought_s = (0.25 + 16 * 0.0625) + 16 / 8 + 0.5 + (0.125 + 16 * 0.03125)
+    assert four == brought_s + way_s
+
+
+def test_a_link_that_was_not_measured_is_like_one_of_the_first_pipeline():
+    two = plan(1, 1, replicas=2, standbys=((3,), ()))
+    assert shipped_s(TWO, two, (0.0,) * 4) == (1.25, 0, 0, 1.25 + 2 + 0.5 + 0.625)
+
+
+def step_s(made: Plan, ranks: int = 2) -> float:
+    return predict(TWO, made, build("1f1b", ranks, made.microbatches)).step_s
+
+
+def test_redundancy_is_in_the_step_and_told():
+    alone = predict(TWO, plan(1, 1), build("1f1b", 2, 2))
+    peer = predict(TWO, CROSSED, build("1f1b", 2, 2))
+    # Rank 0 is the last to end, and its gradients are the last to arrive.
+    longer_s = 1.25 + 2 + 0.5 + 0.625
+    assert peer.step_s == alone.step_s + longer_s
+    assert peer.redundancy.bytes_per_step == 32
+    assert peer.redundancy.seconds_per_step == longer_s
+    assert peer.redundancy.memory_bytes == 136
+    assert alone.redundancy.seconds_per_step == alone.redundancy.memory_bytes == 0
+    assert peer.simulation == alone.simulation
+    grown = [a - b for a, b in zip(peer.memory.peak_bytes, alone.memory.peak_bytes, strict=True)]
+    assert grown == [136, 136]
+    assert [rank.peak.standbys for rank in peer.memory.ranks] == [136, 136]
+
+
+def test_updates_of_copies_count_where_a_rank_has_no_time_for_them():
+    slow = profile(layer("a", **SIZES), layer("b", **{**SIZES, "update_s": 100.0}), link=LINK)
+    schedule = build("1f1b", 2, 2)
+    alone, peer = predict(slow, plan(1, 1), schedule), predict(slow, CROSSED, schedule)
+    idle_s = alone.simulation.makespan_s - alone.simulation.busy_s[0]
+    shipped = 1.25 + 2 + 0.5 + 0.625
+    assert peer.redundancy.seconds_per_step == pytest.approx(shipped + 100 - idle_s)
+
+
+def test_one_pipeline_runs_both_replicas_one_after_the_other():
+    both = plan(1, 1, replicas=2, pipelines=1)
+    assert (both.windows, both.pipeline_count, both.world_size) == (2, 1, 2)
+    prediction = predict(TWO, both, build("1f1b", 2, 2))
+    alone = predict(TWO, plan(1, 1), build("1f1b", 2, 2))
+    # Rank 0 ends a window of 1F1B last, so that no two overlap.
+    assert prediction.simulation == alone.simulation
+    assert alone.windows_s == alone.simulation.makespan_s
+    assert prediction.windows_s == 2 * alone.windows_s
+    assert prediction.step_s - prediction.windows_s == alone.step_s - alone.windows_s
+    # The first replica's gradients are kept until the second's are there.
+    grown = [a - b for a, b in zip(prediction.memory.peak_bytes, alone.memory.peak_bytes, strict=True)]
+    assert grown == [16, 16]
+
+
+def test_pipelines_of_their_own_take_as_long_as_one_and_the_exchange():
+    apart = plan(1, 1, replicas=2)
+    assert step_s(apart) == step_s(plan(1, 1)) + max(exchanged_s(TWO, apart))
+
+
+@pytest.mark.parametrize("windows", [1, 2, 3, 5])
+def test_windows_in_a_row_on_one_rank_add_up(windows: int):
+    one = profile(layer(), ranks=1)
+    repeated = plan(1, replicas=windows, pipelines=1)
+    # F = 1, B = 6, two microbatches; then the update.
+    assert predict(one, repeated, build("gpipe", 1, 2)).step_s == 14 * windows + 0.5

@@ -1,0 +1,104 @@
+"""Which samples a microbatch uses: each epoch covers each sample once, whatever the number of replicas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from workers.data.sampling import epoch_permutation, train_indices, validation_indices, validation_windows
+
+
+def stream(length: int, *, seed: int, total: int, size: int, samples: int) -> list[int]:
+    """The first `length` samples of a job, step by step, microbatch by microbatch."""
+    taken: list[int] = []
+    step = 0
+    while len(taken) < length:
+        for microbatch in range(total):
+            taken += train_indices(seed, step, microbatch, total, size, samples)
+        step += 1
+    return taken[:length]
+
+
+@pytest.mark.parametrize(
+    ("samples", "total", "size"), [(12, 4, 3), (13, 4, 3), (97, 8, 4), (5, 4, 4), (1, 2, 2), (64, 1, 1)]
+)
+def test_every_epoch_uses_every_sample_once(samples: int, total: int, size: int) -> None:
+    epochs = 5
+    taken = stream(epochs * samples, seed=3, total=total, size=size, samples=samples)
+    for epoch in range(epochs):
+        chunk = taken[epoch * samples : (epoch + 1) * samples]
+        assert sorted(chunk) == list(range(samples))
+        assert chunk == epoch_permutation(3, epoch, samples).tolist()
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {tuple(epoch_permutation(seed, epoch, 50).tolist()) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+@pytest.mark.parametrize("samples", [7, 1000])
+def test_two_replicas_are_one_with_twice_the_microbatches(samples: int) -> None:
+    microbatches, size = 4, 3
+    for step in range(6):
+        replicas = [
+            [train_indices(0, step, r * microbatches + m, 2 * microbatches, size, samples) for m in range(4)]
+            for r in range(2)
+        ]
+        doubled = [train_indices(0, step, g, 8, size, samples) for g in range(8)]
+        assert replicas[0] + replicas[1] == doubled
+
+
+def test_microbatches_of_another_size_cut_the_same_stream() -> None:
+    assert stream(240, seed=1, total=4, size=6, samples=50) == stream(
+        240, seed=1, total=8, size=3, samples=50
+    )
+
+
+def test_the_order_is_pinned() -> None:
+    """A change of these numbers breaks the trajectory of every job that resumes."""
+    assert train_indices(0, 0, 0, 1, 8, 10) == [0, 2, 9, 1, 8, 5, 4, 3]
+    assert train_indices(42, 1, 3, 4, 2, 11) == [5, 3]
+
+
+def test_it_is_the_same_in_a_fresh_process_and_without_torch() -> None:
+    code = (
+        "import sys; from workers.data.sampling import train_indices;"
+        "print(train_indices(9, 5, 2, 4, 8, 1000)); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == str(train_indices(9, 5, 2, 4, 8, 1000))
+
+
+def test_indices_are_plain_integers_and_the_cache_cannot_be_spoilt() -> None:
+    assert all(type(index) is int for index in train_indices(0, 0, 0, 1, 4, 9))
+    with pytest.raises(ValueError, match="read-only"):
+        epoch_permutation(0, 0, 9)[0] = 1
+    assert epoch_permutation(0, 0, 9) is epoch_permutation(0, 0, 9)
+
+
+def test_large_seeds_are_taken() -> None:
+    assert sorted(epoch_permutation(2**63 + 1, 0, 5).tolist()) == [0, 1, 2, 3, 4]
+    assert not np.array_equal(epoch_permutation(2**63, 0, 99), epoch_permutation(2**63 + 1, 0, 99))
+
+
+@pytest.mark.parametrize(
+    ("samples", "per_window", "at_most", "windows"),
+    [(0, 8, 4, 0), (5, 8, 4, 1), (8, 8, 4, 1), (15, 8, 4, 1), (16, 8, 4, 2), (1000, 8, 4, 4)],
+)
+def test_validation_windows(samples: int, per_window: int, at_most: int, windows: int) -> None:
+    assert validation_windows(samples, per_window, at_most) == windows
+
+
+def test_validation_is_in_order_and_wraps_only_when_a_window_is_larger_than_the_data() -> None:
+    total, size, samples = 4, 3, 30
+    windows = validation_windows(samples, total * size, 4)
+    assert windows == 2
+    taken = []
+    for window in range(windows):
+        for microbatch in range(total):
+            taken += validation_indices(window, microbatch, total, size, samples)
+    assert taken == list(range(24))
+    assert [i for g in range(4) for i in validation_indices(0, g, 4, 3, 5)] == [*range(5), *range(5), 0, 1]

@@ -1,0 +1,112 @@
+"""A Linear with a deferred gradient has the bits of stock autograd, however its input lies in memory."""
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workers.deferred.weight_grad import Workspace
+from workers.layer import Layer, autocast
+
+CPU = torch.device("cpu")
+LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "in one piece": ((4, 9, 16), lambda x: x),
+    "transposed": ((4, 9, 16), lambda x: x.transpose(0, 1)),
+    "one sequence, transposed": ((1, 9, 16), lambda x: x.transpose(0, 1)),
+    "every other": ((8, 9, 16), lambda x: x[::2]),
+    "a window": ((4, 9, 16), lambda x: x[:, :5]),
+    "parts of rows": ((4, 9, 32), lambda x: x[..., :16]),
+    "four dimensions": ((2, 4, 9, 16), lambda x: x.transpose(1, 2)),
+    "a matrix, transposed": ((16, 9), lambda x: x.t()),
+    "a vector": ((16,), lambda x: x),
+}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(4, 4),
+        lambda: nn.Conv1d(4, 4, 1),
+        lambda: nn.Embedding(4, 4),
+        lambda: nn.MultiheadAttention(4, 1),
+        lambda: nn.TransformerEncoderLayer(4, 1, 8),
+    ],
+)
+def test_a_layer_that_is_given_away_is_freed_at_once(make: Callable[[], nn.Module]) -> None:
+    """The garbage collector does not look at what a rank is built of: whatever kept itself alive would stay."""
+    gc.disable()
+    try:
+        layer = Layer(0, "l", make(), precision="float32", device=CPU, workspace=Workspace())
+        parameters = [weakref.ref(parameter) for parameter in layer.module.parameters()]
+        del layer
+        assert [parameter() for parameter in parameters] == [None] * len(parameters)
+    finally:
+        gc.enable()
+
+
+class Viewed(nn.Module):
+    def __init__(self, view: Callable[[Tensor], Tensor], bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 24, bias=bias)
+        self.view = view
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.view(x))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_bits_of_stock(name: str, bias: bool, precision: str) -> None:
+    shape, view = LAYOUTS[name]
+    torch.manual_seed(3)
+    module = Viewed(view, bias)
+    stock = copy.deepcopy(module)
+    x = torch.randn(shape, requires_grad=True)
+    layer = Layer(0, "l", module, precision=precision, device=CPU, workspace=Workspace())
+    (output,), done = layer.forward((x,), 1, keep=True)
+    with autocast(precision, CPU):
+        expected = stock(x)
+    assert output.equal(expected)
+    grad = torch.randn_like(output)
+    (input_grad,) = layer.backward(done, (grad,), weights=False)
+    layer.weight_grad(done)
+    expected.backward(grad)
+    assert x.grad is not None
+    assert input_grad.equal(x.grad)
+    for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.equal(theirs.grad)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.tanh(self.linear(x)))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_both_uses_of_a_module_count(at_once: bool) -> None:
+    torch.manual_seed(5)
+    module = Twice()
+    stock = copy.deepcopy(module)
+    layer = Layer(0, "l", module, precision="float32", device=CPU, workspace=Workspace())
+    for _ in range(2):
+        x = torch.randn(4, 16)
+        (output,), done = layer.forward((x,), 1, keep=True)
+        grad = torch.randn_like(output)
+        layer.backward(done, (grad,), weights=at_once)
+        if not at_once:
+            layer.weight_grad(done)
+        stock(x).backward(grad)
+    for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
+        # Only the order of the sums may differ from autograd's.
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)

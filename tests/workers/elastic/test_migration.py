@@ -1,0 +1,168 @@
+"""Layers that change ranks while training goes on: the same bits, for whatever a layer keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from crew import Crew, quiet_sha256, state_sha256, with_standbys
+from jobs import job
+from test_freezing_training import METHODS
+from test_standby import configured
+
+from planner.plan import Plan
+from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import StepReport, SwitchReport, WarningReport
+
+Layers = tuple[tuple[int, int], ...]
+ENDLESS = 10_000
+"""Steps, of a job that is stopped once what was to happen has happened."""
+
+
+def cut(plan: Plan, counts: Sequence[int]) -> Layers:
+    starts = [sum(counts[:stage]) for stage in range(len(counts))]
+    return tuple((start, start + count) for start, count in zip(starts, counts, strict=True))
+
+
+def moving(begun: Job, counts: Sequence[int], plan: Plan | None = None) -> tuple[Plan, Plan]:
+    """From the plan of `begun`, or `plan`, to one with `counts` layers per stage: the plan that makes the copies, and
+    the one that has them take over, and keeps copies where the layers came from."""
+    plan = plan or begun.plan
+    layers = cut(plan, counts)
+    target = replace(plan, layers=layers)
+    owner = [plan.stage_ranks[plan.stage_of_layer(layer)] for layer in range(plan.layers[-1][1])]
+    heir = [target.stage_ranks[target.stage_of_layer(layer)] for layer in range(plan.layers[-1][1])]
+    kept = plan.standbys or ((),) * len(owner)
+    first, second = [], []
+    for layer, places in enumerate(kept):
+        moved = owner[layer] != heir[layer]
+        first.append((*places, *((heir[layer],) if moved and heir[layer] not in places else ())))
+        there = (*((owner[layer],) if moved else ()), *(place for place in places if place != heir[layer]))
+        second.append(tuple(dict.fromkeys(there)))
+    copying = replace(plan, version=plan.version + 1, reason="copy", standbys=tuple(first))
+    taking = replace(target, version=plan.version + 2, reason="take over", standbys=tuple(second))
+    return copying, taking
+
+
+def tell(crew: Crew, job: Job, members: Sequence[int], plan: Plan) -> None:
+    for number in members:
+        crew.tell(number, "prepare_plan", plan, job.schedule)
+
+
+def follow(crew: Crew, job: Job, members: Sequence[int], plan: Plan) -> None:
+    """Have them follow `plan`, and wait until they do."""
+    tell(crew, job, members, plan)
+    crew.wait_for(
+        lambda reports: (
+            sum(isinstance(r, SwitchReport) and r.version == plan.version for r in reports) == len(members)
+        )
+    )
+
+
+@pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", *METHODS])
+def test_layers_move_up_and_down_with_the_same_bits(tmp_path: Path, case: str) -> None:
+    config, about = configured(tmp_path, case)
+    config = config.model_copy(update={"steps": ENDLESS})
+    three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
+    with Crew(config, 3) as crew:
+
+        def move() -> None:
+            crew.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+            copying, taking = moving(three, (1, 5, 2))
+            follow(crew, three, range(3), copying)
+            follow(crew, three, range(3), taking)
+            back, there = moving(three, (4, 2, 2), taking)
+            follow(crew, three, range(3), back)
+            follow(crew, three, range(3), there)
+            crew.stop()
+
+        ended = crew.train(three, range(3), plan=with_standbys(three), meanwhile=move)
+        assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
+        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
+        switches: list[SwitchReport] = crew.of(SwitchReport)
+        assert {(s.version, s.rank, s.taken) for s in switches if s.taken} == {
+            (3, 1, (1, 2)),
+            (5, 0, (1, 2, 3)),
+        }
+        assert {layer for outcome in ended.values() for layer, _ in outcome.layer_digests} == set(range(8))
+        assert [layer for layer, _ in ended[0].layer_digests] == [0, 1, 2, 3]
+        assert not crew.of(WarningReport)
+
+
+def deferring(crew: Crew, job: Job, held: tuple[tuple[int, int], ...], copying: Plan, taking: Plan) -> None:
+    crew.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+    for number in range(3):
+        crew.tell(number, "prepare_plan", copying, job.schedule, held)
+    crew.wait_for(lambda reports: sum(isinstance(r, SwitchReport) and r.version == 2 for r in reports) == 3)
+    # One step later the update held back would be no later than it is anyway.
+    begun = crew.of(SwitchReport)[0].step
+    crew.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step == begun + 3 for r in reports))
+    follow(crew, job, range(3), taking)
+    crew.stop()
+
+
+def test_deferred_updates_change_the_bits_and_nothing_else(tmp_path: Path) -> None:
+    config, about = configured(tmp_path, "batchnorm")
+    config = config.model_copy(update={"steps": ENDLESS})
+    three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
+    copying, taking = moving(three, (3, 1, 4), with_standbys(three, 2))
+    held = ((4, 2), (5, 2))
+    assert [copying.standbys[layer] for layer, _ in held] == [(0, 2), (0, 2)]
+    with Crew(config, 3) as crew:
+        ended = crew.train(
+            three,
+            range(3),
+            plan=with_standbys(three, 2),
+            meanwhile=lambda: deferring(crew, three, held, copying, taking),
+        )
+        assert state_sha256(ended) != quiet_sha256(job(config, **about), ended)
+        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
+        assert [layer for layer, _ in ended[2].layer_digests] == [4, 5, 6, 7]
+        assert not crew.of(WarningReport)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None:
+    """The copies are on their way when the source (1) or the destination (2) dies: as if nothing had been asked."""
+    config, about = configured(tmp_path, "batchnorm")
+    config = config.model_copy(update={"steps": ENDLESS})
+    three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
+    plan = with_standbys(three, 2)
+    copying, taking = moving(three, (3, 1, 4), plan)
+    with Crew(config, 3) as crew:
+        if lost == 2:
+            crew.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=Phase.MIGRATING))
+
+        def move() -> None:
+            crew.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+            tell(crew, three, range(3), copying)
+            if lost == 2:
+                return
+            crew.wait_for(lambda reports: any(isinstance(r, SwitchReport) for r in reports))
+            crew.tell(lost, "die")
+            for number in (0, 2):
+                crew.tell(number, "prepare_plan", taking, three.schedule)
+
+        crew.train(three, range(3), plan=plan, meanwhile=move)
+        assert crew.alive == [number for number in range(3) if number != lost]
+        step, positions, sources = crew.settle()
+        assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+        two = job(config, ranks=2, schedule="1f1b", **about)
+        plan = with_standbys(two)
+        ended = crew.train(two, crew.alive, plan=plan, step=step, sources=sources, meanwhile=crew.stop)
+        assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
+        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
+
+
+def test_nobody_follows_a_plan_that_one_rank_does_not_know(tmp_path: Path) -> None:
+    config, about = configured(tmp_path, "plain")
+    config = config.model_copy(update={"steps": 12})
+    two = job(config, ranks=2, schedule="1f1b", **about)
+    copying, _ = moving(two, (3, 5))
+    with Crew(config, 2) as crew:
+        ended = crew.train(two, range(2), meanwhile=lambda: tell(crew, two, (0,), copying))
+        assert state_sha256(ended) == run_threads(job(config, **about)).state_sha256
+        assert not crew.of(SwitchReport)

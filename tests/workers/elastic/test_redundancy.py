@@ -1,0 +1,228 @@
+"""What owners send to standbys: every gradient, buffer and statistic as it was, and what is absent stays absent."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import job, small_config
+from torch import Tensor
+
+from workers.commit import Decision
+from workers.config import FreezeConfig
+from workers.elastic import standby, standby_watch
+from workers.elastic.redundancy import Packing
+from workers.elastic.standby import Base, Standbys
+from workers.elastic.standby_watch import StandbyWatch
+from workers.launch.ranks import assignment
+from workers.protocol import Source, StandbyReport, WarningReport
+from workers.rank import Rank
+from workers.state_stream.frames import StateStreamError
+from workers.state_stream.stream import StateServer
+
+DECISION = Decision(
+    step=1, loss=1.0, grad_norm=1.0, scale=0.5, skipped=False, requests=frozenset(), busy_s=0.0
+)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    config = small_config(tmp_path, "batchnorm", freeze=FreezeConfig(method="apf", warm_up=0, check_every=1))
+    made = Rank(config, 0, lambda report: None)
+    made.setup()
+    made.follow(assignment(job(config), 0))
+    return made
+
+
+def base(rank: Rank, layer: int) -> Base:
+    assert rank._source is not None
+    return rank._source.build([layer])[layer]
+
+
+def drawn(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.randn_like(tensor) for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
+def test_a_parcel_brings_all_of_a_step(rank: Rank) -> None:
+    _, state = base(rank, 3)
+    gradients = drawn(state.weights)
+    del gradients["norm.bias"]
+    buffers = {**drawn(state.buffers), "norm.num_batches_tracked": torch.tensor(41)}
+    energies = [0.1 * number for number in range(len(state.freezing["energy"]))]
+    packing = Packing(state)
+    raw = packing.pack(gradients, buffers, energies)
+    assert raw.dtype == torch.uint8
+    assert packing.pack({}, buffers, energies).shape == raw.shape
+    parcel = Packing(base(rank, 3)[1]).unpack(raw)
+    assert parcel.gradients.keys() == gradients.keys()
+    assert all(parcel.gradients[name].equal(gradients[name]) for name in gradients)
+    assert all(parcel.buffers[name].equal(buffers[name]) for name in buffers)
+    assert parcel.energies is not None
+    assert parcel.energies.tolist() == energies
+    gradients["norm.weight"].zero_()
+    assert not parcel.gradients["norm.weight"].equal(gradients["norm.weight"])
+
+
+def parcel_of(rank: Rank, layer: int) -> Tensor:
+    _, state = base(rank, layer)
+    return Packing(state).pack(drawn(state.weights), state.buffers, state.freezing["energy"].tolist())
+
+
+def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
+    come = threading.Event()
+    here = Standbys((0, 3), {0: base(rank, 0)}, freeze=rank._config.freeze, optimizer=rank._optimizer)
+
+    def bring(layer: int, stopped: threading.Event) -> Base:
+        assert come.wait(10)
+        return base(rank, layer)
+
+    here.bring(bring)
+    parcels = {layer: parcel_of(rank, layer) for layer in (0, 3)}
+    here.apply(1, parcels, DECISION)
+    assert here.up_to_date <= {0}
+    assert not here.current
+    come.set()
+    here.catch_up(10)
+    assert here.current
+    here.rest()
+    at_once = Standbys(
+        (0, 3), {i: base(rank, i) for i in (0, 3)}, freeze=rank._config.freeze, optimizer=rank._optimizer
+    )
+    at_once.rest()
+    at_once.apply(1, parcels, DECISION)
+    for layer, (_, state) in here.held().items():
+        same = at_once.held()[layer][1]
+        assert state.updates == same.updates
+        assert set(state.updates.values()) == {1}
+        assert all(weight.equal(same.weights[name]) for name, weight in state.weights.items())
+        assert all(value.equal(same.freezing[key]) for key, value in state.freezing.items())
+
+
+def test_a_copy_that_cannot_be_updated_counts_for_nothing_and_hurts_nobody(rank: Rank) -> None:
+    here = Standbys((3,), {3: base(rank, 3)}, freeze=rank._config.freeze, optimizer=rank._optimizer)
+    assert here.current
+    for step in range(1, 10):
+        here.apply(step, {3: torch.zeros(1, dtype=torch.uint8)}, DECISION)
+    here.rest()
+    assert here.failure is not None
+    assert "layers [3]" in here.failure
+    assert here.held() == {}
+    assert not here.current
+
+
+def test_a_base_that_does_not_come_at_first_is_asked_for_again(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0, 0.0))
+    here = Standbys((0, 3), {}, freeze=rank._config.freeze, optimizer=rank._optimizer)
+    asked: list[int] = []
+
+    def bring(layer: int, stopped: threading.Event) -> Base:
+        asked.append(layer)
+        if layer == 0 and asked.count(0) < 3:
+            raise OSError("its owner is busy")
+        return base(rank, layer)
+
+    here.bring(bring)
+    here.catch_up(10)
+    assert here.current
+    assert here.failure is None
+    assert asked == [0, 3, 0, 0]
+    here.rest()
+
+
+def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0,))
+    here = Standbys((0, 3, 5), {}, freeze=rank._config.freeze, optimizer=rank._optimizer)
+    asked = threading.Event()
+
+    def bring(layer: int, stopped: threading.Event) -> Base:
+        if layer == 0:
+            return base(rank, layer)
+        assert asked.wait(10)
+        raise OSError("its owner is not to be reached")
+
+    here.bring(bring)
+    parcels = {layer: parcel_of(rank, layer) for layer in (0, 3, 5)}
+    here.apply(1, parcels, DECISION)
+    asked.set()
+    here.catch_up(10)
+    while not here.settled:
+        time.sleep(0.001)
+    here.apply(2, parcels, DECISION)
+    here.rest()
+    assert here.failure is not None
+    assert "layers [3, 5] stay without a copy" in here.failure
+    assert here.backlog_bytes == 0
+    assert here.held().keys() == {0}
+
+
+def test_training_waits_for_copies_that_fall_behind_for_a_bounded_time(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parcels = {layer: parcel_of(rank, layer) for layer in (0, 3)}
+    bytes_per_commit = sum(parcel.nbytes for parcel in parcels.values())
+    monkeypatch.setattr(standby_watch, "MOST_BEHIND_BYTES", 2 * bytes_per_commit)
+    monkeypatch.setattr(standby_watch, "MOST_STOP_S", 0.05)
+    come = threading.Event()
+    here = Standbys((0, 3), {}, freeze=rank._config.freeze, optimizer=rank._optimizer)
+
+    def bring(layer: int, stopped: threading.Event) -> Base:
+        assert come.wait(10)
+        return base(rank, layer)
+
+    here.bring(bring)
+    watch = StandbyWatch(here, rank=7, place=1)
+    said = []
+    for step in range(1, 6):
+        here.apply(step, parcels, DECISION)
+        while here.backlog_bytes < step * bytes_per_commit:
+            time.sleep(0.001)
+        said.append(watch.let_come(step + 1))
+    # From the second commit on, and then not before there is twice as much.
+    assert [report is not None for report in said] == [False, True, False, True, False]
+    assert isinstance(said[1], WarningReport)
+    (waited_s,) = re.findall(r"at place 1: step 3 waited ([\d.]+) s for them", said[1].text)
+    assert float(waited_s) >= 0.05
+    assert said[1].text.endswith("layers [0, 3] are still to come")
+    assert watch.news(6) == []
+    come.set()
+    here.catch_up(10)
+    (told,) = watch.news(6)
+    assert isinstance(told, StandbyReport)
+    assert (told.step, told.rank, told.layers) == (6, 1, (0, 3))
+    assert watch.news(7) == []
+    here.rest()
+
+
+def test_who_waits_for_layers_of_others_can_leave(tmp_path: Path) -> None:
+    config, secret = small_config(tmp_path), b"a secret of the tests"
+    server = StateServer(secret, "127.0.0.1", busy=lambda: False)
+    rank = Rank(config, 0, lambda report: None, secret=secret)
+    over = threading.Event()
+
+    def leave() -> None:
+        while not over.wait(0.1):
+            rank.leave()
+
+    leaving = threading.Thread(target=leave)
+    try:
+        rank.setup()
+        first = assignment(job(config), 0)
+        sources = [Source(layer=i, rank=1, host="127.0.0.1", port=server.port) for i in range(8)]
+        leaving.start()
+        with pytest.raises(StateStreamError, match="this end was closed"):
+            rank.follow(replace(first, step=3, sources=tuple(sources)))
+    finally:
+        over.set()
+        leaving.join()
+        rank.close()
+        server.close()

@@ -1,0 +1,125 @@
+"""Copies of layers that stand in for lost owners: the same bits, for whatever a layer keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crew import Crew, drilled, parted, quiet_sha256, state_sha256, with_standbys
+from jobs import job, small_config
+from test_engine_bits import real_config
+from test_freezing_training import FIRST, METHODS, SECOND
+
+from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
+from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.ranks import run_threads
+from workers.protocol import FreezeReport, Position
+
+
+def configured(tmp_path: Path, case: str) -> tuple[WorkerConfig, dict[str, Any]]:
+    """A job, and what its plan needs to know beside."""
+    if case == "gpt":
+        config = real_config(tmp_path, "gpt", microbatch_size=1, steps=6)
+        model = ModelConfig(
+            family="gpt", layers=6, width=32, heads=2, context=16, tied_embeddings=True, dropout=0.1
+        )
+        return drilled(config.model_copy(update={"model": model})), {"layers": 8}
+    if case in METHODS:
+        plans = (FIRST, SECOND) if METHODS[case].timely else ()
+        config = small_config(tmp_path, "tied", steps=8, freeze=METHODS[case])
+        return drilled(config), {"freeze_plans": plans}
+    if case == "sgd":
+        sgd = OptimizerConfig(name="sgd", lr=0.05)
+        return drilled(small_config(tmp_path, "twice", steps=6, optimizer=sgd)), {}
+    return drilled(small_config(tmp_path, case, steps=6)), {}
+
+
+@pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", "dropout", "sgd", *METHODS])
+def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None:
+    config, about = configured(tmp_path, case)
+    expected = run_threads(job(config, **about)).state_sha256
+    three = job(config, ranks=3, schedule="zb-h1", **about)
+    with Crew(config, 3) as crew:
+        crew.arm(1, Fault(kind=FaultKind.KILL, step=5, phase=Phase.BACKWARD))
+        crew.train(three, range(3), plan=with_standbys(three))
+        step, positions, sources = crew.settle()
+        assert step == 4
+        assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+        # Rank 2 stands by for what rank 1 had, and rank 0 for what rank 2 has.
+        two = job(config, ranks=2, schedule="1f1b", **about)
+        ended = crew.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+        if case in METHODS:
+            assert any(report.step > 4 for report in crew.of(FreezeReport))
+
+
+@pytest.mark.parametrize("case", ["batchnorm", "timelyfreeze+apf"])
+def test_copies_made_again_while_training_goes_on_take_over_the_next_time(tmp_path: Path, case: str) -> None:
+    config, about = configured(tmp_path, case)
+    # It is stopped once all has happened.
+    config = config.model_copy(update={"steps": 10_000})
+    shrinking = [job(config, ranks=ranks, schedule="1f1b", **about) for ranks in (4, 3, 2, 1)]
+    members = [0, 1, 2, 3]
+    with Crew(config, 4) as crew:
+        step, sources = 0, []
+        for now, lost in zip(shrinking[:-1], (2, 0, 3), strict=True):
+            protected = crew.protected(len(now.plan.layers))
+
+            def strike(protected: Callable[[], None] = protected, lost: int = lost) -> None:
+                protected()
+                crew.tell(lost, "die")
+
+            crew.train(now, members, plan=with_standbys(now), step=step, sources=sources, meanwhile=strike)
+            members.remove(lost)
+            settled, positions, sources = crew.settle()
+            assert settled > step
+            assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+            step = settled
+        ended = crew.train(shrinking[-1], members, step=step, sources=sources, meanwhile=crew.stop)
+        assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
+        assert sorted(crew.steps()) == list(range(1, ended[members[0]].step + 1))
+
+
+def test_a_rank_that_comes_and_one_that_goes_leave_the_bits_alone(tmp_path: Path) -> None:
+    config, about = configured(tmp_path, "batchnorm")
+    expected = run_threads(job(config, **about)).state_sha256
+    two, three = (job(config, ranks=ranks, schedule="1f1b") for ranks in (2, 3))
+    with Crew(config, 3) as crew:
+        assert parted(crew.train(two, (0, 1), plan=with_standbys(two), regroup_by=1)) == {1}
+        step, _, sources = crew.settle()
+        # The new one fetches what it is to own.
+        plan = with_standbys(three)
+        ended = crew.train(three, (0, 2, 1), plan=plan, step=step, sources=sources, regroup_by=0)
+        assert parted(ended) == {2}
+        step, positions, sources = crew.settle()
+        # Rank 0 goes; what it alone had is fetched from it.
+        plan = replace(with_standbys(two), reason="drain")
+        ended = crew.train(two, (1, 2), plan=plan, step=step, sources=sources)
+        assert state_sha256(ended) == expected
+        assert positions[0].holds
+
+
+def test_ranks_lost_while_others_fetch_cost_nothing_that_is_held(tmp_path: Path) -> None:
+    config, about = configured(tmp_path, "batchnorm")
+    expected = run_threads(job(config, **about)).state_sha256
+    four = job(config, ranks=4, schedule="1f1b")
+    with Crew(config, 4) as crew:
+        crew.arm(3, Fault(kind=FaultKind.KILL, step=3, phase=Phase.FORWARD))
+        crew.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.RECOVERING))
+        crew.train(four, range(4), plan=with_standbys(four))
+        step, _, sources = crew.settle()
+        assert step == 2
+        three = job(config, ranks=3, schedule="1f1b")
+        with pytest.raises(AssertionError, match=r"Died|Gone"):
+            crew.train(three, (0, 1, 2), plan=with_standbys(three), step=step, sources=sources)
+        step, positions, sources = crew.settle()
+        assert step == 2
+        held: set[int] = {layer for p in positions.values() for layer in p.holds}
+        position: Position = positions[0]
+        assert held == set(range(8)), position
+        two = job(config, ranks=2, schedule="1f1b")
+        ended = crew.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
+        assert state_sha256(ended) == expected

@@ -1,0 +1,41 @@
+"""Ranks started as processes are seen by who started them, and follow the freeze plan that he answers with."""
+
+from pathlib import Path
+
+from jobs import job, small_config
+
+from planner.freezing import FreezePlan
+from workers.config import EmulatedConfig, FreezeConfig
+from workers.launch.ranks import run_processes
+from workers.protocol import FreezeReport, FreezeStarted, Report, TimelineReport
+
+
+def test_all_ranks_take_up_the_plan_that_an_observer_returns(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        steps=15,
+        device="emulated",
+        emulated=EmulatedConfig(forward_s=0.005, input_grad_s=0.005, weight_grad_s=0.005),
+        freeze=FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2),
+    )
+    plan = FreezePlan(epoch=1, version=1, ratios=((1.0,) * 4,) * 8)
+    seen: list[Report] = []
+
+    def observe(report: Report) -> FreezePlan | None:
+        seen.append(report)
+        last = isinstance(report, TimelineReport) and (report.step, report.rank) == (2, 1)
+        return plan if last else None
+
+    run = run_processes(job(config, ranks=2, schedule="1f1b"), observe)
+    assert seen == run.reports
+    (started,) = [report.plan for report in run.reports if isinstance(report, FreezeStarted)]
+    assert started.digest == plan.digest
+    assert started.start is not None
+    assert started.start > 2
+    frozen = {
+        (report.step, report.rank): [action.actual for action in report.actions]
+        for report in run.reports
+        if isinstance(report, FreezeReport) and report.step > 2
+    }
+    expected = {step: 1.0 if step >= started.start else 0.0 for step in range(3, config.steps + 1)}
+    assert frozen == {(step, rank): [share] * 4 for step, share in expected.items() for rank in range(2)}

@@ -1,0 +1,144 @@
+"""Ranks whose groups go strictly one after the other: the same bits, no deadlock, errors that name the edge."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from jobs import FAMILIES, job, small_config
+from serial_backend import blocking_channel, serial_channel
+from test_engine_bits import losses, real_config
+
+from workers.launch.ranks import Run, run_processes, run_threads
+from workers.protocol import Generation, SampleReport, ValidationReport
+from workers.transport.channel import ChannelError, Stream
+from workers.transport.ordered import OrderedChannel
+
+FORWARD = Stream(0, 1, 2, "forward stage 0 -> 1")
+BACKWARD = Stream(1, 0, 1, "backward stage 1 -> 0")
+ASIDE = Stream(0, 1, 9, "gradients")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_the_bits_of_one_rank(tmp_path: Path, family: str, ranks: int) -> None:
+    config = small_config(tmp_path, "two-outputs", steps=3, validate_every=2)
+    expected = run_threads(job(config))
+    run = run_processes(job(config, ranks=ranks, schedule=family, open_channel=serial_channel))
+    assert run.state_sha256 == expected.state_sha256
+    assert losses(run) == losses(expected)
+    assert of_kind(run, ValidationReport) == of_kind(expected, ValidationReport)
+
+
+@pytest.mark.parametrize("family", ["interleaved", "zbv"])
+def test_ranks_that_stand_still_while_a_group_waits_do_not_deadlock(tmp_path: Path, family: str) -> None:
+    config = small_config(tmp_path, steps=3, validate_every=2)
+    run = run_processes(job(config, ranks=4, schedule=family, open_channel=blocking_channel))
+    assert run.state_sha256 == run_threads(job(config)).state_sha256
+
+
+@pytest.mark.parametrize("trait", ["tied", "batchnorm"])
+def test_replicas_ties_and_buffers_go_beside_the_windows(tmp_path: Path, trait: str) -> None:
+    config = small_config(tmp_path, trait, steps=3, microbatches=2, replicas=2)
+    expected = run_threads(job(config, ranks=2, schedule="1f1b"))
+    run = run_processes(job(config, ranks=2, schedule="zbv", recompute=True, open_channel=serial_channel))
+    assert run.state_sha256 == expected.state_sha256
+    assert losses(run) == losses(expected)
+
+
+def test_windows_of_other_shapes_and_sampling(tmp_path: Path) -> None:
+    config = real_config(tmp_path, "gpt", steps=3, validate_every=2, sample_tokens=4)
+    expected = run_threads(job(config))
+    run = run_processes(job(config, ranks=2, schedule="interleaved", open_channel=blocking_channel))
+    assert run.state_sha256 == expected.state_sha256
+    for kind in (ValidationReport, SampleReport):
+        assert of_kind(run, kind) == of_kind(expected, kind) != []
+
+
+def of_kind(run: Run, kind: type) -> list[object]:
+    return [report for report in run.reports if isinstance(report, kind)]
+
+
+@contextmanager
+def pair() -> Iterator[tuple[OrderedChannel, OrderedChannel]]:
+    """Both ends of a channel between two ranks of this process."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    generation = Generation(
+        number=1, epoch=1, members=(0, 1), store_host="127.0.0.1", store_port=store.port, timeout_s=30.0
+    )
+    ends: dict[int, OrderedChannel] = {}
+    threads = [
+        threading.Thread(target=lambda r=rank: ends.update({r: serial_channel(generation, r)}))
+        for rank in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for end in ends.values():
+            end.close()
+
+
+def test_messages_arrive_whole_and_marked_and_other_streams_pass_by() -> None:
+    with pair() as (first, second):
+        for end in (first, second):
+            end.window([[FORWARD], [FORWARD, BACKWARD]])
+        sent = [
+            (torch.randn(3, 2).requires_grad_(), torch.tensor([True, False]), torch.empty(0, 4)),
+            (torch.randn(3, 2).requires_grad_(), torch.tensor([False, False]), torch.empty(0, 4)),
+        ]
+        first.send(ASIDE, (torch.tensor(7),))
+        for tensors in sent:
+            first.send(FORWARD, tensors)
+        received = [second.receive(FORWARD)]
+        second.send(BACKWARD, (torch.tensor(2.5),))
+        assert first.receive(BACKWARD)[0].item() == 2.5
+        received.append(second.receive(FORWARD))
+        for got, tensors in zip(received, sent, strict=True):
+            assert all(a.equal(b) for a, b in zip(got, tensors, strict=True))
+            assert [t.requires_grad for t in got] == [True, False, False]
+        assert second.receive(ASIDE)[0].item() == 7
+        first.flush()
+        second.flush()
+
+
+def test_a_message_of_another_shape_is_refused() -> None:
+    with pair() as (first, _):
+        first.window([[FORWARD], [FORWARD]])
+        first.send(FORWARD, (torch.zeros(2, 3),))
+        with pytest.raises(ChannelError, match=r"forward stage 0 -> 1 \(rank 0 -> 1\) carries .*2, 3"):
+            first.send(FORWARD, (torch.zeros(1, 3),))
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first message", "later message"])
+def test_a_neighbour_that_leaves_is_noticed_at_once(known: bool) -> None:
+    with pair() as (first, second):
+        for end in (first, second):
+            end.window([[FORWARD], [FORWARD]])
+        if known:
+            first.send(FORWARD, (torch.zeros(2),))
+            second.receive(FORWARD)
+        leaving = threading.Timer(0.05, first.close)
+        leaving.start()
+        with pytest.raises(ChannelError, match="forward stage 0 -> 1"):
+            second.receive(FORWARD)
+        leaving.join()
+
+
+def test_a_rank_that_is_told_to_leave_stops_waiting() -> None:
+    with pair() as (first, second):
+        for end in (first, second):
+            end.window([[FORWARD], [FORWARD]])
+        first.send(FORWARD, (torch.zeros(2),))
+        second.receive(FORWARD)
+        leaving = threading.Timer(0.05, second.close)
+        leaving.start()
+        with pytest.raises(ChannelError, match="forward stage 0 -> 1"):
+            second.receive(FORWARD)
+        leaving.join()

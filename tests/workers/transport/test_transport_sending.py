@@ -1,0 +1,196 @@
+"""A rank's own kernel tells whether training still sends, and is not fooled by what has long left or not begun."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import pytest
+import torch
+from test_transport_process_group import STREAM, ends
+
+from workers.state_stream.sending import prioritize
+from workers.transport.channel import Channel
+from workers.transport.local import Hub, LocalChannel
+from workers.transport.ordered import OrderedChannel, Parcel
+from workers.transport.send_queues import SETTLED_S, SendQueues
+
+BIG = 30_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@contextmanager
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        near = socket.create_connection(listener.getsockname(), 5)
+        far, _ = listener.accept()
+    with near, far:
+        yield near, far
+
+
+def eventually(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+
+
+def clog(near: socket.socket) -> int:
+    """Write until no more goes; returns the bytes written."""
+    near.setblocking(False)
+    written = 0
+    while True:
+        try:
+            written += near.send(bytes(1 << 20))
+        except BlockingIOError:
+            return written
+
+
+def drain(far: socket.socket, count: int) -> None:
+    while count:
+        count -= len(far.recv(1 << 20))
+
+
+def test_bytes_are_pending_until_they_have_left() -> None:
+    queues = SendQueues()
+    with connection() as (near, far):
+        queues.settle()
+        assert not queues.pending()
+        written = clog(near)
+        assert all(queues.pending() for _ in range(3))
+        time.sleep(2 * SETTLED_S)
+        assert queues.pending(), "what is unsent stays pending however long nothing moves"
+        drain(far, written)
+        eventually("all has left", lambda: not queues.pending())
+
+
+def test_a_late_acknowledgement_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All was sent, and the other end takes its time to say so."""
+    answers = {0x5411: 48, 0x894B: 0}
+    monkeypatch.setattr("workers.transport.send_queues._ask", lambda _, what: answers[what])
+    clock = Clock()
+    queues = SendQueues(clock=clock)
+    with connection():
+        queues.settle()
+        assert queues.pending()
+        clock.now_s += SETTLED_S / 2
+        assert queues.pending()
+        answers[0x5411] = 20
+        clock.now_s += SETTLED_S / 2
+        assert queues.pending(), "it still moves"
+        clock.now_s += 2 * SETTLED_S
+        assert not queues.pending()
+        answers[0x5411] = 21
+        assert queues.pending(), "more was sent"
+
+
+def test_other_connections_do_not_count() -> None:
+    with connection() as (old, _):
+        queues = SendQueues()
+        with connection() as (tagged, _):
+            prioritize(tagged)
+            queues.settle()
+            with connection() as (later, _):
+                for other in (old, tagged, later):
+                    clog(other)
+                assert not queues.pending()
+
+
+def test_later_connections_count_where_the_library_opens_them_as_it_goes() -> None:
+    clock = Clock()
+    queues = SendQueues(growing=True, clock=clock)
+    assert not queues.pending()
+    with connection() as (near, _):
+        clog(near)
+        clock.now_s += 1
+        assert queues.pending()
+
+
+def test_a_closed_connection_is_not_pending_even_if_its_descriptor_is_used_again() -> None:
+    queues = SendQueues()
+    with connection() as (near, far):
+        queues.settle()
+        descriptors = {near.fileno(), far.fileno()}
+        clog(near)
+        assert queues.pending()
+    assert not queues.pending()
+    with connection() as (near, far):
+        assert {near.fileno(), far.fileno()} & descriptors, "the system gives out the lowest free descriptor"
+        clog(near)
+        assert not queues.pending()
+
+
+def sends_big(sender: Channel, receiver: Channel) -> bool:
+    """Whether it was seen sending while a big message went."""
+    sender.send(STREAM, (torch.zeros(BIG // 4),))
+    receiver.receive(STREAM)
+    eventually("all has left", lambda: not sender.sending())
+    # Whoever looks may be put to sleep while all of a message passes: a few are sent.
+    for _ in range(5):
+        sender.send(STREAM, (torch.ones(BIG // 4),))
+        eventually("nothing moves before the receiver is ready", lambda: not sender.sending())
+        receiver.expect(STREAM, 1)
+        seen = any(sender.sending() for _ in range(100_000))
+        (second,) = receiver.receive(STREAM)
+        assert second[0] == 1
+        sender.flush()
+        eventually("all has left", lambda: not sender.sending())
+        if seen:
+            return True
+    return False
+
+
+def test_a_gloo_channel_sends_while_its_message_is_on_the_way() -> None:
+    with ends(2) as (sender, receiver):
+        assert sends_big(sender, receiver)
+        sender.close()
+        assert not sender.sending()
+
+
+class Network:
+    """One that never moves anything, and says of itself what it is told to."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, sends: bool) -> None:
+        self.sends = sends
+
+    def issue(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        pass
+
+    def wait(self, handle: object) -> None:
+        pass
+
+    def finish(self, handle: object) -> None:
+        pass
+
+    def sending(self) -> bool:
+        return self.sends
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_an_ordered_channel_asks_its_network_too(sends: bool) -> None:
+    assert OrderedChannel(LocalChannel(Hub(2), 0), Network(sends)).sending() == sends
+
+
+def test_an_ordered_channel_asks_its_control_channel_too() -> None:
+    with ends(2) as (sender, receiver):
+        channel = OrderedChannel(sender, Network(False))
+        assert sends_big(channel, receiver)
+
+
+def test_threads_of_one_process_send_nothing() -> None:
+    channel = LocalChannel(Hub(2), 0)
+    channel.send(STREAM, (torch.zeros(4),))
+    assert not channel.sending()

@@ -1,0 +1,256 @@
+"""Checkpoints of a running job: every rank writes its layers in the background, checksums travel in later commits,
+and the first rank writes the manifest when all have come. Knows the commit records, not the training."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+from planner.plan import Plan
+from workers.checkpoint.folder import checkpoint_folder, discard, prune, write_manifest
+from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
+from workers.checkpoint.writer import CheckpointWriter, WriteResult
+from workers.commit import CommitRecord
+from workers.config import FreezeConfig, WorkerConfig
+from workers.fault_injection.points import FaultPoints, Phase
+from workers.layer_state import LayerState, host_copy
+from workers.protocol import CheckpointReport, Generation, Report
+from workers.transport.channel import Channel
+from workers.unfinished import LeftOver
+
+Files = dict[str, dict[str, list[int | str]]]
+
+
+ROUND_S = 0.05
+"""How long to wait for slow writers between two rounds of asking."""
+
+
+class Checkpointing:
+    """One rank's part in the checkpoints of a generation.
+
+    Args:
+        names: of all the model's layers, in order.
+        plan: the plan in force, for the manifest.
+        report: takes a `CheckpointReport` per checkpoint, on the first rank.
+        faults: the drills armed on this rank.
+        left: what an earlier generation left over.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        names: tuple[str, ...],
+        plan: Plan,
+        generation: Generation,
+        report: Callable[[Report], None],
+        faults: FaultPoints | None = None,
+        left: LeftOver | None = None,
+    ) -> None:
+        self._config = config
+        self._names = names
+        self.plan = plan
+        """The plan in force, for the manifest."""
+        self._generation = generation
+        self._report = report
+        self._faults = faults
+        self._writer = CheckpointWriter(faults)
+        self._finished: list[WriteResult] = []
+        self._expected = {file for i, name in enumerate(names) for file in layer_files(i, name)}
+        self._steps: dict[str, int] = {}
+        self._files: dict[str, dict[str, FileRecord]] = {}
+        self._failed: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
+        self._seen: dict[str, set[str]] = {}
+        self._nearly_whole = 0
+        self._dropped: set[str] = set()
+        self.begun = left.begun if left is not None else 0
+        """Step of the newest checkpoint begun, in this generation or before."""
+        self.whole = left.whole if left is not None else 0
+        """Step of the newest checkpoint whose manifest must have been written, as far as this rank can know."""
+
+    def start(self, step: int, states: Sequence[LayerState]) -> None:
+        """Begin the checkpoint of `step` with a host copy of `states`; waits only for this rank's previous one."""
+        folder = checkpoint_folder(self._config.output, step, self._generation.number)
+        if folder in self._steps:
+            return
+        self._steps[folder] = self.begun = step
+        if not states:
+            return
+        self._take(self._writer.wait())
+        self._writer.start(folder, step, [host_copy(state) for state in states])
+
+    def finished_files(self) -> tuple[Files, dict[str, str]]:
+        """What this rank finished since the last call: files by folder, errors by folder."""
+        self._take(self._writer.poll())
+        files: Files = {}
+        errors: dict[str, str] = {}
+        for result in self._finished:
+            self._seconds[result.folder] = result.seconds
+            if result.error is not None:
+                errors[result.folder] = result.error
+            else:
+                files[result.folder] = {r.name: [r.bytes, r.sha256] for r in result.records}
+        self._finished = []
+        return files, errors
+
+    def observe(self, records: Sequence[CommitRecord], rank: int) -> str | None:
+        """Take in what all ranks finished; the first rank completes checkpoints. Returns its newest error."""
+        self._look_for_whole(records)
+        if rank != 0:
+            return None
+        for record in records:
+            for folder, files in record.files.items():
+                mine = self._files.setdefault(folder, {})
+                for name, (size, sha256) in files.items():
+                    mine[name] = FileRecord(name=name, bytes=int(size), sha256=str(sha256))
+            fresh = record.files_errors.keys() - self._dropped
+            self._failed.update({folder: record.files_errors[folder] for folder in fresh})
+        error = None
+        for folder in sorted({*self._files, *self._failed}):
+            if folder in self._failed:
+                error = self._failed[folder]
+                self._drop(folder, error)
+            elif self._files[folder].keys() == self._expected:
+                error = self._complete(folder)
+        return error
+
+    def finish(self, channel: Channel, rank: int, step: int) -> str | None:
+        """Wait until the checkpoint of the last step is whole, on every rank.
+
+        Returns:
+            Why it could not be written; the same on every rank.
+        """
+        # In rounds, because a collective waits no longer than its timeout, and a slow disk may take longer.
+        while any(channel.all_gather(b"busy" if self._writer.running else b"")):
+            time.sleep(ROUND_S)
+        self._take(self._writer.wait())
+        files, errors = self.finished_files()
+        record = CommitRecord(
+            rank=rank, generation=self._generation.number, step=step, files=files, files_errors=errors
+        )
+        records = [CommitRecord.decode(r) for r in channel.all_gather(record.encode())]
+        error = self.observe(records, rank)
+        return channel.all_gather((error or "").encode())[0].decode() or None
+
+    def close(self, *, wait: bool) -> None:
+        """End the writing thread, after what it writes now; `wait` for that."""
+        self._writer.close(wait=wait)
+
+    def _look_for_whole(self, records: Sequence[CommitRecord]) -> None:
+        # The first rank writes the manifest between the commit that brings the last file and the next one, in which it
+        # tells if it could not.
+        if any(self._steps.get(folder) == self._nearly_whole for r in records for folder in r.files_errors):
+            self._nearly_whole = 0
+        self.whole = max(self.whole, self._nearly_whole)
+        for record in records:
+            for folder, files in record.files.items():
+                seen = self._seen.setdefault(folder, set())
+                seen.update(files)
+                if seen == self._expected and folder in self._steps:
+                    self._nearly_whole = self._steps[folder]
+
+    def _take(self, result: WriteResult | None) -> None:
+        if result is not None:
+            self._finished.append(result)
+
+    def _complete(self, folder: str) -> str | None:
+        files = self._files.pop(folder)
+        step = self._steps[folder]
+        try:
+            if self._faults is not None:
+                self._faults.reach(Phase.SAVING, step)
+            seal(self._config, self._names, self.plan, folder, step, self._generation.number, files)
+        except OSError as error:
+            self._drop(folder, str(error))
+            self._take(
+                WriteResult(folder=folder, step=step, records=(), bytes=0, seconds=0.0, error=str(error))
+            )
+            return str(error)
+        self._tell(folder, sum(file.bytes for file in files.values()), None)
+        return None
+
+    def _drop(self, folder: str, error: str) -> None:
+        # The others' files go with the checkpoint; a rank that still writes into it is cleared by the next prune.
+        self._files.pop(folder, None)
+        self._failed.pop(folder, None)
+        self._dropped.add(folder)
+        with suppress(OSError):
+            discard(folder)
+        self._tell(folder, 0, error)
+
+    def _tell(self, folder: str, size: int, error: str | None) -> None:
+        self._report(
+            CheckpointReport(
+                step=self._steps[folder],
+                path=folder,
+                bytes=size,
+                seconds=self._seconds.get(folder, 0.0),
+                error=error,
+            )
+        )
+
+
+def seal(
+    config: WorkerConfig,
+    names: tuple[str, ...],
+    plan: Plan,
+    folder: str,
+    step: int,
+    generation: int,
+    files: Mapping[str, FileRecord],
+) -> None:
+    """Make the checkpoint at `folder` a whole one, and delete those that are too old.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    manifest = Manifest(
+        step=step,
+        generation=generation,
+        spec=config.model_dump(mode="json"),
+        plan=json.loads(json.dumps(asdict(plan))),
+        layers=names,
+        samples=step * config.replicas * config.microbatches * config.microbatch_size,
+        files=files,
+    )
+    write_manifest(folder, manifest)
+    # An old checkpoint that cannot be deleted now is tried again after the next one.
+    with suppress(OSError):
+        prune(config.output, config.checkpoint.keep)
+
+
+def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, tuple[object, object]]:
+    """The settings that decide the trajectory and differ: dotted key -> (in the checkpoint, now)."""
+    before, now = dict(manifest.spec), config.model_dump(mode="json")
+    before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
+    if before["freeze"]["method"] == now["freeze"]["method"]:
+        # Of the others it does not matter what they are.
+        for spec in (before, now):
+            spec["freeze"] = {key: spec["freeze"].get(key) for key in config.freeze.used}
+    keys = (
+        "seed",
+        "precision",
+        "threads",
+        "microbatch_size",
+        "microbatches",
+        "replicas",
+        "model",
+        "data",
+        "optimizer",
+        "freeze",
+    )
+    differing: dict[str, tuple[object, object]] = {}
+    if (before.get("device") == "cuda") != (config.device == "cuda"):
+        differing["device"] = (before.get("device"), config.device)
+    for key in keys:
+        old, new = before.get(key), now[key]
+        if isinstance(old, dict) and isinstance(new, dict):
+            for part in sorted({*old, *new}):
+                if old.get(part) != new.get(part):
+                    differing[f"{key}.{part}"] = (old.get(part), new.get(part))
+        elif old != new:
+            differing[key] = (old, new)
+    return differing

@@ -1,0 +1,285 @@
+"""Checkpoints on disk: a folder per step and generation, two safetensors files per layer, the manifest last.
+
+A folder without a manifest is no checkpoint. Nothing is ever unpickled. Knows no rank and no thread:
+`workers/checkpoint/writer.py` writes in the background.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
+from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
+from workers.checkpoint.storage import Folder, join, open_folder, split
+from workers.layer_state import LayerState, fresh
+from workers.protocol import CheckpointRef, DamagedCheckpoint, JobError
+
+_MANIFEST = "manifest.json"
+_FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
+# One key only: safetensors writes its metadata in no fixed order, and equal states shall give equal files.
+_METADATA = "freshet"
+_FREEZING = "freezing:"
+"""Before the names of freezing statistics, which stand beside the optimizer's state; many jobs have none."""
+
+
+class DamagedCheckpointError(JobError):
+    """A checkpoint that cannot be used: `damage` says which file, and what is wrong with it."""
+
+    def __init__(self, damage: DamagedCheckpoint) -> None:
+        super().__init__(damage)
+        self.damage = damage
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.damage.path} is damaged: {self.damage.file} {self.damage.problem}"
+
+
+def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
+    """Write the two files of a layer.
+
+    Args:
+        folder: the checkpoint's location.
+        state: a host copy, that nobody changes meanwhile.
+
+    Raises:
+        OSError: the file system refused; files already written stay.
+        JobError: a tensor's dtype has no place in a safetensors file.
+    """
+    weights_file, state_file = layer_files(state.layer, state.name)
+    slots = {
+        f"{slot}.{parameter}": tensor
+        for parameter, tensors in state.slots.items()
+        for slot, tensor in tensors.items()
+    }
+    statistics = {f"{_FREEZING}{key}": tensor for key, tensor in state.freezing.items()}
+    target = open_folder(folder)
+    return (
+        _write(target, weights_file, {**state.weights, **state.buffers}, {"buffers": sorted(state.buffers)}),
+        _write(target, state_file, {**slots, **statistics}, {"updates": state.updates}),
+    )
+
+
+def write_manifest(folder: str, manifest: Manifest) -> None:
+    """Make the checkpoint in `folder` a whole one. Call it when every file of `manifest` is written.
+
+    Raises:
+        OSError: the file system refused; the checkpoint is not whole, `discard` it.
+    """
+    open_folder(folder).write(_MANIFEST, manifest.to_json().encode())
+
+
+def checkpoints(output: str) -> list[CheckpointRef]:
+    """The checkpoints with a manifest in the job folder `output`, newest first."""
+    return [
+        CheckpointRef(path=checkpoint_folder(output, step, generation), step=step)
+        for step, generation in _by_age(output, whole=True)
+    ]
+
+
+def read_manifest(ref: CheckpointRef) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: it is missing, not JSON, altered, of another format or of another checkpoint.
+    """
+    try:
+        manifest = Manifest.from_json(_read(open_folder(ref.path), ref, _MANIFEST).decode())
+    except UnicodeDecodeError as error:
+        raise _damaged(ref, _MANIFEST, "is not UTF-8 text") from error
+    except ValueError as error:
+        raise _damaged(ref, _MANIFEST, str(error)) from error
+    named = _FOLDER_NAME.fullmatch(split(ref.path)[1])
+    if named is not None and (manifest.step, manifest.generation) != (int(named[1]), int(named[2])):
+        problem = f"is of step {manifest.step}, generation {manifest.generation}: the folder was renamed"
+        raise _damaged(ref, _MANIFEST, problem)
+    return manifest
+
+
+def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState:
+    """The state of one layer, in fresh CPU allocations, after both files proved to be as they were written.
+
+    Raises:
+        DamagedCheckpointError: a file is missing, truncated or altered.
+    """
+    name = manifest.layers[layer]
+    folder = open_folder(ref.path)
+    weights_file, state_file = layer_files(layer, name)
+    tensors, about_weights = _read_tensors(folder, ref, manifest.files[weights_file])
+    slot_tensors, about_state = _read_tensors(folder, ref, manifest.files[state_file])
+    buffers = set(about_weights["buffers"])
+    slots: dict[str, dict[str, Tensor]] = {parameter: {} for parameter in about_state["updates"]}
+    freezing: dict[str, Tensor] = {}
+    for key, tensor in slot_tensors.items():
+        if key.startswith(_FREEZING):
+            freezing[key.removeprefix(_FREEZING)] = tensor
+            continue
+        slot, _, parameter = key.partition(".")
+        slots[parameter][slot] = tensor
+    return LayerState(
+        layer=layer,
+        name=name,
+        weights={key: tensor for key, tensor in tensors.items() if key not in buffers},
+        buffers={key: tensor for key, tensor in tensors.items() if key in buffers},
+        slots=slots,
+        updates=about_state["updates"],
+        freezing=freezing,
+    )
+
+
+def prune(output: str, keep: int) -> tuple[str, ...]:
+    """Delete all but the newest `keep` checkpoints, and what writers abandoned before the newest one.
+
+    Whatever else lies in the folder stays. Returns the locations of the deleted ones.
+    """
+    whole = _by_age(output, whole=True)
+    if not whole:
+        return ()
+    kept = set(whole[:keep])
+    doomed = [
+        checkpoint_folder(output, *key)
+        for key in _by_age(output, whole=False)
+        if _age(key) < _age(whole[0]) and key not in kept
+    ]
+    for folder in doomed:
+        discard(folder)
+    return tuple(doomed)
+
+
+def discard(folder: str) -> None:
+    """Delete a checkpoint, whole or not. Does nothing if there is none.
+
+    Raises:
+        OSError: its manifest cannot be deleted, so it is still a checkpoint.
+    """
+    target = open_folder(folder)
+    # The manifest first: half a checkpoint must not pass for a whole one.
+    target.remove(_MANIFEST)
+    # Another rank may be writing into it still. What is left is no checkpoint, and a later prune takes it.
+    with suppress(OSError):
+        target.delete()
+
+
+def export(
+    output: str, out_file: str, on_damaged: Callable[[DamagedCheckpoint], None] | None = None
+) -> tuple[int, int, int]:
+    """Write the weights and buffers of the newest undamaged checkpoint into one safetensors file.
+
+    Keys are `layer.parameter`; a tied parameter is there once per layer that holds it. The metadata names the
+    step and the job. The whole model passes through host memory.
+
+    Args:
+        output: the job's folder.
+        out_file: path or URI of the file to write, atomically.
+        on_damaged: told of each damaged checkpoint that is skipped for the one before.
+
+    Returns:
+        (step, number of tensors, bytes of the file).
+
+    Raises:
+        JobError: there is no checkpoint, or none that is undamaged.
+        OSError: the file cannot be written.
+    """
+    damage: list[str] = []
+    for ref in checkpoints(output):
+        try:
+            manifest = read_manifest(ref)
+            tensors = _read_model(ref, manifest)
+        except DamagedCheckpointError as error:
+            damage.append(str(error))
+            if on_damaged is not None:
+                on_damaged(error.damage)
+            continue
+        folder, name = split(out_file)
+        data = save(tensors, {"format": "pt", "step": str(manifest.step), "name": _job_name(manifest)})
+        open_folder(folder).write(name, data)
+        return manifest.step, len(tensors), len(data)
+    if damage:
+        raise JobError(f"no checkpoint of {output} can be exported: {'; '.join(damage)}")
+    raise JobError(f"{output} holds no checkpoint: set checkpoint.every_steps, or train to the end")
+
+
+def _by_age(output: str, *, whole: bool) -> list[tuple[int, int]]:
+    """(step, generation) of the checkpoints in `output`, newest first; `whole`: those with a manifest.
+
+    A later generation is newer, whatever its steps: one that went on from before a damaged checkpoint left that one
+    behind.
+    """
+    parent = open_folder(join(output, "checkpoints"))
+    found: list[tuple[int, int]] = []
+    for name in parent.names():
+        match = _FOLDER_NAME.fullmatch(name)
+        if match is not None and (not whole or parent.child(name).exists(_MANIFEST)):
+            found.append((int(match[1]), int(match[2])))
+    return sorted(found, key=_age, reverse=True)
+
+
+def _age(key: tuple[int, int]) -> tuple[int, int]:
+    step, generation = key
+    return generation, step
+
+
+def _write(folder: Folder, file: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> FileRecord:
+    try:
+        data = save(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            {_METADATA: json.dumps(about, sort_keys=True)},
+        )
+    except (KeyError, SafetensorError) as error:
+        dtypes = ", ".join(sorted({str(tensor.dtype) for tensor in tensors.values()}))
+        raise JobError(f"{file} cannot hold tensors of these dtypes: {dtypes} ({error})") from error
+    folder.write(file, data)
+    return FileRecord(name=file, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _read(folder: Folder, ref: CheckpointRef, file: str) -> bytes:
+    try:
+        return folder.read(file)
+    except FileNotFoundError as error:
+        raise _damaged(ref, file, "is missing") from error
+    except OSError as error:
+        raise _damaged(ref, file, f"cannot be read: {error.strerror or error}") from error
+
+
+def _read_tensors(
+    folder: Folder, ref: CheckpointRef, record: FileRecord
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of one file, in fresh allocations, and what was written about them."""
+    data = _read(folder, ref, record.name)
+    if len(data) != record.bytes:
+        problem = f"has {len(data)} bytes, where the manifest says {record.bytes}"
+        raise _damaged(ref, record.name, problem)
+    if hashlib.sha256(data).hexdigest() != record.sha256:
+        raise _damaged(ref, record.name, "was altered: its sha256 is not the manifest's")
+    try:
+        header_bytes = int.from_bytes(data[:8], "little")
+        about = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"][_METADATA])
+        return {name: fresh(tensor) for name, tensor in load(data).items()}, about
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise _damaged(ref, record.name, f"is no safetensors file of a layer: {error}") from error
+
+
+def _read_model(ref: CheckpointRef, manifest: Manifest) -> dict[str, Tensor]:
+    folder = open_folder(ref.path)
+    tensors: dict[str, Tensor] = {}
+    for layer, name in enumerate(manifest.layers):
+        weights_file, _ = layer_files(layer, name)
+        held, _ = _read_tensors(folder, ref, manifest.files[weights_file])
+        tensors |= {f"{name}.{key}": tensor for key, tensor in held.items()}
+    return tensors
+
+
+def _job_name(manifest: Manifest) -> str:
+    job = manifest.spec.get("job", "")
+    return str(job.get("name", "")) if isinstance(job, dict) else str(job)
+
+
+def _damaged(ref: CheckpointRef, file: str, problem: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(DamagedCheckpoint(path=ref.path, file=file, problem=problem))

@@ -1,0 +1,154 @@
+"""The manifest of a checkpoint: what it is of and which files belong to it, with strict JSON both ways.
+
+The JSON carries its own sha256, so that a change of any value in it is noticed. Touches no file, knows no tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workers.checkpoint.storage import join
+
+FORMAT = 1
+"""Version of the checkpoint format that this code writes, and the only one that it reads."""
+
+_LAYER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """One file of a checkpoint, as it was written."""
+
+    name: str
+    bytes: int
+    sha256: str
+    """Hex, over the whole file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything about a checkpoint but its tensors."""
+
+    format: int = FORMAT
+    step: int
+    """Steps committed."""
+    generation: int
+    """The generation that wrote it."""
+    spec: Mapping[str, Any]
+    """The resolved spec: JSON values."""
+    plan: Mapping[str, Any]
+    """The plan that was in force: JSON values. Resuming may use another."""
+    layers: tuple[str, ...]
+    """Names of the model's layers, in order."""
+    samples: int
+    """Data position: training samples consumed."""
+    files: Mapping[str, FileRecord]
+    """File name -> record, two files per layer."""
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are no JSON values."""
+        given = {
+            "format": self.format,
+            "step": self.step,
+            "generation": self.generation,
+            "spec": self.spec,
+            "plan": self.plan,
+            "layers": list(self.layers),
+            "samples": self.samples,
+            "files": {
+                name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in self.files.items()
+            },
+        }
+        # The checksum is over what a reader will see: any key is a string by then, a tuple is a list.
+        fields = json.loads(json.dumps(given, allow_nan=False))
+        return json.dumps({**fields, "sha256": _checksum(fields)}, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Manifest:
+        """The manifest that `to_json` wrote.
+
+        Raises:
+            ValueError: it is not JSON, of another format, altered, or a field is missing, unknown or wrong.
+                The message reads on from the file's name.
+        """
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise ValueError("is not a JSON object")
+        if fields.get("format") != FORMAT:
+            raise ValueError(
+                f"is of format {fields.get('format')!r}, where this version reads format {FORMAT}"
+            )
+        if fields.pop("sha256", None) != _checksum(fields):
+            raise ValueError("was altered: its values do not have the sha256 that it states")
+        _check_types(fields)
+        layers = tuple(fields["layers"])
+        return Manifest(**{**fields, "layers": layers, "files": _records(fields["files"], layers)})
+
+
+def checkpoint_folder(output: str, step: int, generation: int) -> str:
+    """Location of the checkpoint of `step` in the job folder `output`."""
+    return join(join(output, "checkpoints"), f"step-{step:08d}-gen-{generation}")
+
+
+def layer_files(layer: int, name: str) -> tuple[str, str]:
+    """Names of a layer's two files: its weights and buffers, the rest of its state."""
+    return f"{layer:03d}-{name}.weights.safetensors", f"{layer:03d}-{name}.state.safetensors"
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_TYPES: Mapping[str, type] = {
+    "format": int,
+    "step": int,
+    "generation": int,
+    "spec": dict,
+    "plan": dict,
+    "layers": list,
+    "samples": int,
+    "files": dict,
+}
+
+
+def _check_types(fields: Mapping[str, Any]) -> None:
+    if fields.keys() != _TYPES.keys():
+        odd = ", ".join(sorted(fields.keys() ^ _TYPES.keys()))
+        raise ValueError(f"has missing or unknown fields: {odd}")
+    for name, kind in _TYPES.items():
+        if type(fields[name]) is not kind or (kind is int and fields[name] < 0):
+            raise ValueError(f"has a wrong {name}: {str(fields[name])[:80]}")
+    layers = fields["layers"]
+    # File names are made from these: nothing may lead out of the folder.
+    if not all(isinstance(name, str) and _LAYER_NAME.fullmatch(name) for name in layers):
+        raise ValueError("has a layer name with other characters than letters, digits, _ and -")
+    if len(set(layers)) != len(layers):
+        raise ValueError("names a layer twice")
+
+
+def _records(files: Mapping[str, Any], layers: tuple[str, ...]) -> dict[str, FileRecord]:
+    expected = {file for layer, name in enumerate(layers) for file in layer_files(layer, name)}
+    if files.keys() != expected:
+        raise ValueError(
+            f"lists other files than its layers have: {', '.join(sorted(files.keys() ^ expected))}"
+        )
+    records: dict[str, FileRecord] = {}
+    for name, record in files.items():
+        match record:
+            case {"bytes": int(size), "sha256": str(sha256), **rest} if not rest and _SHA256.fullmatch(
+                sha256
+            ):
+                records[name] = FileRecord(name=name, bytes=size, sha256=sha256)
+            case _:
+                raise ValueError(f"has a wrong record of {name}")
+    return records

@@ -1,0 +1,112 @@
+"""Writes a rank's layers into a checkpoint while the rank trains on. Knows no manifest and no other rank."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from workers.checkpoint.folder import write_layer
+from workers.checkpoint.manifest import FileRecord, layer_files
+from workers.checkpoint.storage import open_folder
+from workers.fault_injection.points import FaultPoints, Phase
+from workers.layer_state import LayerState
+from workers.protocol import JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteResult:
+    """How one write ended."""
+
+    folder: str
+    step: int
+    records: tuple[FileRecord, ...]
+    """The files written; none after an error."""
+    bytes: int
+    seconds: float
+    error: str | None = None
+    """Why it failed, e.g. `No space left on device`; this rank's files are then gone again."""
+
+
+class CheckpointWriter:
+    """One background thread, one write at a time.
+
+    Args:
+        faults: the drills armed on this rank.
+    """
+
+    def __init__(self, faults: FaultPoints | None = None) -> None:
+        self._faults = faults
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._write: Future[WriteResult] | None = None
+
+    def start(self, folder: str, step: int, states: list[LayerState]) -> bool:
+        """Begin to write `states` into the checkpoint at `folder`.
+
+        Args:
+            folder: location, see `checkpoint_folder`.
+            step: for the result.
+            states: host copies, the writer's own from here on.
+
+        Returns:
+            False, and nothing is begun, while another write runs or its result has not been taken.
+        """
+        if self._write is not None:
+            return False
+        self._write = self._executor.submit(write_layers, folder, step, states, self._faults)
+        return True
+
+    @property
+    def running(self) -> bool:
+        """Whether a write is under way."""
+        return self._write is not None and not self._write.done()
+
+    def poll(self) -> WriteResult | None:
+        """The result of a finished write, once; None while it runs or when there is none. Does not block."""
+        if self._write is None or not self._write.done():
+            return None
+        return self.wait()
+
+    def wait(self) -> WriteResult | None:
+        """Wait for the write to end and take its result; None when there is none to take."""
+        write, self._write = self._write, None
+        return None if write is None else write.result()
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread, once a running write has ended; `wait` for it."""
+        self._executor.shutdown(wait=wait)
+
+
+def write_layers(folder: str, step: int, states: list[LayerState], faults: FaultPoints | None) -> WriteResult:
+    """Write `states` into the checkpoint at `folder`; after an error none of them is left there."""
+    start_s = time.monotonic()
+    records: list[FileRecord] = []
+    error: str | None = None
+    try:
+        for state in states:
+            if faults is not None:
+                faults.reach(Phase.SAVING, step)
+            records.extend(write_layer(folder, state))
+    except (OSError, JobError) as failure:
+        error = (failure.strerror if isinstance(failure, OSError) else None) or str(failure)
+        records = []
+        _remove_layers(folder, states)
+    return WriteResult(
+        folder=folder,
+        step=step,
+        records=tuple(records),
+        bytes=sum(record.bytes for record in records),
+        seconds=time.monotonic() - start_s,
+        error=error,
+    )
+
+
+def _remove_layers(folder: str, states: list[LayerState]) -> None:
+    """Make room again. What cannot be removed now has no manifest, and is pruned later."""
+    target = open_folder(folder)
+    for state in states:
+        for file in layer_files(state.layer, state.name):
+            try:
+                target.remove(file)
+            except OSError:
+                return

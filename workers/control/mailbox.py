@@ -1,0 +1,64 @@
+"""Where the controller drops requests and plans for a rank that is training. Nobody waits at it."""
+
+from __future__ import annotations
+
+import threading
+
+from planner.freezing import FreezePlan
+from workers.control.next_plan import NextPlan
+from workers.protocol import Request
+
+
+class Mailbox:
+    """Requests until the next commit takes them along, and the newest plans prepared; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: list[Request] = []
+        self._prepared: FreezePlan | None = None
+        self._next_plan: NextPlan | None = None
+
+    def put(self, request: Request) -> None:
+        with self._lock:
+            self._requests.append(request)
+
+    def take(self) -> tuple[Request, ...]:
+        """The requests since the last call."""
+        with self._lock:
+            requests, self._requests = tuple(self._requests), []
+        return requests
+
+    def prepare(self, plan: FreezePlan) -> None:
+        """Hold `plan` ready, unless a newer one is."""
+        with self._lock:
+            held = self._prepared
+            if held is None or (plan.epoch, plan.version) >= (held.epoch, held.version):
+                self._prepared = plan
+
+    def prepared(self) -> FreezePlan | None:
+        """The newest plan prepared, whether or not it has been taken up."""
+        with self._lock:
+            return self._prepared
+
+    def prepare_plan(self, plan: NextPlan) -> None:
+        """Hold `plan` ready, unless a newer one is."""
+        with self._lock:
+            if self._next_plan is None or plan.key[:2] >= self._next_plan.key[:2]:
+                self._next_plan = plan
+
+    def next_plan(self) -> NextPlan | None:
+        """The newest plan of the pipeline prepared, unless it has been taken up."""
+        with self._lock:
+            return self._next_plan
+
+    def taken_up(self, plan: NextPlan) -> None:
+        """Forget `plan`: it is in force."""
+        with self._lock:
+            if self._next_plan is not None and self._next_plan.key[:2] <= plan.key[:2]:
+                self._next_plan = None
+
+    def void(self) -> None:
+        """Forget what was for an earlier generation: the plans prepared, and that it should end."""
+        with self._lock:
+            self._prepared = self._next_plan = None
+            self._requests = [request for request in self._requests if request is not Request.REGROUP]

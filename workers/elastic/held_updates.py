@@ -1,0 +1,78 @@
+"""Updates of layers that are about to change ranks, held back at their owner while a copy travels (DynPipe V-C1).
+
+The layer trains on with the weights of the snapshot; its gradients wait, and are applied one after the other where the
+layer goes. That changes the trajectory. Knows no network and no plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workers.commit import Decision
+from workers.elastic.redundancy import Packing
+from workers.layer import Layer
+from workers.layer_state import LayerState
+from workers.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class _Held:
+    step: int
+    decision: Decision
+    parcels: Mapping[int, Tensor]
+
+
+class Deferral:
+    """What one rank holds back of the layers that it owns.
+
+    Args:
+        layers: those of them that are to go.
+    """
+
+    def __init__(self, layers: Mapping[int, tuple[Layer, LayerState]], optimizer: Optimizer) -> None:
+        self._layers = layers
+        self._optimizer = optimizer
+        self._packings = {layer: Packing(state) for layer, (_, state) in layers.items()}
+        self._held: list[_Held] = []
+        self._applied = 0
+        self._over = False
+
+    def holds(self, layer: int) -> bool:
+        """Whether updates of `layer` are held back now."""
+        return layer in self._layers and not self._over
+
+    def hold(self, step: int, energies: Mapping[int, Sequence[float]], decision: Decision) -> None:
+        """Keep the gradients of `step`, which is committed.
+
+        Args:
+            energies: of each layer, where the job freezes.
+        """
+        if self._over or not self._layers:
+            return
+        parcels: dict[int, Tensor] = {}
+        for layer, (module, state) in self._layers.items():
+            gradients = {n: p.grad for n, p in module.module.named_parameters() if p.grad is not None}
+            parcels[layer] = self._packings[layer].pack(gradients, state.buffers, energies.get(layer, ()))
+        self._held.append(_Held(step, decision, parcels))
+
+    def parcels(self, layer: int) -> list[Tensor]:
+        """All that was kept of `layer`, in the order of steps."""
+        return [held.parcels[layer] for held in self._held]
+
+    def release(self) -> None:
+        """Bring the layers to the newest step: what was kept is applied here too, one after the other."""
+        for held in self._held[self._applied :]:
+            if held.decision.skipped:
+                continue
+            for layer, raw in held.parcels.items():
+                gradients = self._packings[layer].unpack(raw).gradients
+                self._optimizer.update_(self._layers[layer][1], gradients, held.decision.scale, held.step - 1)
+        self._applied = len(self._held)
+
+    def end(self) -> None:
+        """Release, and hold back nothing more."""
+        self.release()
+        self._over = True

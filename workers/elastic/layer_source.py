@@ -1,0 +1,211 @@
+"""Where a rank's layers come from: made anew, out of a checkpoint, or from another rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from workers.build import build_layers
+from workers.checkpoint.folder import read_layer, read_manifest
+from workers.config import WorkerConfig
+from workers.devices.device import Device
+from workers.fault_injection.points import FaultPoints, Phase
+from workers.freezing.freezer import begin_statistics
+from workers.layer import Layer
+from workers.layer_state import LayerState, load_, part_of, united
+from workers.models.definition import ModelDefinition
+from workers.optim import Optimizer
+from workers.protocol import Assignment, CheckpointRef, Part, Source
+from workers.state_stream.frames import StateStreamError
+from workers.state_stream.stream import fetch
+from workers.unfinished import Greeting
+
+Built = dict[int, tuple[Layer, LayerState]]
+"""Layer number -> layer and its live state."""
+
+FETCH_WAIT_S = 30.0
+"""How long a source may take to offer a layer: it has been told to, or will be."""
+
+
+AT_ONCE = 8
+"""Layers that are fetched at a time."""
+
+
+@dataclass
+class Haul:
+    """What has come of the layers that were fetched, even if not all of it came."""
+
+    whole: Built = field(default_factory=dict)
+    weights: dict[int, LayerState] = field(default_factory=dict)
+    """Layer -> its weights, where they came before the moments; those that are whole by now are among them."""
+
+
+class LayerSource:
+    """Builds layers and brings their state.
+
+    Args:
+        secret: the job's, by which ranks know each other.
+        faults: the drills armed on this rank.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        definition: ModelDefinition,
+        device: Device,
+        optimizer: Optimizer,
+        secret: bytes,
+        faults: FaultPoints,
+    ) -> None:
+        self._config = config
+        self._definition = definition
+        self._device = device
+        self._optimizer = optimizer
+        self._secret = secret
+        self._faults = faults
+        self._stopped = threading.Event()
+
+    def build(self, layers: Iterable[int]) -> Built:
+        """Layers as they are before the first step."""
+        built = build_layers(
+            self._definition,
+            layers,
+            seed=self._config.seed,
+            precision=self._config.precision,
+            device=self._device.torch_device,
+            optimizer=self._optimizer,
+        )
+        for _, state in built.values():
+            begin_statistics(self._config.freeze, state)
+        return built
+
+    def load(self, layers: Iterable[int], start: CheckpointRef) -> Built:
+        """Layers as a checkpoint has them.
+
+        Raises:
+            DamagedCheckpointError: a file of it is damaged.
+            JobError: it holds another model.
+        """
+        built = self.build(layers)
+        manifest = read_manifest(start)
+        for layer, (_, state) in built.items():
+            load_(state, read_layer(start, manifest, layer))
+        return built
+
+    def begin(self) -> None:
+        """From now on `fetch_all` fetches, until `stop`."""
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Have `fetch_all` raise, from any thread."""
+        self._stopped.set()
+
+    def fetch_all(self, layers: Sequence[int], assignment: Assignment, haul: Haul) -> None:
+        """Layers as other ranks have them at the assignment's step, some at a time; the weights of all of them before
+        any moments, where the job salvages weights.
+
+        Args:
+            haul: takes what comes; what came before an error is left in it.
+
+        Raises:
+            StateStreamError: a source is gone, or `stop` was called.
+            DamagedCheckpointError: a file is damaged of the checkpoint that moments are to come from.
+        """
+        sources, step, stopped = {s.layer: s for s in assignment.sources}, assignment.step, self._stopped
+        nowhere = [layer for layer in layers if layer not in sources]
+        assert not nowhere, f"no source of layers {nowhere} at step {step}"
+        if not layers:
+            return
+        whole = [layer for layer in layers if layer not in assignment.salvaged]
+
+        def begin(layers: Iterable[int], part: Part) -> dict[Future[LayerState], int]:
+            return {
+                fetching.submit(self._fetch, sources[layer], step, stopped, part): layer for layer in layers
+            }
+
+        def take(layer: int, state: LayerState) -> None:
+            load_(built[layer][1], state)
+            haul.whole[layer] = built[layer]
+
+        with ThreadPoolExecutor(min(len(layers), AT_ONCE), thread_name_prefix="fetch") as fetching:
+            try:
+                if self._config.elastic.salvage == "none":
+                    coming = begin(layers, Part.ALL)
+                    built = self.build(layers)
+                    self._take_all(coming, take)
+                    return
+                coming = begin(layers, Part.WEIGHTS)
+                built = self.build(layers)
+                # One source that is lost says nothing of others: what they have may be all that is left of it.
+                self._take_all(coming, haul.weights.__setitem__, stop_at_once=False)
+                lost = [layer for layer in layers if layer in assignment.salvaged]
+                for layer, moments in self._saved(lost, assignment.moments).items():
+                    take(layer, united(haul.weights[layer], moments))
+                coming = begin(whole, Part.MOMENTS)
+                self._take_all(coming, lambda layer, state: take(layer, united(haul.weights[layer], state)))
+            finally:
+                stopped.set()
+
+    def _take_all(
+        self,
+        coming: dict[Future[LayerState], int],
+        take: Callable[[int, LayerState], None],
+        *,
+        stop_at_once: bool = True,
+    ) -> None:
+        """Take each state as it comes; with one of them lost, those that had come by then too.
+
+        Args:
+            stop_at_once: with one of them lost the others need not come.
+
+        Raises:
+            StateStreamError: the first that did not come.
+        """
+        lost: StateStreamError | None = None
+        for state in as_completed(coming):
+            try:
+                take(coming[state], state.result())
+            except StateStreamError as error:
+                if stop_at_once:
+                    self._stopped.set()
+                lost = lost or error
+        if lost is not None:
+            raise lost
+
+    def _saved(self, layers: Sequence[int], moments: CheckpointRef | None) -> dict[int, LayerState]:
+        """Moments of layers whose weights come from elsewhere, as a checkpoint has them, or as they are at first."""
+        if moments is None or not layers:
+            return {layer: part_of(state, Part.MOMENTS) for layer, (_, state) in self.build(layers).items()}
+        manifest = read_manifest(moments)
+        return {layer: part_of(read_layer(moments, manifest, layer), Part.MOMENTS) for layer in layers}
+
+    def fetch_base(
+        self, step: int, layer: int, owner: Greeting, stopped: threading.Event
+    ) -> tuple[Layer, LayerState]:
+        """The base of a copy, from the layer's owner; gives up when `stopped` is set.
+
+        Raises:
+            StateStreamError: the owner is gone, or does not offer it.
+        """
+        source = Source(layer=layer, rank=-1, host=owner.host, port=owner.port)
+        state = self._fetch(source, step, stopped)
+        built = self.build([layer])
+        load_(built[layer][1], state)
+        return built[layer]
+
+    def _fetch(
+        self, source: Source, step: int, stopped: threading.Event, part: Part = Part.ALL
+    ) -> LayerState:
+        self._faults.reach(Phase.MIGRATING, step)
+        return fetch(
+            source.host,
+            source.port,
+            self._secret,
+            source.layer,
+            step,
+            wait_s=FETCH_WAIT_S,
+            part=part,
+            stopped=stopped,
+        )

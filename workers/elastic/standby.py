@@ -1,0 +1,296 @@
+"""Copies of layers that other ranks own, kept up to date by the same updates: what a lost rank's successor begins with.
+
+A copy begins with a base; until that has come, its updates wait. The work is done beside the training, which at most
+waits for the update of some commits before. Knows no network: bases are brought, parcels are given.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
+
+from workers.commit import Decision
+from workers.config import FreezeConfig
+from workers.elastic.redundancy import Packing
+from workers.freezing.checks import Checks
+from workers.freezing.mask import LayerParameters
+from workers.layer import Layer
+from workers.layer_state import LayerState
+from workers.optim import Optimizer
+
+Base = tuple[Layer, LayerState]
+BringBase = Callable[[int, threading.Event], Base]
+"""Layer -> the layer with its state at the step where the generation began; gives up when the event is set."""
+
+COMMITS_BEHIND = 3
+"""Commits whose updates may wait, of the copies that have a base, before the training waits for them."""
+ASK_AGAIN_S = (0.2, 1.0, 3.0)
+"""How long to wait before a base that did not come is asked for again."""
+CLOSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Update:
+    step: int
+    parcel: Tensor
+    decision: Decision
+
+
+@dataclass
+class _Copy:
+    """One layer. Its tensors belong to the thread that applies updates."""
+
+    base: Base | None = None
+    packing: Packing | None = None
+    checks: Checks | None = None
+    waiting: deque[_Update] = field(default_factory=deque)
+    late: list[tuple[int, Decision]] = field(default_factory=list)
+    """Commits of which its parcels are held back."""
+    given_up: bool = False
+    """No base will come: nothing is kept for it."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Size of the updates that wait; all of one layer are alike."""
+        try:
+            return len(self.waiting) * self.waiting[0].parcel.nbytes
+        except IndexError:  # meanwhile another thread has applied the last of them
+            return 0
+
+
+class Standbys:
+    """The copies that one rank keeps in one generation.
+
+    Args:
+        layers: which.
+        bases: of these, those that are at the step where the generation begins.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        bases: Mapping[int, Base],
+        *,
+        freeze: FreezeConfig,
+        optimizer: Optimizer,
+    ) -> None:
+        self._freeze = freeze
+        self._optimizer = optimizer
+        self._copies = {layer: _Copy() for layer in layers}
+        self._stopped = threading.Event()
+        self._room = threading.Semaphore(COMMITS_BEHIND)
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._broken = False
+        self._began_s = time.monotonic()
+        self._applier: threading.Thread | None = None
+        self._bringer: threading.Thread | None = None
+        self._resting = False
+        self.failure: str | None = None
+        """Why some copies will not come, or all are lost. What this rank owns does not suffer by it."""
+        self.brought_bytes = 0
+        """Size of the bases that were brought."""
+        self.brought_s = 0.0
+        """When the last of them had come and was up to date, in seconds from the beginning."""
+        for layer, base in bases.items():
+            self._begin(layer, base)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(self._copies)
+
+    @property
+    def current(self) -> bool:
+        """Whether every copy has its base, and no update waits for one."""
+        return len(self.up_to_date) == len(self._copies)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no base is waited for any more: each has come, or will not."""
+        copies = self._copies.values()
+        return self._broken or all(copy.base is not None or copy.given_up for copy in copies)
+
+    @property
+    def up_to_date(self) -> frozenset[int]:
+        """The layers whose copy has its base, and no update waits for one."""
+        if self._broken:
+            return frozenset()
+        return frozenset(
+            layer for layer, copy in self._copies.items() if copy.base is not None and not copy.waiting
+        )
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Size of the updates that wait for a base."""
+        return sum(copy.waiting_bytes for copy in [*self._copies.values()] if copy.base is None)
+
+    def catch_up(self, seconds: float) -> None:
+        """Wait until every copy is up to date, or for so long, or until no base comes any more."""
+        deadline = time.monotonic() + seconds
+        while not self.current and self.failure is None:
+            if self._stopped.wait(min(0.005, max(0.0, deadline - time.monotonic()))):
+                return
+            if time.monotonic() >= deadline:
+                return
+
+    def bring(self, bring: BringBase) -> None:
+        """Have the bases brought that are not there, one after the other, in a thread of their own."""
+        lacking = [layer for layer, copy in self._copies.items() if copy.base is None]
+        if lacking:
+            self._start()
+            self._bringer = threading.Thread(
+                target=self._bring, args=(bring, lacking), name="standby-bases", daemon=True
+            )
+            self._bringer.start()
+
+    def apply(self, step: int, parcels: Mapping[int, Tensor], decision: Decision) -> None:
+        """Take up the commit of `step`.
+
+        Args:
+            parcels: packed; none of a layer: its own comes later, by `supply`.
+        """
+
+        def update() -> None:
+            for layer, copy in self._copies.items():
+                if copy.given_up:
+                    continue
+                if layer not in parcels:
+                    copy.late.append((step, decision))
+                    continue
+                copy.waiting.append(_Update(step, parcels[layer], decision))
+                self._catch_up(copy)
+
+        def do_and_make_room() -> None:
+            self._do(update)
+            self._room.release()
+
+        if not self._copies or self._broken:
+            return
+        if self._resting:
+            self._do(update)
+            return
+        self._room.acquire()
+        self._start()
+        self._tasks.put(do_and_make_room)
+
+    def supply(self, layer: int, parcels: Sequence[Tensor]) -> None:
+        """Take up the commits of which no parcel of `layer` had come; `parcels` are those, in order."""
+
+        def update() -> None:
+            copy = self._copies[layer]
+            if copy.given_up:
+                return
+            for (step, decision), parcel in zip(copy.late, parcels, strict=True):
+                copy.waiting.append(_Update(step, parcel, decision))
+            copy.late.clear()
+            self._catch_up(copy)
+
+        self._start()
+        self._tasks.put(partial(self._do, update))
+
+    def rest(self) -> None:
+        """The generation is over: bring no more bases, and apply what has come. Later commits are applied at once."""
+        self._stopped.set()
+        if self._bringer is not None:
+            self._bringer.join(CLOSE_S)
+        if self._applier is not None:
+            self._tasks.put(None)
+            self._applier.join()
+            self._applier = None
+        self._resting = True
+
+    def held(self) -> dict[int, Base]:
+        """Layer -> copy of each that is at the newest step. Call `rest` first."""
+        assert self._resting
+        copies = {layer: self._copies[layer] for layer in sorted(self.up_to_date)}
+        bases = {layer: copy.base for layer, copy in copies.items() if not copy.late}
+        return {layer: base for layer, base in bases.items() if base is not None}
+
+    def _begin(self, layer: int, base: Base) -> None:
+        copy, state = self._copies[layer], base[1]
+        copy.packing = Packing(state)
+        copy.checks = Checks(self._freeze, {layer: state}, {layer: LayerParameters.of(state)})
+        copy.base = base
+
+    def _start(self) -> None:
+        if self._applier is None:
+            self._applier = threading.Thread(target=self._run, name="standby-updates", daemon=True)
+            self._applier.start()
+
+    def _bring(self, bring: BringBase, layers: Sequence[int]) -> None:
+        """In rounds: a base that does not come, because its owner is gone or busy, is asked for again."""
+        why: Exception | None = None
+        for pause_s in (0.0, *ASK_AGAIN_S):
+            self._stopped.wait(pause_s)
+            lacking: list[int] = []
+            for layer in layers:
+                if self._stopped.is_set() or self._broken:
+                    return
+                try:
+                    base = bring(layer, self._stopped)
+                except Exception as error:
+                    lacking.append(layer)
+                    why = error
+                else:
+                    self._tasks.put(partial(self._do, partial(self._take_in, layer, base)))
+            if not lacking:
+                return
+            layers = lacking
+        if not self._stopped.is_set():
+            self.failure = f"layers {list(layers)} stay without a copy here: {why}"
+            self._tasks.put(partial(self._do, partial(self._give_up, layers)))
+
+    def _give_up(self, layers: Sequence[int]) -> None:
+        """The updates of these would wait for ever, and fill the memory."""
+        for copy in (self._copies[layer] for layer in layers):
+            copy.given_up = True
+            copy.waiting.clear()
+            copy.late.clear()
+
+    def _take_in(self, layer: int, base: Base) -> None:
+        self._begin(layer, base)
+        self._catch_up(self._copies[layer])
+        state = base[1]
+        slots = (slot for of_one in state.slots.values() for slot in of_one.values())
+        tensors = (*state.weights.values(), *state.buffers.values(), *slots, *state.freezing.values())
+        self.brought_bytes += sum(tensor.nbytes for tensor in tensors)
+        self.brought_s = time.monotonic() - self._began_s
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def _do(self, task: Callable[[], None]) -> None:
+        if self._broken:
+            return
+        try:
+            task()
+        except Exception as error:
+            self._broken = True
+            self.failure = f"the copies kept here of layers {list(self._copies)} are lost: {error}"
+
+    def _catch_up(self, copy: _Copy) -> None:
+        while copy.base is not None and copy.waiting:
+            self._update(copy, copy.base[1], copy.waiting[0])
+            copy.waiting.popleft()
+
+    def _update(self, copy: _Copy, state: LayerState, update: _Update) -> None:
+        """What the owner does at that commit, in the same order."""
+        assert copy.packing is not None
+        assert copy.checks is not None
+        decision = update.decision
+        copy.checks.look(update.step)
+        if not decision.skipped:
+            parcel = copy.packing.unpack(update.parcel)
+            for name, value in parcel.buffers.items():
+                state.buffers[name].copy_(value)
+            self._optimizer.update_(state, parcel.gradients, decision.scale, update.step - 1)
+            if parcel.energies is not None:
+                state.freezing["energy"].copy_(parcel.energies)
+        copy.checks.take(decision.scores)

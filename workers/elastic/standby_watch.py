@@ -1,0 +1,66 @@
+"""How the copies come on that a rank keeps for others: what is told of them, and when training waits for them."""
+
+from __future__ import annotations
+
+import time
+
+from workers.elastic.standby import Standbys
+from workers.protocol import Report, StandbyReport, WarningReport
+
+MOST_BEHIND_BYTES = 2**28
+"""So much may wait for the bases of copies before training waits for them; then twice as much."""
+MOST_STOP_S = 2.0
+"""Training waits for them no longer than that at one commit."""
+
+
+class StandbyWatch:
+    """The copies of one rank under one plan.
+
+    Args:
+        rank: its number.
+        place: its place in the generation.
+    """
+
+    def __init__(self, standbys: Standbys, rank: int, place: int) -> None:
+        self._standbys = standbys
+        self._rank = rank
+        self._place = place
+        self._patience_bytes = MOST_BEHIND_BYTES
+        self._told_of_failure = self._told = False
+
+    def let_come(self, step: int) -> Report | None:
+        """Hold the commit of `step`, for a bounded time, where the updates of copies that are to come heap up: training
+        then leaves the links to them. Returns what to say of it."""
+        standbys, behind = self._standbys, self._standbys.backlog_bytes
+        if behind < self._patience_bytes:
+            return None
+        self._patience_bytes = 2 * behind
+        begun_s = time.perf_counter()
+        standbys.catch_up(MOST_STOP_S)
+        waited_s = time.perf_counter() - begun_s
+        lacking = sorted({*standbys.layers} - standbys.up_to_date)
+        text = (
+            f"{behind / 1e6:.3g} MB of updates waited for copies at place {self._place}: step {step} waited"
+            f" {waited_s:.2f} s for them"
+        )
+        text += f"; layers {lacking} are still to come" if lacking else ", and they are up to date"
+        return WarningReport(rank=self._rank, text=text)
+
+    def news(self, step: int) -> list[Report]:
+        """What to tell of them once `step` is settled; each thing once."""
+        standbys, news = self._standbys, list[Report]()
+        if standbys.failure is not None and not self._told_of_failure:
+            self._told_of_failure = True
+            news.append(WarningReport(rank=self._rank, text=standbys.failure))
+        if standbys.layers and standbys.current and not self._told:
+            self._told = True
+            news.append(
+                StandbyReport(
+                    step=step,
+                    rank=self._place,
+                    layers=standbys.layers,
+                    bytes=standbys.brought_bytes,
+                    seconds=standbys.brought_s,
+                )
+            )
+        return news

@@ -1,0 +1,82 @@
+"""What drills do to the process they run in and to the job's files. Knows no phase and no step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+_STOPPER = """
+import os, select, signal, sys
+process, seconds = int(sys.argv[1]), float(sys.argv[2])
+life = os.pidfd_open(process)
+signal.pidfd_send_signal(life, signal.SIGSTOP)
+# A descriptor of a process that has ended is readable: whoever kills it meanwhile leaves nothing of the drill behind.
+if not select.select([life], [], [], seconds)[0]:
+    signal.pidfd_send_signal(life, signal.SIGCONT)
+"""
+
+
+class DrillError(RuntimeError):
+    """What a drill raised."""
+
+
+def kill() -> None:
+    """End this process with SIGKILL."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop(seconds: float) -> None:
+    """Stop all threads of this process for `seconds`; returns afterwards.
+
+    Another process does it, as a stopped one cannot continue itself.
+
+    Raises:
+        DrillError: this system has no means to.
+    """
+    # Without a copy of this process, and without its sockets: neighbours would think them open after a kill.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _STOPPER, str(os.getpid()), str(seconds)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise DrillError(f"this process could not be stopped: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def lose_records(step: int) -> None:
+    """Raises:
+    ChannelError: as if a connection had failed within the gather of `step`.
+    """
+    from workers.transport.channel import ChannelError
+
+    raise ChannelError(f"a drill lost the records of commit {step}")
+
+
+def corrupt_newest_checkpoint(output: str) -> str | None:
+    """Change one bit in the middle of the largest file of the newest checkpoint in the job folder `output`.
+
+    Returns:
+        Where the file is; None where there is no checkpoint.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    from workers.checkpoint.folder import checkpoints
+    from workers.checkpoint.storage import join, open_folder
+
+    for ref in checkpoints(output):
+        folder = open_folder(ref.path)
+        name, data = max(
+            ((name, folder.read(name)) for name in folder.names() if name.endswith(".safetensors")),
+            key=lambda entry: len(entry[1]),
+        )
+        changed = bytearray(data)
+        changed[len(changed) // 2] ^= 1
+        folder.write(name, bytes(changed))
+        return join(ref.path, name)
+    return None

@@ -1,0 +1,110 @@
+"""What a drill does to a rank, and when: a value that travels as JSON. No torch; strikes nobody."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from workers.config import Positive, Section
+from workers.fault_injection.kinds import FaultKind, Phase
+from workers.protocol import JobError
+
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+AT_ANY_TIME = frozenset(
+    {FaultKind.KILL, FaultKind.STOP, FaultKind.DROP_LINK, FaultKind.CORRUPT_CHECKPOINT, FaultKind.DRAIN}
+)
+"""What needs no place to strike at."""
+_ONLY_PHASE = {
+    FaultKind.SLOW: Phase.FORWARD,
+    FaultKind.THROTTLE_LINK: Phase.FORWARD,
+    FaultKind.NAN: Phase.BACKWARD,
+    FaultKind.FILL_DISK: Phase.SAVING,
+    FaultKind.BLIND: Phase.IN_COMMIT,
+}
+_NEEDED = {
+    FaultKind.STOP: ("seconds",),
+    FaultKind.DRAIN: ("seconds",),
+    FaultKind.SLOW: ("factor",),
+    FaultKind.THROTTLE_LINK: ("bytes_per_s",),
+}
+_TAKEN = {
+    "seconds": (FaultKind.STOP, FaultKind.FILL_DISK, FaultKind.DRAIN),
+    "factor": (FaultKind.SLOW,),
+    "bytes_per_s": (FaultKind.THROTTLE_LINK,),
+    "steps": (FaultKind.SLOW, FaultKind.THROTTLE_LINK),
+}
+
+
+class Fault(Section):
+    """One drill on one rank. It strikes the first time that its phase is reached in its step or a later one, and no
+    sooner than `after_s` after it was armed; without step and phase, what needs no place strikes at that time."""
+
+    kind: FaultKind
+    """What to do."""
+    step: Positive | None = None
+    """Not before this step; unset: in any."""
+    phase: Phase | None = None
+    """Only there; unset: anywhere."""
+    after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Seconds from arming."""
+    times: Positive = 1
+    """How often it strikes."""
+    seconds: PositiveFinite | None = None
+    """How long it lasts (`stop`, `fill-disk`), or is left to go (`drain`)."""
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """How many times as long an action takes (`slow`)."""
+    bytes_per_s: PositiveFinite | None = None
+    """What the link lets through (`throttle-link`)."""
+    steps: Positive | None = None
+    """How many steps it lasts (`slow`, `throttle-link`); unset: for good."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind = self.kind
+        only = _ONLY_PHASE.get(kind)
+        if only is not None and self.phase not in (None, only):
+            raise JobError(f"{kind} strikes in phase {only}, not in {self.phase}: leave the phase out")
+        for name in _NEEDED.get(kind, ()):
+            if getattr(self, name) is None:
+                raise JobError(f"{kind} needs {name}")
+        for name, kinds in _TAKEN.items():
+            if getattr(self, name) is not None and kind not in kinds:
+                raise JobError(
+                    f"{kind} takes no {name}; only {' and '.join(kinds)} {'does' if len(kinds) == 1 else 'do'}"
+                )
+        return self
+
+    @property
+    def where(self) -> Phase | None:
+        """The phase it strikes in; None for any."""
+        return self.phase or _ONLY_PHASE.get(self.kind)
+
+    def __str__(self) -> str:
+        words: list[str] = [self.kind]
+        if self.seconds is not None:
+            words.append(f"for {self.seconds:g} s")
+        if self.factor is not None:
+            words.append(f"{self.factor:g} times")
+        if self.bytes_per_s is not None:
+            words.append(f"to {self.bytes_per_s:g} bytes/s")
+        if self.steps is not None:
+            words.append(f"for {self.steps} steps")
+        return " ".join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Fault:
+        """Raises:
+        JobError: `values` are not those of a fault.
+        """
+        try:
+            return Fault.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise JobError(f"no such fault: {place}: {first['msg']}, got {first['input']!r}") from error

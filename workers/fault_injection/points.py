@@ -1,0 +1,257 @@
+"""Named places in a rank's life where a drill can strike; no-ops while nothing is armed.
+
+Says when, and to whom it is told; `effects.py` does it. Knows no engine, no network and no torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from workers.fault_injection import effects as strikes
+from workers.fault_injection.fault import AT_ANY_TIME, Fault
+from workers.fault_injection.kinds import FaultKind, Phase
+from workers.protocol import FaultReport, JobError, NoticeReport, Report, WarningReport
+
+__all__ = ["Fault", "FaultKind", "FaultPoints", "Phase"]
+
+ANSWER_S = 0.1
+"""What strikes at once waits so long, so that who armed it hears that it was armed."""
+_LASTING = (FaultKind.SLOW, FaultKind.THROTTLE_LINK)
+"""What begins with a window and lasts for some."""
+
+
+@dataclass
+class _Armed:
+    fault: Fault
+    not_before_s: float
+    """On the monotonic clock."""
+    left: int
+    """How often it is still to strike."""
+    began: int | None = None
+    """First step that it lasts for."""
+    until_s: float | None = None
+    """On the monotonic clock: every write until then fails."""
+
+
+class FaultPoints:
+    """The drills armed on one rank. `arm` from any thread; `reach` from those that train and save.
+
+    Args:
+        report: takes a `FaultReport` before each strike (of a file: after it), on whichever thread it strikes, and must
+            have sent it when it returns: it may be the last.
+        rank: this rank's number.
+        allowed: whether the job lets itself be struck.
+        sever: closes this rank's connections to the others.
+        output: the job's folder.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[Report], None],
+        *,
+        rank: int = 0,
+        allowed: bool = False,
+        sever: Callable[[], None] | None = None,
+        output: str = "",
+    ) -> None:
+        self.armed = False
+        """Whether anything is: all that a place need ask before it goes on."""
+        self._report = report
+        self._rank = rank
+        self._allowed = allowed
+        self._sever = sever
+        self._output = output
+        self._faults: list[_Armed] = []
+        self._timers: list[threading.Timer] = []
+        self._lock = threading.Lock()
+
+    def arm(self, fault: Fault) -> None:
+        """Have `fault` strike when its time and place come.
+
+        Raises:
+            JobError: the job allows no faults.
+        """
+        if not self._allowed:
+            raise JobError("this job allows no faults: start it with elastic.allow_faults = true")
+        if fault.kind in AT_ANY_TIME and fault.step is None and fault.phase is None:
+            self._arm_timer(fault, fault.times)
+            return
+        with self._lock:
+            self._faults.append(_Armed(fault, time.monotonic() + fault.after_s, fault.times))
+            self.armed = True
+
+    def reach(self, phase: Phase, step: int) -> None:
+        """This rank is at `phase` of `step`: whatever is armed for here strikes.
+
+        Raises:
+            DrillError: a fault of kind RAISE struck.
+            ChannelError: one of kind BLIND.
+            OSError: one of kind FILL_DISK.
+        """
+        if not self.armed:
+            return
+        for fault in self._due(phase, step):
+            self._strike(fault, step, phase)
+
+    def slowdown(self, step: int) -> float:
+        """How many times as long as usual the actions of `step` take."""
+        factor = 1.0
+        for fault in self._lasting(FaultKind.SLOW, step):
+            factor *= fault.factor or 1.0
+        return factor
+
+    def bytes_per_s(self, step: int) -> float | None:
+        """What may leave this rank in the window of `step`; None: what the link takes."""
+        return min((f.bytes_per_s or 0.0 for f in self._lasting(FaultKind.THROTTLE_LINK, step)), default=None)
+
+    def poisons(self, step: int) -> bool:
+        """Whether the gradients of `step` are to hold a NaN."""
+        due = self._take(lambda fault: fault.kind is FaultKind.NAN, Phase.BACKWARD, step)
+        for fault in due:
+            self._tell(fault, step, Phase.BACKWARD)
+        return bool(due)
+
+    def close(self) -> None:
+        """Disarm everything."""
+        with self._lock:
+            self._faults.clear()
+            self.armed = False
+            for timer in self._timers:
+                timer.cancel()
+
+    def _arm_timer(self, fault: Fault, times: int) -> None:
+        def strike() -> None:
+            self._strike(fault, 0, None)
+            if times > 1:
+                self._arm_timer(fault, times - 1)
+
+        self._start_timer(max(fault.after_s, ANSWER_S), strike)
+
+    def _start_timer(self, seconds: float, strike: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, strike)
+        timer.daemon = True
+        with self._lock:
+            self._timers = [t for t in self._timers if t.is_alive()] + [timer]
+        timer.start()
+
+    def _due(self, phase: Phase, step: int) -> list[Fault]:
+        apart = (*_LASTING, FaultKind.NAN)
+        return self._take(lambda fault: fault.kind not in apart, phase, step)
+
+    def _take(self, wanted: Callable[[Fault], bool], phase: Phase, step: int) -> list[Fault]:
+        """Those of `wanted` that strike here, each counted."""
+        now_s = time.monotonic()
+        due: list[Fault] = []
+        with self._lock:
+            for armed in list(self._faults):
+                if not wanted(armed.fault) or not _matches(armed, phase, step, now_s):
+                    continue
+                if armed.until_s is not None and now_s >= armed.until_s:
+                    self._faults.remove(armed)
+                    continue
+                due.append(armed.fault)
+                self._count(armed, now_s)
+            self.armed = bool(self._faults)
+        return due
+
+    def _count(self, armed: _Armed, now_s: float) -> None:
+        if armed.fault.kind is FaultKind.FILL_DISK and armed.fault.seconds is not None:
+            armed.until_s = armed.until_s or now_s + armed.fault.seconds
+            return
+        armed.left -= 1
+        if armed.left == 0:
+            self._faults.remove(armed)
+
+    def _lasting(self, kind: FaultKind, step: int) -> list[Fault]:
+        now_s = time.monotonic()
+        active: list[Fault] = []
+        begun: list[Fault] = []
+        with self._lock:
+            for armed in list(self._faults):
+                fault = armed.fault
+                if fault.kind is not kind or not _matches(armed, Phase.FORWARD, step, now_s):
+                    continue
+                if armed.began is None:
+                    armed.began = step
+                    begun.append(fault)
+                if fault.steps is not None and step >= armed.began + fault.steps:
+                    self._faults.remove(armed)
+                else:
+                    active.append(fault)
+            self.armed = bool(self._faults)
+        for fault in begun:
+            self._tell(fault, step, Phase.FORWARD)
+        return active
+
+    def _strike(self, fault: Fault, step: int, phase: Phase | None) -> None:
+        if fault.kind is FaultKind.CORRUPT_CHECKPOINT:
+            self._corrupt(fault, step, phase)
+            return
+        self._tell(fault, step, phase)
+        match fault.kind:
+            case FaultKind.KILL:
+                strikes.kill()
+            case FaultKind.STOP:
+                assert fault.seconds is not None
+                strikes.stop(fault.seconds)
+            case FaultKind.DROP_LINK:
+                if self._sever is not None:
+                    self._sever()
+            case FaultKind.DRAIN:
+                assert fault.seconds is not None
+                self._drain(fault.seconds)
+            case FaultKind.RAISE:
+                raise strikes.DrillError(f"a drill raised this in phase {phase} of step {step}")
+            case FaultKind.FILL_DISK:
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (a drill)")
+            case FaultKind.BLIND:
+                strikes.lose_records(step)
+
+    def _corrupt(self, fault: Fault, step: int, phase: Phase | None) -> None:
+        """Told of afterwards: only then is it known which file it was, and whether there was any."""
+        why_not = "the job has no checkpoint yet; set checkpoint.every_steps, or strike once one is saved"
+        try:
+            file = strikes.corrupt_newest_checkpoint(self._output)
+        except OSError as error:
+            file, why_not = None, f"the newest checkpoint cannot be changed: {error}; strike again"
+        if file is None:
+            self._send(WarningReport(rank=self._rank, text=f"drill: {fault} struck nothing: {why_not}"))
+        else:
+            self._tell(fault, step, phase, file)
+
+    def _drain(self, seconds: float) -> None:
+        # As a cloud does: a word to the process, and SIGKILL to what is left of it when the time is over.
+        self._send(NoticeReport(rank=self._rank, source="sigterm", left_s=seconds, text="a drill"))
+        self._start_timer(seconds, strikes.kill)
+
+    def _tell(self, fault: Fault, step: int, phase: Phase | None, file: str = "") -> None:
+        self._send(
+            FaultReport(
+                rank=self._rank,
+                fault=str(fault),
+                step=step,
+                phase=phase or "",
+                struck_s=time.time(),
+                file=file,
+            )
+        )
+
+    def _send(self, report: Report) -> None:
+        # A drill that cannot be told of strikes all the same.
+        with suppress(Exception):
+            self._report(report)
+
+
+def _matches(armed: _Armed, phase: Phase, step: int, now_s: float) -> bool:
+    fault = armed.fault
+    return (
+        fault.where in (None, phase)
+        and (fault.step is None or step >= fault.step)
+        and now_s >= armed.not_before_s
+    )

@@ -1,0 +1,130 @@
+"""What a rank brings to the training of one generation, and what its schedule makes of that: stages, masks, ties.
+
+Values and their assembly; nothing here runs or sends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from planner.ir import Schedule
+from planner.plan import Plan
+from workers.config import WorkerConfig
+from workers.control.mailbox import Mailbox
+from workers.data.dataset import OpenData
+from workers.devices.device import Device
+from workers.elastic.standby import Base, Standbys
+from workers.exchange import TiedUse
+from workers.fault_injection.points import FaultPoints
+from workers.freezing.freezer import Extent, Freezer
+from workers.freezing.plans import Plans
+from workers.layer import Layer, Loss
+from workers.layer_state import LayerState
+from workers.models.definition import ModelDefinition
+from workers.optim import Optimizer
+from workers.protocol import Report
+from workers.stage import Stage
+from workers.unfinished import Greeting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a rank brings to a generation's training: all of it outlives the generation."""
+
+    config: WorkerConfig
+    rank: int
+    """Its number."""
+    place: int
+    """pipeline * P + pipeline rank."""
+    plan: Plan
+    schedule: Schedule
+    definition: ModelDefinition
+    data: OpenData
+    layers: Mapping[int, tuple[Layer, LayerState]]
+    """Those that it owns by `plan`."""
+    optimizer: Optimizer
+    device: Device
+    mailbox: Mailbox
+    standbys: Standbys
+    """The copies that it keeps by `plan`."""
+    greeting: Greeting
+    """What it tells the others first."""
+    bring: Callable[[int, Greeting, threading.Event], Base]
+    """Layer, its owner's greeting -> the layer as it is where the generation begins; gives up when the event is set."""
+    withdraw: Callable[[], None]
+    """Stop offering the layers as they were where the generation begins."""
+    held: tuple[tuple[int, int], ...] = ()
+    """(layer, place): layers whose updates are held back, and where they are to go."""
+    freeze_plans: Plans
+    """Those whose start is known; what is taken up is added."""
+    faults: FaultPoints
+    report: Callable[[Report], None]
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.place % self.plan.pipeline_ranks
+
+    @property
+    def pipeline(self) -> int:
+        return self.place // self.plan.pipeline_ranks
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Those whose microbatches its pipeline executes."""
+        return tuple(range(self.pipeline, self.plan.replicas, self.plan.pipeline_count))
+
+
+def make_freezer(setting: Setting) -> Freezer:
+    """The freezing of the rank's layers."""
+    config, plan = setting.config, setting.plan
+    stages = setting.schedule.stages_of_rank(setting.pipeline_rank)
+    extent = Extent(
+        seed=config.seed,
+        rank=setting.place,
+        microbatches=plan.microbatches,
+        replicas=plan.replicas,
+        windows=len(setting.replicas),
+        layers=len(setting.definition.layers),
+        stages={
+            stage: tuple(range(*plan.layers[stage]))
+            for stage in stages
+            if stage >= setting.schedule.frozen_stages
+        },
+    )
+    states = {index: state for index, (_, state) in sorted(setting.layers.items())}
+    return Freezer(config.freeze, extent, states, setting.freeze_plans)
+
+
+def make_stages(setting: Setting, freezer: Freezer) -> dict[int, Stage]:
+    """The stages that the schedule gives the rank."""
+    plan, config = setting.plan, setting.config
+    stages: dict[int, Stage] = {}
+    for stage in setting.schedule.stages_of_rank(setting.pipeline_rank):
+        first, stop = plan.layers[stage]
+        loss = None
+        if stop == len(setting.definition.layers):
+            loss = Loss(
+                setting.definition.loss, precision=config.precision, device=setting.device.torch_device
+            )
+        layers = [setting.layers[index][0] for index in range(first, stop)]
+        stages[stage] = Stage(
+            layers,
+            loss,
+            frozenset(plan.recompute),
+            config.seed,
+            masks=freezer.mask,
+            forward_only=stage < setting.schedule.frozen_stages,
+        )
+    return stages
+
+
+def tied_uses(setting: Setting) -> list[list[TiedUse]]:
+    """Per tied parameter, its uses in layer order."""
+    names, plan = setting.definition.names, setting.plan
+    groups = []
+    for group in setting.definition.ties:
+        uses = sorted((names.index(ref.layer), ref.parameter) for ref in group)
+        groups.append([TiedUse(i, n, plan.stage_ranks[plan.stage_of_layer(i)]) for i, n in uses])
+    return groups

@@ -1,0 +1,84 @@
+"""The ranks of a job as processes of a forkserver, and what they and their starter tell each other. No Ray.
+
+Knows no message: `ranks.py` trains with it, `profile.py` measures.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+GRACE_S = 5.0
+"""How long ranks may go on after one of them has failed."""
+
+
+class Died:
+    """Heard of a process that ended before it was done."""
+
+
+class RankProcesses:
+    """Started as the context is entered; on leaving, told to close (or ended, after an exception) and waited for.
+
+    Args:
+        ranks: how many.
+        target: what each runs, as `target(argument, rank, pipe)`; must be importable.
+    """
+
+    def __init__(self, ranks: int, target: Callable[[Any, int, Connection], None], argument: Any) -> None:
+        context: Any = multiprocessing.get_context("forkserver")
+        # PyTorch loads the last one at its first backward, each process by itself.
+        context.set_forkserver_preload(["torch", "workers.rank", "torch.fx.experimental.symbolic_shapes"])
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for rank in range(ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=target, args=(argument, rank, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._open = dict(zip(self._pipes, range(ranks), strict=True))
+        self._failed = False
+
+    def __enter__(self) -> RankProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.tell("close")
+        else:
+            for process in self._processes:
+                process.terminate()
+        for process in self._processes:
+            process.join()
+
+    def hear(self) -> Iterator[tuple[int, Any]]:
+        """(rank, message) as they come, until all ranks are done; after a failure for no longer than `GRACE_S` more."""
+        while self._open:
+            ready = wait(list(self._open), GRACE_S if self._failed else None)
+            if not ready:
+                return
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                try:
+                    message = pipe.recv()
+                except EOFError:
+                    message = Died()
+                yield self._open[pipe], message
+
+    def done(self, rank: int, *, failed: bool = False) -> None:
+        """Nothing more is expected of `rank`."""
+        del self._open[self._pipes[rank]]
+        self._failed |= failed
+
+    def tell(self, message: Any) -> None:
+        """Send `message` to every rank; one that has failed meanwhile tells so itself."""
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.send(message)

@@ -1,0 +1,252 @@
+"""Runs all ranks of a job without Ray: as threads of this process, or as processes of a forkserver.
+
+For tests, GPU checks and benchmarks. Where a rank fails the others are ended, and its error is raised here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+
+from planner.freezing import FreezePlan
+from planner.ir import Schedule
+from planner.plan import Plan
+from workers.config import WorkerConfig
+from workers.launch.processes import Died, RankProcesses
+from workers.layer_state import state_digest
+from workers.process.host_memory import settle_objects
+from workers.profiling.counted_memory import CountedMemory, LiveStorages
+from workers.protocol import (
+    Assignment,
+    CheckpointRef,
+    Generation,
+    Outcome,
+    Report,
+    Request,
+    StepReport,
+    TimelineReport,
+)
+from workers.rank import Rank
+from workers.transport.channel import Channel
+from workers.transport.local import Hub, LocalChannel
+
+Observer = Callable[[Report], FreezePlan | None]
+
+
+@dataclass
+class Run:
+    """How a job ended: per rank its outcome, and all reports in order of arrival."""
+
+    outcomes: list[Outcome]
+    reports: list[Report] = field(default_factory=list)
+    memory: list[CountedMemory] = field(default_factory=list)
+    """Where the job counts memory: of every rank and step with a timeline."""
+
+    @property
+    def state_sha256(self) -> str:
+        """Digest of the whole model, from the first replica's layers."""
+        layers = {i: text for outcome in reversed(self.outcomes) for i, text in outcome.layer_digests}
+        return state_digest([layers[i] for i in sorted(layers)])
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank is told."""
+
+    config: WorkerConfig
+    plan: Plan
+    schedule: Schedule
+    start: CheckpointRef | None = None
+    stop_at: int | None = None
+    """The step whose commit is to carry a STOP."""
+    generation: int = 1
+    freeze_plans: tuple[FreezePlan, ...] = ()
+    """With known start; see `Assignment.freeze`."""
+    prepare: tuple[tuple[int, FreezePlan], ...] = ()
+    """(step, plan): a rank prepares the plan when it reports its timeline of that step; before it trains, for 0."""
+    open_channel: Callable[[Generation, int], Channel] | None = None
+    """How a process opens its rank's channel, where that is not for `Rank.join` to choose."""
+    count_memory: bool = False
+    """Whether each process counts the storages that live while it trains, which slows it down."""
+
+
+def assignment(job: Job, place: int) -> Assignment:
+    """What the rank at `place` of the job's first generation is told."""
+    return Assignment(
+        place=place,
+        plan=job.plan,
+        schedule=job.schedule,
+        step=job.start.step if job.start is not None else 0,
+        start=job.start,
+        freeze=job.freeze_plans,
+    )
+
+
+def _host(
+    job: Job,
+    number: int,
+    rank: Rank,
+    join: Callable[[Rank], None],
+    counting: AbstractContextManager[object] | None = None,
+) -> Outcome:
+    begun = job.start.step if job.start is not None else 0
+    if job.stop_at == begun + 1:
+        rank.request(Request.STOP)
+    rank.setup()
+    with counting or nullcontext():
+        damage = rank.follow(assignment(job, number))
+        if damage is not None:
+            raise RuntimeError(f"{damage.path}: {damage.file} {damage.problem}")
+        join(rank)
+        _prepare(job, rank, 0)
+        outcome = rank.train()
+        assert isinstance(outcome, Outcome), "nobody asks for another generation here"
+        return outcome
+
+
+def _react(job: Job, rank: Rank, report: Report) -> None:
+    """What `job` asks of a rank that has just sent `report`."""
+    if isinstance(report, StepReport) and job.stop_at is not None and report.step == job.stop_at - 1:
+        rank.request(Request.STOP)
+    if isinstance(report, TimelineReport):
+        _prepare(job, rank, report.step)
+
+
+def _prepare(job: Job, rank: Rank, step: int) -> None:
+    for due, plan in job.prepare:
+        if due == step:
+            rank.prepare(plan)
+
+
+def _generation(job: Job, port: int) -> Generation:
+    members = tuple(range(job.plan.world_size))
+    return Generation(
+        number=job.generation,
+        epoch=1,
+        members=members,
+        store_host="127.0.0.1",
+        store_port=port,
+        timeout_s=120.0,
+    )
+
+
+def run_threads(job: Job) -> Run:
+    """Every rank a thread of this process."""
+    world = job.plan.world_size
+    hub = Hub(world, timeout_s=120.0)
+    reports: list[Report] = []
+    results: list[Outcome | BaseException | None] = [None] * world
+    ranks: list[Rank] = []
+
+    def take(number: int, report: Report) -> None:
+        reports.append(report)
+        _react(job, ranks[number], report)
+
+    def host(number: int) -> None:
+        try:
+            results[number] = _host(
+                job, number, ranks[number], lambda r: r.join(_generation(job, 0), LocalChannel(hub, number))
+            )
+        except BaseException as error:
+            results[number] = error
+            hub.close()
+
+    ranks.extend(Rank(job.config, number, partial(take, number)) for number in range(world))
+    threads = [threading.Thread(target=host, args=(number,)) for number in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in ranks:
+        rank.close()
+    _raise_first(results)
+    return Run([r for r in results if isinstance(r, Outcome)], reports)
+
+
+def _raise_first(results: list[Outcome | BaseException | None]) -> None:
+    errors = [r for r in results if isinstance(r, BaseException)]
+    # A rank that lost its channel only tells that another one failed first.
+    for error in sorted(errors, key=lambda e: type(e).__name__ == "ChannelError"):
+        raise error
+
+
+def _process(job: Job, number: int, pipe: Connection) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    rank: Rank
+    counting = LiveStorages() if job.count_memory else None
+
+    def take(report: Report) -> None:
+        pipe.send(report)
+        if counting is not None and isinstance(report, TimelineReport):
+            pipe.send(CountedMemory(rank=number, step=report.step, peak_bytes=counting.restart()))
+        _react(job, rank, report)
+
+    rank = Rank(job.config, number, take)
+    closing = threading.Event()
+
+    def join(rank: Rank) -> None:
+        if number == 0:
+            pipe.send(("port", rank.host_store()))
+        generation = _generation(job, pipe.recv())
+        rank.join(generation, job.open_channel(generation, number) if job.open_channel else None)
+        threading.Thread(target=_obey, args=(pipe, rank, closing), daemon=True).start()
+        settle_objects()
+
+    try:
+        pipe.send(("outcome", _host(job, number, rank, join, counting)))
+        # A collective that is over here may still be under way at a neighbour: all close together.
+        closing.wait()
+        rank.close()
+    except BaseException as error:
+        pipe.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+
+
+def _obey(pipe: Connection, rank: Rank, closing: threading.Event) -> None:
+    """Prepare every freeze plan that comes, until told to close."""
+    try:
+        while isinstance(message := pipe.recv(), FreezePlan):
+            rank.prepare(message)
+    finally:
+        closing.set()
+
+
+def run_processes(job: Job, observe: Observer | None = None) -> Run:
+    """Every rank a process of its own, over Gloo on the loopback interface.
+
+    Args:
+        observe: sees every report as it comes; a plan that it returns is prepared by all ranks.
+    """
+    outcomes: dict[int, Outcome] = {}
+    reports: list[Report] = []
+    memory: list[CountedMemory] = []
+    errors: list[str] = []
+    with RankProcesses(job.plan.world_size, _process, job) as ranks:
+        for number, message in ranks.hear():
+            match message:
+                case ("port", port):
+                    ranks.tell(port)
+                case ("outcome", outcome):
+                    outcomes[number] = outcome
+                    ranks.done(number)
+                case ("error", text):
+                    errors.append(f"rank {number}: {text}")
+                    ranks.done(number, failed=True)
+                case Died():
+                    errors.append(f"rank {number}: its process died")
+                    ranks.done(number, failed=True)
+                case CountedMemory():
+                    memory.append(message)
+                case report:
+                    reports.append(report)
+                    plan = observe(report) if observe is not None else None
+                    if plan is not None:
+                        ranks.tell(plan)
+        if errors:
+            raise RuntimeError("\n".join(sorted(errors, key=lambda e: "ChannelError" in e)))
+    return Run([outcomes[number] for number in sorted(outcomes)], reports, memory)

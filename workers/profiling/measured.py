@@ -1,0 +1,94 @@
+"""What the ranks measured, and how it becomes a profile. Values only: no torch, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median, quantiles
+
+from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, ModelProfile, Profile
+from workers.config import WorkerConfig
+from workers.profiling.cost_settings import cost_settings
+
+NOISE = 0.05
+"""Ranks that differ by less are taken for equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one rank measured while all others did the same."""
+
+    rank: int
+    layers: tuple[LayerProfile, ...]
+    repeats_s: tuple[float, ...]
+    """Per repeat, the computing time of all layers."""
+    device: DeviceProfile
+    links: tuple[tuple[Link | None, ...], ...]
+    """Of all ranks, the same on every rank."""
+    commit_s: float
+    receives_ahead: int
+    """See `Cluster.receives_ahead`."""
+
+
+def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
+    """One profile, its `key` and `source` still empty: a layer's time is the median over ranks of each rank's median.
+
+    Args:
+        measured: in rank order, of equal layers.
+        config: what they were measured with.
+    """
+    layers = tuple(_layer(alike) for alike in zip(*(one.layers for one in measured), strict=True))
+    return Profile(
+        model=ModelProfile(
+            layers=layers,
+            microbatch_size=config.microbatch_size,
+            precision=config.precision,
+            threads=config.threads,
+            settings=cost_settings(config),
+        ),
+        cluster=Cluster(
+            devices=tuple(
+                replace(one.device, slowdown=slowdown)
+                for one, slowdown in zip(measured, _slowdowns(measured), strict=True)
+            ),
+            links=measured[0].links,
+            commit_s=max(one.commit_s for one in measured),
+            receives_ahead=measured[0].receives_ahead,
+        ),
+        key="",
+        source="",
+    )
+
+
+def _layer(alike: Sequence[LayerProfile]) -> LayerProfile:
+    """The same layer as all ranks saw it: medians of its times; its sizes are the same everywhere."""
+    first = alike[0]
+    weight_grad_s = median(layer.weight_grad_s for layer in alike)
+    shares = [median(layer.matrices[i].weight_grad_s for layer in alike) for i in range(len(first.matrices))]
+    whole = sum(shares) or 1.0
+    return replace(
+        first,
+        forward_s=median(layer.forward_s for layer in alike),
+        input_grad_s=median(layer.input_grad_s for layer in alike),
+        weight_grad_s=weight_grad_s,
+        update_s=median(layer.update_s for layer in alike),
+        matrices=tuple(
+            replace(matrix, weight_grad_s=weight_grad_s * share / whole)
+            for matrix, share in zip(first.matrices, shares, strict=True)
+        ),
+    )
+
+
+def _slowdowns(measured: Sequence[Measured]) -> list[float]:
+    """Per rank, its time over the median rank's; 1 where the difference is within its own spread or `NOISE`."""
+    own = [median(one.repeats_s) for one in measured]
+    typical = median(own)
+    slowdowns = []
+    for one, seconds in zip(measured, own, strict=True):
+        spread = 0.0
+        if len(one.repeats_s) > 1:
+            low, _, high = quantiles(one.repeats_s, n=4)
+            spread = (high - low) / seconds
+        slowdown = seconds / typical
+        slowdowns.append(1.0 if abs(slowdown - 1.0) <= max(NOISE, spread) else slowdown)
+    return slowdowns

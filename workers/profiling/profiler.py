@@ -1,0 +1,242 @@
+"""Measures what a job costs with the passes that training makes, on all ranks at the same time.
+
+`layer_times.py` times layers, `layer_bytes.py` counts what they keep, `link_probe.py` probes links and commits. This
+module puts a model's layers before them, all at once or part by part, and makes the ranks keep together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from planner.ir import Kind
+from planner.profile import LayerProfile, Matrix
+from workers.build import build_layers
+from workers.config import WorkerConfig
+from workers.data.dataset import Batch, OpenData
+from workers.data.sampling import train_indices
+from workers.devices.device import Device
+from workers.layer import Loss, Tensors
+from workers.layer_state import LayerState
+from workers.models.definition import ModelDefinition
+from workers.models.outline import outline
+from workers.optim import Optimizer
+from workers.profiling.chain import Chain, Flight
+from workers.profiling.layer_bytes import LayerBytes, count_bytes
+from workers.profiling.layer_times import LayerTimes
+from workers.profiling.link_probe import probe_commit, probe_links
+from workers.profiling.machine import describe_device
+from workers.profiling.measured import Measured
+from workers.profiling.stopwatch import Stopwatch
+from workers.transport.channel import Channel
+
+BUDGET_S = 2.5
+"""How long the layers are measured, after a warm-up."""
+REPEATS = 5
+"""At least so many, however long they take."""
+MOST_REPEATS = 100
+MICROBATCHES = 4
+"""Of one repeat. An emulated device, whose times are given, need not show them often: there it is one."""
+SHARE = 0.5
+"""Of a rank's memory that the layers measured together may take; a larger model is measured part by part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is measured, and with what."""
+
+    config: WorkerConfig
+    rank: int
+    definition: ModelDefinition
+    data: OpenData
+    device: Device
+    optimizer: Optimizer
+    channel: Channel
+
+    def read(self, microbatch: int) -> Batch:
+        """As training reads it: a microbatch of the first step, on the device."""
+        config, dataset = self.config, self.data.dataset
+        total = config.microbatches * config.replicas
+        batch = dataset.train(
+            train_indices(
+                config.seed, 0, microbatch % total, total, config.microbatch_size, dataset.train_samples
+            )
+        )
+        return Batch(self._on_device(batch.inputs), self._on_device(batch.targets))
+
+    def _on_device(self, tensors: Iterable[Tensor]) -> Tensors:
+        return tuple(tensor.to(self.device.torch_device) for tensor in tensors)
+
+
+def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
+    """Measure layers, links and commit. All ranks of the channel call it together.
+
+    Raises:
+        ChannelError: another rank is gone.
+        JobError: a layer does not work.
+    """
+    device = describe_device(subject.config.device, subject.device.torch_device, subject.channel)
+    memories = subject.channel.all_gather(str(device.memory_bytes).encode())
+    profiles, repeats_s = _measure_layers(subject, budget_s, int(min(map(int, memories)) * SHARE))
+    sizes = [size for layer in profiles for size in (layer.boundary_bytes, layer.boundary_grad_bytes) if size]
+    sleeps = subject.config.device == "emulated"
+    return Measured(
+        rank=subject.rank,
+        layers=tuple(profiles),
+        repeats_s=tuple(repeats_s),
+        device=device,
+        links=probe_links(
+            subject.channel,
+            sizes,
+            subject.device.torch_device,
+            device.machine,
+            sleeps=sleeps,
+        ),
+        commit_s=probe_commit(subject.channel, len(profiles), subject.config.microbatches, sleeps=sleeps),
+        receives_ahead=subject.channel.receives_ahead,
+    )
+
+
+def _measure_layers(
+    subject: Subject, budget_s: float, limit_bytes: int
+) -> tuple[list[LayerProfile], list[float]]:
+    """All layers' profiles, and the computing time of each repeat, summed over the parts.
+
+    Args:
+        limit_bytes: of memory for one part, the same on all ranks.
+    """
+    count = len(subject.definition.layers)
+    batch = subject.read(0)
+    inputs = batch.inputs
+    profiles: list[LayerProfile] = []
+    totals_s: list[float] = []
+    while len(profiles) < count:
+        chain = _next_part(subject, len(profiles), limit_bytes)
+
+        def begin(microbatch: int, inputs: Tensors = inputs) -> Flight:
+            return Flight(microbatch, inputs, batch.targets)
+
+        share_s = budget_s * len(chain.layers) / count
+        part, repeats_s = _measure_part(subject, chain, begin, share_s, limit_bytes)
+        profiles += part
+        totals_s = [a + b for a, b in zip(totals_s, repeats_s, strict=False)] if totals_s else repeats_s
+        inputs = _outputs(chain, begin(0))
+    return profiles, totals_s
+
+
+def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
+    """The layers from `first` on that fit, one at least."""
+    config, definition = subject.config, subject.definition
+    outlines = outline(definition)
+    copies = 2 + len(subject.optimizer.slot_names())  # weights, gradients, optimizer state
+    stop, size = first, 0
+    while stop < len(outlines):
+        size += copies * outlines[stop].parameter_bytes
+        if stop > first and size > limit_bytes:
+            break
+        stop += 1
+    built = build_layers(
+        definition,
+        range(first, stop),
+        seed=config.seed,
+        precision=config.precision,
+        device=subject.device.torch_device,
+        optimizer=subject.optimizer,
+    )
+    loss = Loss(definition.loss, precision=config.precision, device=subject.device.torch_device)
+    return Chain(
+        [built[index] for index in range(first, stop)],
+        loss if stop == len(outlines) else None,
+        config.seed,
+    )
+
+
+def _measure_part(
+    subject: Subject, chain: Chain, begin: Callable[[int], Flight], budget_s: float, limit_bytes: int
+) -> tuple[list[LayerProfile], list[float]]:
+    """The profiles of one part's layers, and the computing time of each repeat."""
+    grads = tuple(torch.randn_like(t) / t.numel() for t in _outputs(chain, begin(0)) if t.requires_grad)
+    counted = count_bytes(chain, lambda: begin(0), fresh=chain.layers[0].index == 0)
+    chain.forget_gradients()
+    kept = sum(one.activation_bytes for one in counted) or 1
+    most = 1 if subject.config.device == "emulated" else MICROBATCHES
+    microbatches = max(1, min(most, limit_bytes // kept))
+    times = LayerTimes(chain, Stopwatch(subject.device), subject.optimizer, begin, subject.read, grads)
+
+    def repeat() -> float:
+        """Make a repeat when all ranks have come; returns the longest rank's time, the same on every rank."""
+        begun_s = time.perf_counter()
+        times.repeat(microbatches)
+        spent_s = time.perf_counter() - begun_s
+        return max(map(float, subject.channel.all_gather(repr(spent_s).encode())))
+
+    repeat()
+    times.forget()
+    spent_s = 0.0
+    while len(times.repeats_s) < REPEATS or (spent_s < budget_s and len(times.repeats_s) < MOST_REPEATS):
+        spent_s += repeat()
+    numbers = range(len(chain.layers))
+    return [_profile(chain, times, number, counted[number]) for number in numbers], times.repeats_s
+
+
+def _outputs(chain: Chain, flight: Flight) -> Tensors:
+    """What follows the last layer."""
+    for number in range(len(chain.layers)):
+        chain.forward(number, flight)
+    return flight.tensors
+
+
+def _profile(chain: Chain, times: LayerTimes, number: int, counted: LayerBytes) -> LayerProfile:
+    layer, state = chain.layers[number], chain.states[number]
+    accumulators = [one.accumulator for one in times.formed(number) if one.accumulator is not None]
+    weight_grad_s = times.seconds(Kind.WEIGHT_GRAD, number)
+    return LayerProfile(
+        name=layer.name,
+        forward_s=times.seconds(Kind.FORWARD, number),
+        input_grad_s=times.seconds(Kind.INPUT_GRAD, number),
+        weight_grad_s=weight_grad_s,
+        update_s=times.seconds(Kind.UPDATE, number),
+        parameters=sum(weight.numel() for weight in state.weights.values()),
+        parameter_bytes=_weight_bytes(state) + sum(one.cast_bytes for one in accumulators),
+        gradient_bytes=sum(weight.nbytes for weight in state.weights.values() if weight.requires_grad),
+        optimizer_bytes=sum(slot.nbytes for slots in state.slots.values() for slot in slots.values()),
+        **asdict(counted),
+        matrices=_matrices(chain, times, number, weight_grad_s),
+        uncovered=layer.uncovered,
+    )
+
+
+def _matrices(chain: Chain, times: LayerTimes, number: int, weight_grad_s: float) -> tuple[Matrix, ...]:
+    """What W forms, with its parts of `weight_grad_s`: as measured where that can be told apart, else by scalars."""
+    layer, formed = chain.layers[number], times.formed(number)
+    groups = [
+        [layer.module.get_parameter(name) for name in layer.uncovered]
+        if one.accumulator is None
+        else [one.accumulator.parameter]
+        for one in formed
+    ]
+    scalars = [sum(parameter.numel() for parameter in group) for group in groups]
+    shares = [
+        count if one.seconds is None else one.seconds for one, count in zip(formed, scalars, strict=True)
+    ]
+    whole = sum(shares) or 1.0
+    names = {id(parameter): name for name, parameter in layer.module.named_parameters()}
+    return tuple(
+        Matrix(
+            name=names[id(parameter)],
+            parameters=parameter.numel(),
+            weight_grad_s=weight_grad_s * share / whole * parameter.numel() / count,
+            shape=tuple(parameter.shape),
+            scratch_bytes=0 if one.accumulator is None else one.accumulator.scratch_bytes,
+        )
+        for one, group, share, count in zip(formed, groups, shares, scalars, strict=True)
+        for parameter in group
+    )
+
+
+def _weight_bytes(state: LayerState) -> int:
+    return sum(tensor.nbytes for tensor in (*state.weights.values(), *state.buffers.values()))

@@ -1,0 +1,116 @@
+"""The receiving half of a state stream: the system receives ahead, and each chunk is checked before it is loaded."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+from workers.layer_state import LayerState
+from workers.protocol import Part
+from workers.state_stream.encoding import Loading
+from workers.state_stream.flow import Flow
+from workers.state_stream.frames import (
+    HANDSHAKE_S,
+    SILENCE_S,
+    Absent,
+    Gone,
+    Kind,
+    Line,
+    Refused,
+    Seal,
+    StateStreamError,
+    Wish,
+    ask,
+    read_frame,
+)
+
+CONNECT_S = 5.0
+
+
+def fetch(
+    host: str,
+    port: int,
+    secret: bytes,
+    layer: int,
+    step: int,
+    *,
+    wait_s: float,
+    part: Part = Part.ALL,
+    flow: Flow | None = None,
+    stopped: threading.Event | None = None,
+) -> LayerState:
+    """The state of `layer` at `step` from the `StateServer` at `host`:`port`, in fresh CPU allocations.
+
+    Args:
+        wait_s: how long the server may wait until it is offered.
+        part: of the state; the rest of what is returned is empty.
+        flow: whether it loads while it receives; the rest is the server's to decide.
+        stopped: setting it makes the fetch give up, within a fraction of a second.
+
+    Raises:
+        StateStreamError: the server is gone (`Gone`), does not know the secret or sends nonsense (`Refused`), or was
+            not offered this state in time (`Absent`).
+    """
+    try:
+        with socket.create_connection((host, port), CONNECT_S) as connected:
+            line = Line(connected, stopped or threading.Event(), HANDSHAKE_S)
+            return _fetch(line, secret, Wish(layer, step, wait_s, part), flow or Flow())
+    except StateStreamError as error:
+        raise type(error)(f"layer {layer} of step {step} from {host}:{port}: {error}") from error
+    except OSError as error:
+        raise Gone(
+            f"layer {layer} of step {step} from {host}:{port}: cannot connect: {error.strerror or error}"
+        ) from error
+
+
+def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
+    # Not tagged: what goes this way is next to nothing, and a stream whose acknowledgements have to wait stands still.
+    seal, opener = ask(line, secret)
+    line.write(seal.frame(Kind.REQUEST, 0, wish.encode()))
+    line.silence_s = SILENCE_S
+    answers = _Answers(line, opener)
+    kind, payload, tag = answers.next([Kind.HEADER, Kind.ABSENT])
+    opener.check(kind, 0, payload, tag)
+    if kind is Kind.ABSENT:
+        raise Absent(payload.decode())
+    try:
+        loading = Loading(payload)
+        if (loading.state.layer, loading.step) != (wish.layer, wish.step):
+            raise ValueError(f"layer {loading.state.layer} of step {loading.step} came")
+        arriving = answers.chunks(loading.bytes)
+        # Pipelined: the system receives while this thread loads, and a thread of its own would only cost wakes.
+        _load(loading, arriving if flow.pipelined else list(arriving), opener)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    return loading.state
+
+
+def _load(loading: Loading, arrived: Iterable[tuple[bytearray, bytearray]], opener: Seal) -> None:
+    for number, (chunk, tag) in enumerate(arrived):
+        opener.check(Kind.CHUNK, number, chunk, tag)
+        loading.load(chunk)
+
+
+class _Answers:
+    """What comes from a server, without its signs of life."""
+
+    def __init__(self, line: Line, opener: Seal) -> None:
+        self._line = line
+        self._opener = opener
+        self._signs = 0
+
+    def next(self, allowed: Sequence[Kind]) -> tuple[Kind, bytearray, bytearray]:
+        while True:
+            kind, payload, tag = read_frame(self._line, [*allowed, Kind.WAIT])
+            if kind is not Kind.WAIT:
+                return kind, payload, tag
+            self._opener.check(kind, self._signs, payload, tag)
+            self._signs += 1
+
+    def chunks(self, total_bytes: int) -> Iterator[tuple[bytearray, bytearray]]:
+        """(chunk, tag) as they come, unchecked, until they make up `total_bytes`."""
+        while total_bytes > 0:
+            _, chunk, tag = self.next([Kind.CHUNK])
+            total_bytes -= max(1, len(chunk))
+            yield chunk, tag

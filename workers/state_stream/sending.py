@@ -1,0 +1,106 @@
+"""The sending half of a state stream: chunks are made ahead, and none starts while training sends (DynPipe V-C3).
+
+Knows neither who asked nor what else is offered.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from workers.layer_state import LayerState
+from workers.state_stream.encoding import chunks, header
+from workers.state_stream.flow import Ahead, Flow, Pace, give_way
+from workers.state_stream.frames import MOST_BYTES, Bytes, Kind, Line, Seal
+
+BULK = 2
+"""Priority of the packets: Linux's TC_PRIO_BULK, which its default queue sends after all untagged traffic."""
+
+
+class Delivery:
+    """The server's end of one connection, once it is known what is wanted.
+
+    Args:
+        seal: of what it sends.
+        busy: whether training sends.
+        stopped: set when the server closes.
+    """
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        line: Line,
+        seal: Seal,
+        flow: Flow,
+        busy: Callable[[], bool],
+        stopped: threading.Event,
+    ) -> None:
+        self._connected = connected
+        self._line = line
+        self._seal = seal
+        self._flow = flow
+        self._busy = busy
+        self._stopped = stopped
+        self._signs = 0
+        self._pace = Pace()
+
+    def sign_of_life(self) -> None:
+        self._line.write(self._seal.frame(Kind.WAIT, self._signs))
+        self._signs += 1
+
+    def decline(self, why: str) -> None:
+        self._line.write(self._seal.frame(Kind.ABSENT, 0, why.encode()))
+
+    def deliver(self, state: LayerState, step: int) -> None:
+        try:
+            about = header(state, step)
+            if len(about) > MOST_BYTES[Kind.HEADER]:
+                raise ValueError(f"its {len(about)} bytes of names and shapes are more than a stream takes")
+        except ValueError as error:
+            self.decline(f"cannot travel: {error}")
+            return
+        frames = self._frames(about, state)
+        if self._flow.pipelined:
+            with Ahead(frames, self._flow.chunks_ahead, "state-serializer") as made:
+                self._send(made)
+        else:
+            self._send(list(frames))
+
+    def _frames(self, about: bytes, state: LayerState) -> Iterator[tuple[Bytes, ...]]:
+        yield self._seal.frame(Kind.HEADER, 0, about)
+        for number, chunk in enumerate(chunks(state, self._chunk_bytes)):
+            yield self._seal.frame(Kind.CHUNK, number, chunk)
+
+    def _chunk_bytes(self) -> int:
+        return self._flow.chunk_bytes or self._pace.chunk_bytes()
+
+    def _send(self, frames: Iterable[tuple[Bytes, ...]]) -> None:
+        pace, packets = self._pace, 0
+        for frame in frames:
+            arrived_s = time.monotonic()
+            if self._flow.prioritized:
+                if not give_way(
+                    self._busy, self._stopped, tell=self.sign_of_life, tell_every_s=self._flow.sign_of_life_s
+                ):
+                    return
+                if pace.packets_ahead() != packets:
+                    packets = pace.packets_ahead()
+                    bound_unsent(self._connected, packets)
+            begun_s = time.monotonic()
+            self._line.write(frame)
+            pace.held_s += begun_s - arrived_s
+            pace.writing_s += time.monotonic() - begun_s
+            pace.written_bytes += sum(map(len, frame))
+
+
+def prioritize(connected: socket.socket) -> None:
+    """Let the network's queues send the packets of `connected` after all that are not tagged (DynPipe V-C3)."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK)
+
+
+def bound_unsent(connected: socket.socket, packets: int) -> None:
+    """Let only so many packets wait in the system to be sent; the rest stays where it can be held back."""
+    packet_bytes = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, packets * packet_bytes)

@@ -1,0 +1,210 @@
+"""State streams: a rank offers copies of its layers' states, and others fetch them while training goes on.
+
+They are authenticated, chunked, and give way to training (DynPipe V-C2 and V-C3). Knows no plan and no commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from workers.layer_state import LayerState, part_of
+from workers.protocol import Part
+from workers.state_stream.fetching import fetch as fetch
+from workers.state_stream.flow import JOIN_S, Flow
+from workers.state_stream.frames import (
+    HANDSHAKE_S,
+    MOST_BYTES,
+    SILENCE_S,
+    Gone,
+    Kind,
+    Line,
+    Refused,
+    Wish,
+    answer,
+    read_frame,
+)
+from workers.state_stream.sending import Delivery, prioritize
+
+MOST_PEERS = 512
+"""Of those who know the secret, so many at a time: 64 ranks may come to one for eight layers each at once."""
+MOST_STRANGERS = 512
+"""Of those who have not shown yet that they know it; for one more, the one that has taken longest is cut off."""
+
+
+class StateServer:
+    """Hands layer states to whoever knows the job's secret; listens as soon as it is made.
+
+    Args:
+        secret: the job's.
+        host: address to listen on, at a port of the system's choice.
+        busy: whether a training message is on its way out of this rank; called from the server's threads, often.
+        log: told, in words, of every peer that was refused; from the server's threads. Unset: this module's logger.
+
+    Raises:
+        OSError: `host` is no address of this machine.
+    """
+
+    port: int
+
+    def __init__(
+        self,
+        secret: bytes,
+        host: str,
+        *,
+        busy: Callable[[], bool],
+        log: Callable[[str], None] | None = None,
+        flow: Flow | None = None,
+    ) -> None:
+        self._secret = secret
+        self._busy = busy
+        self._log = log or logging.getLogger(__name__).warning
+        self._flow = flow or Flow()
+        self._offers: dict[int, dict[tuple[int, Part], LayerState]] = defaultdict(dict)
+        self._weights_leaving = 0
+        """Deliveries of weights alone that are under way."""
+        self._offered = threading.Condition()
+        self._closed = threading.Event()
+        self._peers: dict[threading.Thread, Line] = {}
+        self._strangers: dict[threading.Thread, Line] = {}
+        """Of these, who has not shown the secret yet; oldest first."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=MOST_PEERS + MOST_STRANGERS)
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="state-server", daemon=True)
+        self._thread.start()
+
+    def offer(self, step: int, states: Mapping[int, LayerState], part: Part = Part.ALL) -> None:
+        """Hand out `states` (layer -> copy that nobody changes any more) as those of `step`, beside what is offered.
+
+        Args:
+            part: what there is of them.
+        """
+        with self._offered:
+            self._offers[step].update({(layer, part): state for layer, state in states.items()})
+            self._offered.notify_all()
+
+    def withdraw(self, step: int | None = None) -> None:
+        """Offer what is of `step` no longer, or nothing any more. What is on its way goes on."""
+        with self._offered:
+            if step is None:
+                self._offers.clear()
+            else:
+                self._offers.pop(step, None)
+
+    def close(self) -> None:
+        """Break all streams off and end all threads; the port refuses connections from here on."""
+        self._closed.set()
+        with suppress(OSError):
+            # Wakes the thread that waits in accept, which closing alone does not.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(JOIN_S)
+        self._listener.close()
+        with self._offered:
+            self._offered.notify_all()
+            peers = dict(self._peers)
+            self._offers.clear()
+        for line in peers.values():
+            line.cut()
+        for thread in peers:
+            thread.join(JOIN_S)
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connected, address = self._listener.accept()
+                line = Line(connected, self._closed, HANDSHAKE_S)
+            except OSError:
+                # Closed; or the peer has gone, or there are no descriptors left: others may come.
+                if self._closed.wait(0.05):
+                    return
+                continue
+            peer = f"{address[0]}:{address[1]}"
+            if len(self._peers) - len(self._strangers) >= MOST_PEERS:
+                connected.close()
+                self._log(f"state stream from {peer} refused: {MOST_PEERS} are open already")
+                continue
+            thread = threading.Thread(
+                target=self._attend, args=(connected, line, peer), name="state-stream", daemon=True
+            )
+            with self._offered:
+                if len(self._strangers) >= MOST_STRANGERS:
+                    self._strangers.pop(next(iter(self._strangers))).cut()
+                self._peers[thread] = self._strangers[thread] = line
+            thread.start()
+
+    def _attend(self, connected: socket.socket, line: Line, peer: str) -> None:
+        try:
+            with connected:
+                if self._flow.prioritized:
+                    prioritize(connected)
+                seal, opener = answer(line, self._secret)
+                with self._offered:
+                    self._strangers.pop(threading.current_thread(), None)
+                kind, request, tag = read_frame(line, [Kind.REQUEST])
+                opener.check(kind, 0, request, tag)
+                wish = Wish.decode(request)
+                line.silence_s = SILENCE_S
+                busy = self._busy if wish.part is not Part.MOMENTS else self._busy_with_weights
+                delivery = Delivery(connected, line, seal, self._flow, busy, self._closed)
+                state = self._await(wish, delivery)
+                if state is None:
+                    delivery.decline(self._told(wish))
+                else:
+                    with self._counted(wish.part):
+                        delivery.deliver(part_of(state, wish.part), wish.step)
+        except (Gone, OSError):
+            # Whoever looks whether we live comes and goes; and who was cut off will ask again.
+            pass
+        except Refused as error:
+            self._log(f"state stream from {peer} refused: {error}")
+        finally:
+            with self._offered:
+                del self._peers[threading.current_thread()]
+                self._strangers.pop(threading.current_thread(), None)
+
+    def _busy_with_weights(self) -> bool:
+        """Moments are of no use without their weights: they wait for those that others fetch, too."""
+        return self._weights_leaving > 0 or self._busy()
+
+    @contextmanager
+    def _counted(self, part: Part) -> Iterator[None]:
+        counts = 1 if part is Part.WEIGHTS else 0
+        with self._offered:
+            self._weights_leaving += counts
+        try:
+            yield
+        finally:
+            with self._offered:
+                self._weights_leaving -= counts
+
+    def _await(self, wish: Wish, delivery: Delivery) -> LayerState | None:
+        deadline = time.monotonic() + wish.wait_s
+        while True:
+            with self._offered:
+                if self._closed.is_set():
+                    raise Gone("this end was closed")
+                offers = self._offers.get(wish.step, {})
+                state = offers.get((wish.layer, Part.ALL)) or offers.get((wish.layer, wish.part))
+                left_s = deadline - time.monotonic()
+                if state is not None or left_s <= 0:
+                    return state
+                self._offered.wait(min(left_s, self._flow.sign_of_life_s))
+            delivery.sign_of_life()
+
+    def _told(self, wish: Wish) -> str:
+        with self._offered:
+            offers = "; ".join(
+                f"step {step}: {part} of layers {', '.join(map(str, sorted(layers)))}"
+                for step, states in sorted(self._offers.items())
+                for part in Part
+                if (layers := [layer for layer, offered in states if offered is part])
+            )
+        return f"not offered within {wish.wait_s:g} s (there is {offers or 'nothing'})"[
+            : MOST_BYTES[Kind.ABSENT] // 4
+        ]
