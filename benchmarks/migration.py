@@ -29,7 +29,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode, path
 from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Migrate
-from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.process_hosts import ElasticJob
@@ -80,10 +80,10 @@ class Mover:
                 pass
 
     def _ask(self, running: ElasticJob, step: int) -> None:
-        state = running.crank.state
+        state = running.loop.state
         assert isinstance(state, Training)
         assert self.mode is not None
-        roster, replanner = state.roster, running.crew.replanner
+        roster, replanner = state.roster, running.setup.replanner
         there = len(self.asked) % 2 == 0
         # The last layer of the second stage goes to the third, and back.
         layer = roster.plan.layers[1][1] - 1 if there else roster.plan.layers[2][0]
@@ -92,7 +92,7 @@ class Mover:
         )
         self.asked.append(step)
         self.last = roster.version + len(path(roster.plan, move.plan))
-        running.tell(Migrate(move))
+        running.post(Migrate(move))
 
     def _followed(self, step: int, version: int) -> None:
         if version == self.last and len(self.over) < len(self.asked):
@@ -130,7 +130,7 @@ def job(folder: Path, name: str, mode: Mode, given: argparse.Namespace) -> Resol
         elastic=ElasticConfig(migration=mode, grow=False),
     )
     spec = absolute(spec)
-    return resolve(spec, survey(spec), {}, epoch=1)
+    return resolve(spec, outline_model(spec), {}, epoch=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -87,7 +87,7 @@ def job(output: Path, device: str, redundancy: str) -> Job:
     return replace(made, plan=replace(made.plan, standbys=tuple((1 - owner,) for owner in owners)))
 
 
-def tell(**message: Any) -> None:
+def post(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 
@@ -97,13 +97,13 @@ def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None
     def take(report: Report) -> None:
         if isinstance(report, StepReport):
             ended_s = report.committed_s or time.time()
-            tell(step=report.step, begun_s=ended_s - report.step_s, ended_s=ended_s)
+            post(step=report.step, begun_s=ended_s - report.step_s, ended_s=ended_s)
 
     rank = Rank(what.config, place, take)
     rank.setup()
     rank.follow(assignment(what, place))
     if place == 0:
-        tell(store=rank.host_store(ADDRESSES[0]))
+        post(store=rank.host_store(ADDRESSES[0]))
     generation = Generation(
         number=1,
         epoch=1,
@@ -123,7 +123,7 @@ def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None
     slots = {"w": {"exp_avg": values.clone(), "exp_avg_sq": values.clone()}}
     for server in servers.values():
         server.offer(1, {0: LayerState(0, "moving", {"w": values}, {}, slots, {"w": 1})})
-    tell(ports={cell: server.port for cell, server in servers.items()})
+    post(ports={cell: server.port for cell, server in servers.items()})
 
     def obey() -> None:
         for line in sys.stdin:
@@ -134,7 +134,7 @@ def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None
                 begun_s = time.time()
                 flow = flows[message["cell"]]
                 fetch(ADDRESSES[0], message["port"], SECRET, 0, 1, wait_s=5.0, flow=flow)
-                tell(cell=message["cell"], begun_s=begun_s, ended_s=time.time())
+                post(cell=message["cell"], begun_s=begun_s, ended_s=time.time())
 
     threading.Thread(target=obey, daemon=True).start()
     rank.train()
@@ -183,7 +183,7 @@ class Sides:
             if "ended" in message:
                 raise RuntimeError("a rank ended before it was told to; see its error above")
 
-    def tell(self, place: int, **message: Any) -> None:
+    def post(self, place: int, **message: Any) -> None:
         pipe = self._processes[place].stdin
         assert pipe is not None
         pipe.write(json.dumps(message) + "\n")
@@ -194,7 +194,7 @@ class Sides:
             self.hear("step")
 
     def finish(self) -> None:
-        self.tell(0, stop=True)
+        self.post(0, stop=True)
         for process in self._processes:
             self.hear("ended")
             process.wait()
@@ -203,7 +203,7 @@ class Sides:
 def measure(sides: Sides, rounds: int) -> None:
     store = sides.hear("store")
     for place in range(2):
-        sides.tell(place, **store)
+        sides.post(place, **store)
     ports: dict[str, int] = {}
     while not ports:
         ports = sides.hear("ports")["ports"]
@@ -212,7 +212,7 @@ def measure(sides: Sides, rounds: int) -> None:
     for turn in range(rounds):
         for cell in names[turn % len(names) :] + names[: turn % len(names)]:
             sides.train(NORMAL_STEPS)
-            sides.tell(1, cell=cell, port=ports[cell])
+            sides.post(1, cell=cell, port=ports[cell])
             sides.hear("cell")
             # The step in which it ended, and one that catches up.
             sides.train(2)

@@ -31,7 +31,7 @@ from planner.partition.stage_costs import Ranges, StageCosts
 from planner.profile import Profile
 from planner.schedule.registry import build, families
 from planner.search import end_to_end
-from planner.search.evaluate import Judge
+from planner.search.evaluate import Evaluator
 from planner.search.search import Choice, Wish, choose
 from planner.search.shapes import Shape
 
@@ -112,7 +112,7 @@ def regret(rng: Random) -> tuple[float, Choice]:
     microbatches = ranks * rng.randint(1, 4)
     profile = random_profile(rng, layers, ranks)
     shape = Shape(name=name, ranks=ranks, chunks=families()[name].default_chunks, microbatches=microbatches)
-    judge = Judge(profile, shape, replicas=1, recompute=())
+    judge = Evaluator(profile, shape, replicas=1, recompute=())
     predictions = [judge.predict(cut) for cut in all_cuts(layers, stages)]
     if rng.random() < 0.5:
         peaks = sorted(prediction.peak_memory_bytes for prediction in predictions)
@@ -143,7 +143,7 @@ def compare_with_all_simulated(searches: int) -> None:
     for seed in range(searches):
         above, choice = regret(Random(seed))
         taken.append(above)
-        names.update(each.name for each in choice.considered if not each.why_not and each.name == "refined")
+        names.update(each.name for each in choice.alternatives if not each.why_not and each.name == "refined")
         best_s = choice.prediction.step_s / (1 + above)
         for name, pick in choice.programs.items():
             if pick.predicted_step_s is not None and "lacks" not in pick.why_not:

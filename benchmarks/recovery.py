@@ -168,7 +168,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
-def tell(what: str, losses: Sequence[Loss]) -> None:
+def post(what: str, losses: Sequence[Loss]) -> None:
     """Print what losses of one kind took."""
 
     def row(values: Sequence[float]) -> str:
@@ -221,7 +221,7 @@ def main() -> None:
     )
     for node, what in ((False, "ranks killed"), (True, "nodes of two ranks killed")):
         if losses := [each for each in striker.losses if each.node is node and each.committed_s is not None]:
-            tell(what, losses)
+            post(what, losses)
 
 
 if __name__ == "__main__":

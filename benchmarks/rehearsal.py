@@ -81,7 +81,7 @@ def proved(out: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def tell(name: str, numbers: dict[str, Any], proof: str) -> None:
+def post(name: str, numbers: dict[str, Any], proof: str) -> None:
     """Print what matters of one rehearsal."""
     found = numbers["rehearsal"]
     print(
@@ -129,7 +129,7 @@ def main() -> None:
             arguments += ["--nodes", str(options.nodes), "--speedup", f"{options.speedup:g}"]
             out = folder / f"run-{number}"
             numbers = rehearse(spec, arguments, out)
-            tell(Path(name).name, numbers, proved(out))
+            post(Path(name).name, numbers, proved(out))
 
 
 def trace_arguments(trace: str) -> list[str]:

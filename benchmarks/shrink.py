@@ -27,7 +27,7 @@ from planner.partition import parameter
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.registry import build, families
-from planner.search.evaluate import Judge
+from planner.search.evaluate import Evaluator
 from planner.search.search import END_TO_END, THOROUGH, Choice, Wish, choose, choose_among
 from planner.search.shapes import shapes
 from planner.simulation.predict import predict
@@ -81,7 +81,7 @@ def emulated_job(family: str, steps: int, folder: Path) -> Job:
 def best_plan(profile: Profile, ranks: int, microbatches: int, replicas: int, family: str | None) -> Choice:
     """The best that a long search finds for `ranks` ranks with so many replicas."""
     judges = [
-        Judge(profile, shape, replicas=replicas, recompute=(), pipelines=pipelines)
+        Evaluator(profile, shape, replicas=replicas, recompute=(), pipelines=pipelines)
         for pipelines in range(1, min(replicas, ranks) + 1)
         for size in range(1, ranks // pipelines + 1)
         for shape in shapes(
@@ -132,7 +132,7 @@ def simulated_s(profile: Profile, plan: Plan, schedule: Schedule) -> float:
     return predict(profile, plan, schedule).step_s
 
 
-def tell(job: Job, profile: Profile, each: Compared, family: str, rounds: int) -> float:
+def post(job: Job, profile: Profile, each: Compared, family: str, rounds: int) -> float:
     """Print one comparison, measured in `rounds` rounds.
 
     Returns:
@@ -189,7 +189,7 @@ def main() -> None:
                     # Windows of several replicas in one pipeline are simulated only.
                     whole = each.plan.windows == each.best.plan.windows == 1
                     shares.append(
-                        tell(
+                        post(
                             job,
                             profile,
                             each,

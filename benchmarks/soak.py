@@ -27,7 +27,7 @@ import torch
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked
-from orchestrator.prepare.model_outline import survey
+from orchestrator.prepare.model_outline import outline_model
 from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.process_hosts import ElasticJob, Ran
@@ -103,7 +103,7 @@ class Striker:
             self._strike(running)
         else:
             self._over = True
-            running.tell(Asked(Request.STOP))
+            running.post(Asked(Request.STOP))
 
     def _strike(self, running: ElasticJob) -> None:
         members, draw = self._job.members, self._random
@@ -122,7 +122,7 @@ class Striker:
         # What brings the phase about comes once the kill is armed.
         match phase:
             case Phase.SAVING:
-                running.tell(Asked(Request.CHECKPOINT))
+                running.post(Asked(Request.CHECKPOINT))
             case Phase.RECOVERING:
                 calls.append((rank, "arm", Fault(kind=FaultKind.DROP_LINK)))
             case Phase.MIGRATING:
@@ -147,7 +147,7 @@ def make_job(folder: Path, ranks: int = RANKS) -> Resolved:
         else ElasticConfig(),
         cluster=ClusterConfig(address="auto", device="cpu"),
     )
-    return resolve(spec, survey(spec), {}, epoch=1)
+    return resolve(spec, outline_model(spec), {}, epoch=1)
 
 
 def faults_of(ran: Ran, quiet_sha256: str) -> list[str]:

@@ -30,7 +30,7 @@ from workers.unfinished import Greeting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class GenerationSetup:
     """What a rank brings to a generation's training: all of it outlives the generation."""
 
     config: WorkerConfig
@@ -76,55 +76,53 @@ class Setting:
         return tuple(range(self.pipeline, self.plan.replicas, self.plan.pipeline_count))
 
 
-def make_freezer(setting: Setting) -> Freezer:
+def make_freezer(setup: GenerationSetup) -> Freezer:
     """The freezing of the rank's layers."""
-    config, plan = setting.config, setting.plan
-    stages = setting.schedule.stages_of_rank(setting.pipeline_rank)
+    config, plan = setup.config, setup.plan
+    stages = setup.schedule.stages_of_rank(setup.pipeline_rank)
     extent = Extent(
         seed=config.seed,
-        rank=setting.place,
+        rank=setup.place,
         microbatches=plan.microbatches,
         replicas=plan.replicas,
-        windows=len(setting.replicas),
-        layers=len(setting.definition.layers),
+        windows=len(setup.replicas),
+        layers=len(setup.definition.layers),
         stages={
             stage: tuple(range(*plan.layers[stage]))
             for stage in stages
-            if stage >= setting.schedule.frozen_stages
+            if stage >= setup.schedule.frozen_stages
         },
     )
-    states = {index: state for index, (_, state) in sorted(setting.layers.items())}
-    return Freezer(config.freeze, extent, states, setting.freeze_plans)
+    states = {index: state for index, (_, state) in sorted(setup.layers.items())}
+    return Freezer(config.freeze, extent, states, setup.freeze_plans)
 
 
-def make_stages(setting: Setting, freezer: Freezer) -> dict[int, Stage]:
+def make_stages(setup: GenerationSetup, freezer: Freezer) -> dict[int, Stage]:
     """The stages that the schedule gives the rank."""
-    plan, config = setting.plan, setting.config
+    plan, config = setup.plan, setup.config
     stages: dict[int, Stage] = {}
-    for stage in setting.schedule.stages_of_rank(setting.pipeline_rank):
+    for stage in setup.schedule.stages_of_rank(setup.pipeline_rank):
         first, stop = plan.layers[stage]
         loss = None
-        if stop == len(setting.definition.layers):
-            loss = Loss(
-                setting.definition.loss, precision=config.precision, device=setting.device.torch_device
-            )
-        layers = [setting.layers[index][0] for index in range(first, stop)]
+        if stop == len(setup.definition.layers):
+            loss = Loss(setup.definition.loss, precision=config.precision, device=setup.device.torch_device)
+        layers = [setup.layers[index][0] for index in range(first, stop)]
         stages[stage] = Stage(
             layers,
             loss,
             frozenset(plan.recompute),
             config.seed,
             masks=freezer.mask,
-            forward_only=stage < setting.schedule.frozen_stages,
+            forward_only=stage < setup.schedule.frozen_stages,
         )
     return stages
 
 
-def tied_uses(setting: Setting) -> list[list[TiedUse]]:
+def tied_uses(setup: GenerationSetup) -> list[list[TiedUse]]:
     """Per tied parameter, its uses in layer order."""
-    names, plan = setting.definition.names, setting.plan
+    names, plan = setup.definition.names, setup.plan
     groups = []
-    for group in setting.definition.ties:
+    for group in setup.definition.ties:
         uses = sorted((names.index(ref.layer), ref.parameter) for ref in group)
         groups.append([TiedUse(i, n, plan.stage_ranks[plan.stage_of_layer(i)]) for i, n in uses])
     return groups

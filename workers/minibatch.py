@@ -18,7 +18,7 @@ from workers.data.sampling import train_indices
 from workers.engine import Engine, Window
 from workers.exchange import Parameters, ReplicaExchange, TieExchange
 from workers.freezing.freezer import Freezer
-from workers.generation import Setting, make_stages, tied_uses
+from workers.generation import GenerationSetup, make_stages, tied_uses
 from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
@@ -29,32 +29,32 @@ Buffers = Mapping[int, Mapping[str, Tensor]]
 class Minibatch:
     """What one rank of a generation computes of each step."""
 
-    def __init__(self, setting: Setting, freezer: Freezer, channel: Channel) -> None:
-        self._setting = setting
+    def __init__(self, setup: GenerationSetup, freezer: Freezer, channel: Channel) -> None:
+        self._setup = setup
         self._channel = channel
-        self._stages = make_stages(setting, freezer)
+        self._stages = make_stages(setup, freezer)
         self.engine = Engine(
-            setting.schedule,
-            setting.pipeline_rank,
-            setting.pipeline,
+            setup.schedule,
+            setup.pipeline_rank,
+            setup.pipeline,
             self._stages,
             channel,
-            setting.device,
-            setting.faults,
+            setup.device,
+            setup.faults,
         )
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
-        plan, definition = setting.plan, setting.definition
+        plan, definition = setup.plan, setup.definition
         self._parameters: Parameters = {
             (index, name): parameter
-            for index, (layer, _) in sorted(setting.layers.items())
+            for index, (layer, _) in sorted(setup.layers.items())
             for name, parameter in sorted(layer.module.named_parameters())
         }
-        base = setting.pipeline * plan.pipeline_ranks
+        base = setup.pipeline * plan.pipeline_ranks
         self._siblings = [
-            pipeline * plan.pipeline_ranks + setting.pipeline_rank for pipeline in range(plan.pipeline_count)
+            pipeline * plan.pipeline_ranks + setup.pipeline_rank for pipeline in range(plan.pipeline_count)
         ]
-        groups = tied_uses(setting)
+        groups = tied_uses(setup)
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
         self.counted = {place: p for place, p in self._parameters.items() if place not in repeated}
         """The parameters, a tied one in the first layer that uses it."""
@@ -94,18 +94,18 @@ class Minibatch:
         return window, buffers
 
     def _run_replicas(self, step: int, exchange: ReplicaExchange) -> tuple[Window, Buffers]:
-        setting = self._setting
+        setup = self._setup
         begun_s = time.perf_counter()
         windows: list[Window] = []
-        before = first = {} if len(setting.replicas) == 1 else self.copied_buffers()
-        for replica in setting.replicas:
+        before = first = {} if len(setup.replicas) == 1 else self.copied_buffers()
+        for replica in setup.replicas:
             if windows:
                 self.load_buffers(before)
             offset_s = time.perf_counter() - begun_s
             window = self.engine.run(step, self._batches(step, replica), replica)
             exchange.take(replica)
             windows.append(_later(window, offset_s))
-            if len(windows) == 1 and len(setting.replicas) > 1:
+            if len(windows) == 1 and len(setup.replicas) > 1:
                 first = self.copied_buffers()
         self.load_buffers(first)
         exchange.sum()
@@ -116,7 +116,7 @@ class Minibatch:
     def norms(self) -> dict[tuple[int, str], float]:
         """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order. A tied parameter
         counts in the first layer that uses it."""
-        if self._setting.pipeline and self._setting.config.freeze.method == "none":
+        if self._setup.pipeline and self._setup.config.freeze.method == "none":
             return {}  # the first pipeline's stand in the commit; freezing statistics are every sibling's
         norms: dict[tuple[int, str], float] = {}
         for place, parameter in self.counted.items():
@@ -135,19 +135,19 @@ class Minibatch:
     def copied_buffers(self) -> dict[int, dict[str, Tensor]]:
         return {
             index: {name: buffer.clone() for name, buffer in state.buffers.items()}
-            for index, (_, state) in self._setting.layers.items()
+            for index, (_, state) in self._setup.layers.items()
         }
 
     def load_buffers(self, buffers: Buffers) -> None:
         for index, values in buffers.items():
             for name, value in values.items():
-                self._setting.layers[index][1].buffers[name].copy_(value)
+                self._setup.layers[index][1].buffers[name].copy_(value)
 
     def _first_replicas_buffers(self) -> Buffers:
         """The buffers that the first replica's microbatches left: siblings take those for their own."""
         received: dict[int, dict[str, Tensor]] = {}
-        own = self._setting.pipeline
-        for index, (_, state) in sorted(self._setting.layers.items()):
+        own = self._setup.pipeline
+        for index, (_, state) in sorted(self._setup.layers.items()):
             if not state.buffers:
                 continue
             names = sorted(state.buffers)
@@ -157,13 +157,13 @@ class Minibatch:
                 )
                 if own == 0:
                     self._channel.send(stream, [state.buffers[name].clone() for name in names])
-                elif target == self._setting.place:
+                elif target == self._setup.place:
                     received[index] = dict(zip(names, self._channel.receive(stream), strict=True))
         self._channel.flush()
         return received
 
     def _batches(self, step: int, replica: int) -> Callable[[int], Batch]:
-        config, dataset, plan = self._setting.config, self._setting.data.dataset, self._setting.plan
+        config, dataset, plan = self._setup.config, self._setup.data.dataset, self._setup.plan
         total = plan.replicas * plan.microbatches
 
         def batch(microbatch: int) -> Batch:

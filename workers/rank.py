@@ -31,7 +31,7 @@ from workers.elastic.standby import Standbys
 from workers.elastic.switch import take_up
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.plans import Plans, check_plan
-from workers.generation import Setting
+from workers.generation import GenerationSetup
 from workers.layer_state import LayerState, host_copy
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
@@ -61,7 +61,7 @@ from workers.training import Training
 from workers.transport.channel import Channel, ChannelError
 from workers.transport.joining import Joining
 from workers.transport.open_channel import open_channel
-from workers.unfinished import Greeting, LeftOver
+from workers.unfinished import Greeting, Unfinished
 
 
 class Rank:
@@ -111,7 +111,7 @@ class Rank:
         self._training: Training | None = None
         """The newest; what it kept of a commit is settled here."""
         self._vector: tuple[bytes, ...] | None = None
-        self._left: LeftOver | None = None
+        self._left: Unfinished | None = None
         self._source: LayerSource | None = None
         self.faults = FaultPoints(
             report,
@@ -289,7 +289,7 @@ class Rank:
         self._withdraw()
         if assignment.step and assignment.start is None:
             self._offer_bases(layer for layer, places in enumerate(assignment.plan.standbys) if places)
-        setting = Setting(
+        setup = GenerationSetup(
             config=self._config,
             rank=self._rank,
             place=assignment.place,
@@ -309,10 +309,10 @@ class Rank:
             faults=self.faults,
             report=self._report,
         )
-        self._training = Training(setting, self._generation, self._channel, self._step)
+        self._training = Training(setup, self._generation, self._channel, self._step)
         try:
             while isinstance(end := self._training.run(), NextPlan):
-                setting = self._switch(end, setting)
+                setup = self._switch(end, setup)
             return end
         except BaseException:
             # The neighbours are to know at once, and theirs.
@@ -323,31 +323,31 @@ class Rank:
             self._standbys.rest()
             self._take_over(self._training)
 
-    def _switch(self, following: NextPlan, setting: Setting) -> Setting:
+    def _switch(self, following: NextPlan, setup: GenerationSetup) -> GenerationSetup:
         """Follow another plan from the next step on, in the same generation."""
         assert self._generation is not None
         assert self._channel is not None
         assert self._training is not None
         assert self._assignment is not None
         assert self._source is not None
-        before, place = self._training, setting.place
+        before, place = self._training, setup.place
         self._take_over(before)
-        brought_bytes, brought_s = setting.standbys.brought_bytes, setting.standbys.brought_s
+        brought_bytes, brought_s = setup.standbys.brought_bytes, setup.standbys.brought_s
         has = take_up(
             following,
             place,
             self._layers,
-            setting.standbys,
+            setup.standbys,
             freeze=self._config.freeze,
             optimizer=self._optimizer,
         )
         self._layers, self._standbys = has.layers, has.standbys
         self._assignment = replace(self._assignment, plan=following.plan, schedule=following.schedule)
         self._mailbox.taken_up(following)
-        self._offer_bases(following.bases(setting.plan))
+        self._offer_bases(following.bases(setup.plan))
         self._channel.renew()
-        setting = replace(
-            setting,
+        setup = replace(
+            setup,
             plan=following.plan,
             schedule=following.schedule,
             layers=has.layers,
@@ -355,7 +355,7 @@ class Rank:
             held=following.held,
             bring=partial(self._source.fetch_base, self._step),
         )
-        self._training = Training(setting, self._generation, self._channel, self._step, before)
+        self._training = Training(setup, self._generation, self._channel, self._step, before)
         self._training.tell(
             SwitchReport(
                 step=self._step,
@@ -370,7 +370,7 @@ class Rank:
                 switched_s=time.time(),
             )
         )
-        return setting
+        return setup
 
     def _offer_bases(self, layers: Iterable[int]) -> None:
         """Offer copies of these of its layers as they are now."""

@@ -18,12 +18,12 @@ from workers.control.announcements import Announcements
 from workers.control.next_plan import NextPlan
 from workers.curvature import CurvatureProbe
 from workers.data.sampling import samples_digest
-from workers.elastic.held_updates import Deferral
+from workers.elastic.held_updates import HeldUpdates
 from workers.elastic.redundancy import Shipping
 from workers.elastic.standby_watch import StandbyWatch
 from workers.engine import Window
 from workers.fault_injection.points import Phase
-from workers.generation import Setting, make_freezer
+from workers.generation import GenerationSetup, make_freezer
 from workers.layer_state import digest
 from workers.minibatch import Buffers, Minibatch
 from workers.protocol import (
@@ -40,7 +40,7 @@ from workers.protocol import (
 )
 from workers.sample_text import sample_text
 from workers.transport.channel import Channel
-from workers.unfinished import Greeting, LeftOver, agree
+from workers.unfinished import Greeting, Unfinished, agree
 from workers.validation import SAMPLING, validate
 
 
@@ -82,13 +82,13 @@ class Training:
 
     def __init__(
         self,
-        setting: Setting,
+        setup: GenerationSetup,
         generation: Generation,
         channel: Channel,
         step: int,
         before: Training | None = None,
     ) -> None:
-        self._setting = setting
+        self._setup = setup
         self._generation = generation
         self._channel = channel
         self.step = step
@@ -107,36 +107,36 @@ class Training:
         """By place, what every rank told of itself."""
         self.ended_s = 0.0
         """When it was to give way to another plan, by `time.perf_counter`."""
-        config, plan = setting.config, setting.plan
-        self._freezer = make_freezer(setting)
-        self._minibatch = Minibatch(setting, self._freezer, channel)
-        self._standbys = setting.standbys
+        config, plan = setup.config, setup.plan
+        self._freezer = make_freezer(setup)
+        self._minibatch = Minibatch(setup, self._freezer, channel)
+        self._standbys = setup.standbys
         self._shipping = Shipping(
-            channel, plan, setting.place, setting.layers, self._minibatch.free_tags, setting.held
+            channel, plan, setup.place, setup.layers, self._minibatch.free_tags, setup.held
         )
         self._began = step
-        to_go = {layer for layer, _ in setting.held} & setting.layers.keys()
-        self._deferral = Deferral({layer: setting.layers[layer] for layer in to_go}, setting.optimizer)
-        self._watch = StandbyWatch(self._standbys, setting.rank, setting.place)
+        to_go = {layer for layer, _ in setup.held} & setup.layers.keys()
+        self._deferral = HeldUpdates({layer: setup.layers[layer] for layer in to_go}, setup.optimizer)
+        self._watch = StandbyWatch(self._standbys, setup.rank, setup.place)
         self._total = plan.replicas * plan.microbatches
-        self._announcements = Announcements(setting.report, first=setting.place == 0)
+        self._announcements = Announcements(setup.report, first=setup.place == 0)
         self._curvature = None
-        if config.curvature_every and setting.pipeline == 0:
+        if config.curvature_every and setup.pipeline == 0:
             self._curvature = CurvatureProbe(
                 config.curvature_every,
-                setting.place,
+                setup.place,
                 self._total,
                 self._minibatch.counted,
                 lambda report: self._announcements.add(report.step, report),
             )
         self._checkpointing = Checkpointing(
             config,
-            setting.definition.names,
+            setup.definition.names,
             plan,
             generation,
-            setting.report,
-            setting.faults,
-            setting.greeting.left,
+            setup.report,
+            setup.faults,
+            setup.greeting.left,
         )
         if before is not None:
             self._continue(before)
@@ -146,7 +146,7 @@ class Training:
         self.vector, self._owners = before.vector, before._owners
         self._requests, self._validated = before._requests, before._validated
         self._announcements, self._checkpointing = before._announcements, before._checkpointing
-        self._checkpointing.plan = self._setting.plan
+        self._checkpointing.plan = self._setup.plan
 
     def tell(self, report: Report) -> None:
         """Report this once the newest step is settled."""
@@ -158,9 +158,9 @@ class Training:
         return None if self._undecided is None else self._undecided.step
 
     @property
-    def left(self) -> LeftOver:
+    def left(self) -> Unfinished:
         """What of the commit of `step` is done, for the generation after."""
-        return LeftOver(
+        return Unfinished(
             step=self.step,
             requests=self._requests,
             validated=self._validated,
@@ -201,12 +201,12 @@ class Training:
         elif undecided is not None:
             self._minibatch.drop()
             for request in undecided.requests:
-                self._setting.mailbox.put(request)
+                self._setup.mailbox.put(request)
         self._undecided = None
         self._announcements.end(self.step, settlement.heard)
 
     def _run(self) -> Outcome | Parted | NextPlan:
-        config = self._setting.config
+        config = self._setup.config
         self._freezer.meet(self._channel)
         stopped = self._greet()
         while self.step < config.steps and not stopped:
@@ -214,7 +214,7 @@ class Training:
             stopped = self._stopped
             if Request.REGROUP in self._requests and not stopped and self.step < config.steps:
                 self._settle_all()
-                return Parted(rank=self._setting.rank, step=self.step)
+                return Parted(rank=self._setup.rank, step=self.step)
             self._attend()
             if self._next is not None and not stopped and self.step < config.steps:
                 self.ended_s = time.perf_counter()
@@ -224,31 +224,31 @@ class Training:
         if not stopped and config.sample_tokens:
             self._sample()
         if (counts := self._freezer.counts()) is not None:
-            self._setting.report(counts)
-        error = self._checkpointing.finish(self._channel, self._setting.place, self.step)
+            self._setup.report(counts)
+        error = self._checkpointing.finish(self._channel, self._setup.place, self.step)
         return Outcome(
-            rank=self._setting.rank,
+            rank=self._setup.rank,
             step=self.step,
             stopped=stopped,
-            layer_digests=tuple((i, digest(state)) for i, (_, state) in sorted(self._setting.layers.items())),
+            layer_digests=tuple((i, digest(state)) for i, (_, state) in sorted(self._setup.layers.items())),
             checkpoint_error=error,
         )
 
     @property
     def _stopped(self) -> bool:
-        return Request.STOP in self._requests and self.step < self._setting.config.steps
+        return Request.STOP in self._requests and self.step < self._setup.config.steps
 
     def _greet(self) -> bool:
         """Learn of each other, and do what the generation before left to do; whether it was to stop."""
-        setting = self._setting
+        setup = self._setup
         known = self._owners
         if not known:
-            told = self._channel.all_gather(setting.greeting.encode())
+            told = self._channel.all_gather(setup.greeting.encode())
             self._owners = [Greeting.decode(greeting) for greeting in told]
         # By now every owner offers its layers as they are here.
-        plan = setting.plan
+        plan = setup.plan
         self._standbys.bring(
-            lambda layer, stopped: setting.bring(
+            lambda layer, stopped: setup.bring(
                 layer, self._owners[plan.stage_ranks[plan.stage_of_layer(layer)]], stopped
             )
         )
@@ -260,13 +260,13 @@ class Training:
         self._attend(left)
         return self._stopped
 
-    def _attend(self, left: LeftOver | None = None) -> None:
+    def _attend(self, left: Unfinished | None = None) -> None:
         """What the newest commit asks for.
 
         Args:
             left: where that was in an earlier generation, what is known of it.
         """
-        config = self._setting.config
+        config = self._setup.config
         last = self._stopped or self.step == config.steps
         every = config.checkpoint.every_steps
         due = last or (every and self.step % every == 0) or Request.CHECKPOINT in self._requests
@@ -282,7 +282,7 @@ class Training:
 
     def _flush_held(self) -> None:
         """Layers whose updates were held back go where they are to go: so do their gradients."""
-        if self._setting.held:
+        if self._setup.held:
             got = self._shipping.flush_held(self._deferral.parcels, self.step - self._began)
             for layer, parcels in got.items():
                 self._standbys.supply(layer, parcels)
@@ -294,7 +294,7 @@ class Training:
 
     def _step(self) -> None:
         begun_s = time.perf_counter()
-        step, faults = self.step + 1, self._setting.faults
+        step, faults = self.step + 1, self._setup.faults
         before = self._minibatch.copied_buffers()
         committed = False
         self._freezer.begin(step)
@@ -303,7 +303,7 @@ class Training:
             window, buffers = self._minibatch.run(self.step)
             # Whatever reached this rank in this window had passed through all of its pipeline. A stage that only goes
             # forward may be ahead of those behind it.
-            if not self._setting.schedule.frozen_stages:
+            if not self._setup.schedule.frozen_stages:
                 self._announcements.settle(self.step)
             if not self._freezer.on:
                 self._shipping.send({})
@@ -340,18 +340,18 @@ class Training:
     def _look(self) -> _Findings:
         """Look at the step's gradients, which are final."""
         norms = self._minibatch.norms()
-        of_layers = dict.fromkeys(self._setting.layers, 0.0)
+        of_layers = dict.fromkeys(self._setup.layers, 0.0)
         for (layer, _), norm in norms.items():
             of_layers[layer] += norm
         scores, settled = self._freezer.check()
         return _Findings(of_layers, scores, settled, self._freezer.energies(norms))
 
     def _record(self, window: Window, findings: _Findings) -> CommitRecord:
-        setting, freezer = self._setting, self._freezer
+        setup, freezer = self._setup, self._freezer
         files, errors = self._checkpointing.finished_files()
-        first = setting.pipeline == 0
+        first = setup.pipeline == 0
         return CommitRecord(
-            rank=setting.place,
+            rank=setup.place,
             generation=self._generation.number,
             step=self.step + 1,
             losses=window.losses,
@@ -361,8 +361,8 @@ class Training:
             settled=findings.settled if first else {},
             energies=findings.energies if first else {},
             busy_s=window.busy_s,
-            requests=setting.mailbox.take(),
-            prepared=freezer.bring(setting.mailbox.prepared()),
+            requests=setup.mailbox.take(),
+            prepared=freezer.bring(setup.mailbox.prepared()),
             next_plan=self._ready_plan(),
             bases_settled=self._standbys.settled,
             files=files,
@@ -371,13 +371,11 @@ class Training:
 
     def _ready_plan(self) -> Prepared | None:
         """For the commit record: the plan prepared, if this rank could follow it from the next step on."""
-        plan, standbys = self._setting.mailbox.next_plan(), self._standbys
+        plan, standbys = self._setup.mailbox.next_plan(), self._standbys
         current = standbys.up_to_date
         if plan is not None:
             coming = {*standbys.layers} - current
-            self._ready = (
-                plan if plan.ready(self._setting.place, self._setting.layers, current, coming) else None
-            )
+            self._ready = plan if plan.ready(self._setup.place, self._setup.layers, current, coming) else None
         else:
             self._ready = None
         return None if self._ready is None else self._ready.key
@@ -385,12 +383,12 @@ class Training:
     def _decide(self, vector: tuple[bytes, ...]) -> Decision:
         """What follows from all ranks' records; changes nothing of a layer."""
         records = [CommitRecord.decode(record) for record in vector]
-        self._checkpointing.observe(records, self._setting.place)
+        self._checkpointing.observe(records, self._setup.place)
         return settle(
             records,
             microbatches=self._total,
-            layers=len(self._setting.definition.layers),
-            clip_norm=self._setting.config.optimizer.clip_norm,
+            layers=len(self._setup.definition.layers),
+            clip_norm=self._setup.config.optimizer.clip_norm,
             newest=self._freezer.newest,
         )
 
@@ -400,11 +398,11 @@ class Training:
         if not decision.skipped:
             if self._curvature is not None:
                 self._curvature.observe(step.step, may_freeze=self._freezer.may_freeze(step.step))
-            for index, (layer, state) in self._setting.layers.items():
+            for index, (layer, state) in self._setup.layers.items():
                 if self._deferral.holds(index):
                     continue
                 gradients = {n: p.grad for n, p in layer.module.named_parameters() if p.grad is not None}
-                self._setting.optimizer.update_(state, gradients, decision.scale, self.step)
+                self._setup.optimizer.update_(state, gradients, decision.scale, self.step)
         self._deferral.hold(step.step, self._freezer.newest_energies, decision)
         reports = self._freezer.commit(decision)
         self._standbys.apply(step.step, step.parcels, decision)
@@ -416,30 +414,30 @@ class Training:
         self._announcements.add_shared(self.step, self._step_report(decision, step_s))
         for report in reports:
             self._announcements.add(self.step, report)
-        config = self._setting.config
+        config = self._setup.config
         last = self._stopped or self.step == config.steps
         asked = config.timeline_every and self.step % config.timeline_every == 0
         if last or asked or self._freezer.monitoring(self.step):
             timeline = TimelineReport(
-                step=self.step, rank=self._setting.place, step_s=step_s, spans=step.window.spans
+                step=self.step, rank=self._setup.place, step_s=step_s, spans=step.window.spans
             )
             self._announcements.add(self.step, timeline)
         for report in self._watch.news(self.step):
             self._announcements.add(self.step, report)
         if decision.bases_settled:
-            self._setting.withdraw()
+            self._setup.withdraw()
 
     def _step_report(self, decision: Decision, step_s: float) -> StepReport:
-        config = self._setting.config
+        config = self._setup.config
         samples = self._total * config.microbatch_size
         return StepReport(
             generation=self._generation.number,
             step=decision.step,
             loss=decision.loss,
             grad_norm=decision.grad_norm,
-            lr=self._setting.optimizer.lr(decision.step - 1),
+            lr=self._setup.optimizer.lr(decision.step - 1),
             samples=samples,
-            tokens=samples * self._setting.data.tokens_per_sample,
+            tokens=samples * self._setup.data.tokens_per_sample,
             step_s=step_s,
             bubble=max(0.0, 1.0 - decision.busy_s / step_s),
             skipped=decision.skipped,
@@ -450,13 +448,13 @@ class Training:
         )
 
     def _checkpoint(self) -> None:
-        if self._setting.pipeline == 0:
-            self._checkpointing.start(self.step, [state for _, state in self._setting.layers.values()])
+        if self._setup.pipeline == 0:
+            self._checkpointing.start(self.step, [state for _, state in self._setup.layers.values()])
         else:
             self._checkpointing.start(self.step, [])
 
     def _validate(self) -> None:
-        loss = validate(self._setting, self._minibatch.engine, self._channel)
+        loss = validate(self._setup, self._minibatch.engine, self._channel)
         self._validated = True
         if loss is not None:
             self._announcements.settle(self.step)
@@ -464,17 +462,17 @@ class Training:
             self._announcements.settle(self.step)
 
     def _sample(self) -> None:
-        setting = self._setting
-        if not setting.definition.language or setting.data.tokenizer is None:
+        setup = self._setup
+        if not setup.definition.language or setup.data.tokenizer is None:
             return
         prompt, text = sample_text(
             self._minibatch.engine,
             self._channel,
-            setting.data,
-            context=setting.config.model.context,
-            tokens=setting.config.sample_tokens,
-            seed=setting.config.seed,
+            setup.data,
+            context=setup.config.model.context,
+            tokens=setup.config.sample_tokens,
+            seed=setup.config.seed,
             purpose=SAMPLING,
         )
-        if setting.place == 0:
-            setting.report(SampleReport(step=self.step, prompt=prompt, text=text))
+        if setup.place == 0:
+            setup.report(SampleReport(step=self.step, prompt=prompt, text=text))

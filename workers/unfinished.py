@@ -13,7 +13,7 @@ from workers.protocol import Request
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOver:
+class Unfinished:
     """What one rank knows of the commit of `step`, or all ranks together."""
 
     step: int
@@ -34,7 +34,7 @@ class Greeting:
     host: str
     port: int
     """Where it offers layers."""
-    left: LeftOver | None
+    left: Unfinished | None
     """What it knows of the commit where the generation begins, if it has been at one."""
 
     def encode(self) -> bytes:
@@ -47,15 +47,15 @@ class Greeting:
         if fields is None:
             return Greeting(host=host, port=port, left=None)
         fields["requests"] = frozenset(Request(name) for name in fields["requests"])
-        return Greeting(host=host, port=port, left=LeftOver(**fields))
+        return Greeting(host=host, port=port, left=Unfinished(**fields))
 
 
-def agree(greetings: Sequence[Greeting], step: int) -> LeftOver | None:
+def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
     """What the ranks together know of the commit of `step`; None if none has been at it."""
     known = [greeting.left for greeting in greetings if greeting.left and greeting.left.step == step]
     if not known:
         return None
-    return LeftOver(
+    return Unfinished(
         step=step,
         requests=frozenset[Request]().union(*(left.requests for left in known)),
         validated=any(left.validated for left in known),

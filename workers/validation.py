@@ -8,22 +8,22 @@ from array import array
 from workers.data.dataset import Batch
 from workers.data.sampling import validation_indices, validation_windows
 from workers.engine import Engine
-from workers.generation import Setting
+from workers.generation import GenerationSetup
 from workers.transport.channel import Channel
 
 VALIDATION, SAMPLING = 1, 2
 """Purposes of forward passes outside training; see `Engine.evaluate`."""
 
 
-def validate(setting: Setting, engine: Engine, channel: Channel) -> float | None:
+def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float | None:
     """The mean loss, the same on every rank; None without held-out samples. All ranks call it together."""
-    config, dataset, plan = setting.config, setting.data.dataset, setting.plan
+    config, dataset, plan = setup.config, setup.data.dataset, setup.plan
     samples, total = dataset.validation_samples, plan.replicas * plan.microbatches
     windows = validation_windows(samples, total * config.microbatch_size, config.data.validation_batches)
     if not windows:
         return None
     losses = array("d")
-    for replica, window in itertools.product(setting.replicas, range(windows)):
+    for replica, window in itertools.product(setup.replicas, range(windows)):
 
         def batch(microbatch: int, replica: int = replica, window: int = window) -> Batch:
             index = replica * plan.microbatches + microbatch

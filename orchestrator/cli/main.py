@@ -142,11 +142,11 @@ def export(
     from workers.checkpoint.folder import export as export_checkpoint
     from workers.protocol import DamagedCheckpoint
 
-    def tell(damage: DamagedCheckpoint) -> None:
+    def post(damage: DamagedCheckpoint) -> None:
         typer.echo(f"skipped {damage.path}: {damage.file} {damage.problem}", err=True)
 
     try:
-        step, tensors, size = export_checkpoint(str(run), str(out), tell)
+        step, tensors, size = export_checkpoint(str(run), str(out), post)
     except OSError as error:
         raise JobError(f"cannot write {out}: {error.strerror or error}") from error
     typer.echo(f"wrote {out}: {tensors} tensors of step {step}, {size} bytes")

@@ -15,7 +15,7 @@ from rich.console import Console
 from orchestrator.analysis.outlook import Outlook, convergence_of, outlook
 from orchestrator.cli.plan_text import show
 from orchestrator.pictures.page import check_suffix
-from orchestrator.prepare.model_outline import Survey, absolute, survey
+from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, redundancy
 from orchestrator.prepare.profiling import profile_of, read
 from orchestrator.prepare.resolve import settle
@@ -23,7 +23,7 @@ from orchestrator.report.plan_page import write_timeline
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec, load
 from planner.profile import Profile
-from planner.search.search import Choice, Considered
+from planner.search.search import Alternative, Choice
 from workers.protocol import JobError
 
 
@@ -51,7 +51,7 @@ def plan_command(
         raise JobError("--target-error needs --estimates, the event log of a run with job.curvature_every")
     if estimates is not None:
         convergence = convergence_of(estimates, lr=spec.optimizer.lr, target=target_error)
-    settled, measured = _measured(spec, survey(spec), profile)
+    settled, measured = _measured(spec, outline_model(spec), profile)
     begun_s = time.perf_counter()
     choice = first_plan(settled, measured)
     frozen = freezing(settled, choice)
@@ -66,7 +66,7 @@ def plan_command(
         show(Console(highlight=False), choice, frozen, mode, foreseen)
 
 
-def _measured(spec: Spec, found: Survey, profile: Path | None) -> tuple[Spec, Profile]:
+def _measured(spec: Spec, found: ModelOutline, profile: Path | None) -> tuple[Spec, Profile]:
     """The settled spec and the profile to plan it with."""
     if profile is not None:
         given = read(profile, found)
@@ -95,7 +95,7 @@ def as_dict(
         "predicted_step_s": prediction.step_s,
         "bubble": prediction.bubble,
         "peak_memory_bytes": prediction.peak_memory_bytes,
-        "considered": [_considered(each) for each in choice.considered],
+        "alternatives": [_alternatives(each) for each in choice.alternatives],
         "solve_s": solve_s,
         "redundancy": {"mode": mode, **asdict(prediction.redundancy)},
         "freeze": {
@@ -128,7 +128,7 @@ def _convergence(foreseen: Outlook) -> dict[str, Any]:
     }
 
 
-def _considered(each: Considered) -> dict[str, Any]:
+def _alternatives(each: Alternative) -> dict[str, Any]:
     return {
         "name": each.name,
         "schedule": each.schedule,

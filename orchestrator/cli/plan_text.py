@@ -14,7 +14,7 @@ from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import counted, percent, seconds, significant, size
 from planner.plan import PlanError
-from planner.search.search import Choice, Considered
+from planner.search.search import Alternative, Choice
 
 SHOWN = 12
 """Rows of alternatives; JSON has them all."""
@@ -30,42 +30,42 @@ def show(
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
 
-    def tell(text: str) -> None:
+    def post(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     plan, prediction = choice.plan, choice.prediction
-    tell(
+    post(
         f"{plan.schedule}: {counted(plan.stages, 'stage')} on {counted(plan.pipeline_ranks, 'rank')}"
         f"{f' x {plan.replicas} replicas' if plan.replicas > 1 else ''},"
         f" {counted(plan.microbatches, 'microbatch', 'microbatches')}"
     )
-    tell(plan.reason)
-    tell(f"profile: {prediction.profile.source}")
+    post(plan.reason)
+    post(f"profile: {prediction.profile.source}")
     console.print(_stages(choice))
-    tell(
+    post(
         f"predicted step {seconds(prediction.step_s)}, bubble {percent(prediction.bubble)}, peak memory"
         f" {size(prediction.peak_memory_bytes)}"
     )
-    tell(f"redundancy {mode}: {_redundancy(choice, mode)}")
+    post(f"redundancy {mode}: {_redundancy(choice, mode)}")
     console.print(terminal(prediction.simulation.timeline, console.width), no_wrap=True)
     console.print(legend(prediction.simulation.timeline))
-    tell(memory_peaks([rank.peak for rank in prediction.memory.ranks]))
-    if choice.considered:
-        console.print(_considered(choice))
+    post(memory_peaks([rank.peak for rank in prediction.memory.ranks]))
+    if choice.alternatives:
+        console.print(_alternatives(choice))
     if plan.pipeline_ranks > 1 and (told := _end_to_end(choice)):
-        tell(f"DynPipe's Algorithm 1: {told}")
+        post(f"DynPipe's Algorithm 1: {told}")
     if outlook is not None:
-        tell(_outlook(outlook))
+        post(_outlook(outlook))
     if freezing.freezes:
-        tell(
+        post(
             f"freezing: window {seconds(freezing.unfrozen_s)} -> {seconds(freezing.solved_s)} (all frozen"
             f" {seconds(freezing.all_frozen_s)}), step {seconds(freezing.prediction.step_s)}, kappa"
             f" {freezing.kappa:.3f} ({freezing.approximate_kappa:.3f} by eq. 50 of TimelyFreeze); percent of"
             " weight-gradient time frozen:"
         )
-        tell(heat_map(freezing.ratios, console.width))
+        post(heat_map(freezing.ratios, console.width))
     for limit in binding_limits(choice, freezing):
-        tell(f"limit: {limit}")
+        post(f"limit: {limit}")
 
 
 def _redundancy(choice: Choice, mode: str) -> str:
@@ -128,12 +128,14 @@ def _stages(choice: Choice) -> Table:
     return table
 
 
-def _considered(choice: Choice) -> Table:
+def _alternatives(choice: Choice) -> Table:
     """The alternatives, the one that was taken first, then each program's own pick; programs that agree share a row."""
-    names: dict[Considered, list[str]] = {}
-    for each in choice.considered:
+    names: dict[Alternative, list[str]] = {}
+    for each in choice.alternatives:
         names.setdefault(replace(each, name=""), []).append(each.name)
-    table = Table("considered", "schedule", "ranks", "microbatches", "layers per stage", "step", "", box=None)
+    table = Table(
+        "alternatives", "schedule", "ranks", "microbatches", "layers per stage", "step", "", box=None
+    )
     ordered = sorted(names, key=lambda each: each.order(choice.plan))
     for each in ordered[:SHOWN]:
         table.add_row(

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import profile_of, write
 from orchestrator.quantities import counted, rate, seconds, significant, size
 from orchestrator.spec.checks import check
@@ -32,7 +32,9 @@ def profile_command(path: Path, overrides: Sequence[str], *, out: Path | None) -
     check(spec)
     if out is not None and not out.resolve().parent.is_dir():
         raise JobError(f"--out {out}: there is no folder {out.resolve().parent}")
-    _, profile = profile_of(spec, survey(spec), afresh=True, say=lambda text: typer.echo(text, err=True))
+    _, profile = profile_of(
+        spec, outline_model(spec), afresh=True, say=lambda text: typer.echo(text, err=True)
+    )
     if out is not None:
         try:
             write(profile, out)

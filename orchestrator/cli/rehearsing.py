@@ -176,7 +176,7 @@ def _write_trace(path: Path, trace: Trace) -> None:
 
 
 def _conclude(console: Console, done: Rehearsal, as_json: bool) -> None:
-    def tell(text: str) -> None:
+    def post(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     run = done.run
@@ -186,9 +186,9 @@ def _conclude(console: Console, done: Rehearsal, as_json: bool) -> None:
     except OSError as error:
         report = f"not written: {error.strerror or error}"
     if isinstance(run.end, events.Failed):
-        tell(f"FAILED: {run.end.reason}")
+        post(f"FAILED: {run.end.reason}")
     if done.cut_short is not None:
-        tell(f"FAILED: the trace ended early, and the job was stopped: {done.cut_short}")
+        post(f"FAILED: the trace ended early, and the job was stopped: {done.cut_short}")
     if as_json:
         numbers = {
             "rehearsal": done.found.to_dict() if done.found is not None else None,
@@ -201,11 +201,11 @@ def _conclude(console: Console, done: Rehearsal, as_json: bool) -> None:
         print(json.dumps(numbers, indent=1))
         return
     if done.found is None:
-        tell("the job ended before the trace began")
+        post("the job ended before the trace began")
     else:
         for line in lines(done.found):
-            tell(line)
+            post(line)
     if isinstance(run.end, events.Finished) and run.end.state_sha256 is not None:
-        tell(f"step {run.end.step}, state_sha256 {run.end.state_sha256}")
-    tell(f"computed from: {run.events_path}")
-    tell(f"report: {report}")
+        post(f"step {run.end.step}, state_sha256 {run.end.state_sha256}")
+    post(f"computed from: {run.events_path}")
+    post(f"report: {report}")

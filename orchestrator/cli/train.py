@@ -14,7 +14,7 @@ from orchestrator.cli.progress import BarProgress, LineProgress, open_progress
 from orchestrator.client.following import Run, attached
 from orchestrator.client.submit import run
 from orchestrator.controller.drains import noticed_text
-from orchestrator.controller.faults import struck_text
+from orchestrator.controller.faults import injected_text
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.quantities import counted, seconds
@@ -133,8 +133,8 @@ def observer(
                 progress.note(noticed_text(notice), warning=True)
             case events.Warned(text=text):
                 progress.note(text, warning=True)
-            case events.FaultReport() as strike:
-                progress.note(struck_text(strike), warning=True)
+            case events.FaultReport() as inject:
+                progress.note(injected_text(inject), warning=True)
             case events.WarningReport(rank=rank, text=text):
                 progress.note(f"rank {rank}: {text}", warning=True)
             case events.Regrouped() as regrouped:
@@ -170,7 +170,7 @@ def _write_report(done: Run) -> str:
 
 
 def _conclude(console: Console, done: Run, report: str) -> int:
-    def tell(text: str) -> None:
+    def post(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     records = list(events.read(done.events_path))
@@ -179,17 +179,17 @@ def _conclude(console: Console, done: Run, report: str) -> int:
         failures = [record.event for record in records if isinstance(record.event, events.RankFailed)]
         details = next((failure.details for failure in reversed(failures) if failure.details), "")
         if details:
-            tell(details)
-        tell(f"FAILED: {done.end.reason}")
+            post(details)
+        post(f"FAILED: {done.end.reason}")
     elif done.end.stopped and done.end.step == 0:
-        tell("stopped before the first step")
+        post("stopped before the first step")
     elif done.end.stopped:
-        tell(f"stopped at step {done.end.step} of {done.spec.job.steps}; go on with --resume")
+        post(f"stopped at step {done.end.step} of {done.spec.job.steps}; go on with --resume")
     else:
         if samples:
-            tell(f"sample: {_printable(samples[-1].prompt + samples[-1].text)}")
-        tell(f"done: {done.end.step} steps")
-    tell(f"report: {report}")
+            post(f"sample: {_printable(samples[-1].prompt + samples[-1].text)}")
+        post(f"done: {done.end.step} steps")
+    post(f"report: {report}")
     if isinstance(done.end, events.Failed):
         return INTERRUPTED if done.interrupted else FAILED
     return INTERRUPTED if done.interrupted and done.end.stopped else DONE

@@ -16,12 +16,12 @@ from orchestrator.client.asking import NoController, ask, controller_of, last_li
 from orchestrator.client.following import Following, Observer, Run, ended
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.cluster import connection as cluster
-from orchestrator.controller.config import Crew
+from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder, Marker, starting_points, undamaged
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.lifecycle.states import Order
-from orchestrator.prepare.model_outline import Survey, absolute, survey
+from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.preparation import Prepared, prepare
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.resumption import adopt
@@ -99,11 +99,11 @@ class _Opening:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._found: Survey | BaseException | None = None
+        self._found: ModelOutline | BaseException | None = None
         self._thread = threading.Thread(target=self._open, daemon=True)
         self._thread.start()
 
-    def result(self) -> Survey:
+    def result(self) -> ModelOutline:
         """What was found; waits for it. Raises what opening raised."""
         self._thread.join()
         if isinstance(self._found, BaseException):
@@ -113,7 +113,7 @@ class _Opening:
 
     def _open(self) -> None:
         try:
-            self._found = survey(self._spec)
+            self._found = outline_model(self._spec)
         except BaseException as error:
             self._found = error
 
@@ -160,7 +160,7 @@ def _submit(
 
     resolved = prepared.resolved
     spec, name = resolved.spec, resolved.spec.job.name
-    crew = Crew(
+    setup = ControllerConfig(
         config=resolved.config,
         per_rank=resolved.per_rank,
         wait_s=spec.cluster.wait_s,
@@ -180,10 +180,10 @@ def _submit(
         elastic=resolved.config.elastic,
         checkpoints=start,
         timeout_s=spec.cluster.timeout_s,
-        considered=prepared.considered,
+        alternatives=prepared.alternatives,
         freezing=freezing,
     )
-    controller = _create(order, crew, spec)
+    controller = _create(order, setup, spec)
     try:
         ray.get(controller.start.remote(), timeout=START_S)
     except RayTaskError as error:
@@ -207,7 +207,7 @@ def _submit(
     return controller
 
 
-def _create(order: Order, crew: Crew, spec: Spec) -> Any:
+def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
     """The controller's actor.
 
     Raises:
@@ -232,7 +232,7 @@ def _create(order: Order, crew: Crew, spec: Spec) -> Any:
             num_cpus=0,
             # Beside the driver, whose files it shares. Not softly: Ray then takes any node, spot instances too.
             scheduling_strategy=beside_us,
-        ).remote(order, crew, spec.model_dump(mode="json"))
+        ).remote(order, setup, spec.model_dump(mode="json"))
     except ActorAlreadyExistsError as error:
         raise JobError(
             f"a job {name!r} has been started in this cluster just now: follow it with `freshet follow {name}`, stop it"

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
-from orchestrator.controller.config import Crew
+from orchestrator.controller.config import ControllerConfig
 from workers.actor import CONTROL, Home, RankActor, RankError
 
 CONTROL_THREADS = 4
@@ -42,8 +42,8 @@ class RayHosts:
         controller: the actor that the ranks report to.
     """
 
-    def __init__(self, crew: Crew, controller: ActorHandle) -> None:
-        self._crew = crew
+    def __init__(self, setup: ControllerConfig, controller: ActorHandle) -> None:
+        self._setup = setup
         self._controller = controller
         self._groups: dict[int, PlacementGroup] = {}
         self._actors: dict[int, Any] = {}
@@ -52,13 +52,13 @@ class RayHosts:
         self._remote: Any = hosted(RankActor)
 
     async def reserve(self, ranks: Sequence[int], wait_s: float) -> str | None:
-        crew = self._crew
+        setup = self._setup
         seen = await self._nodes()
-        for rank, target in zip(ranks, assign(seen, len(ranks), crew.per_rank), strict=True):
+        for rank, target in zip(ranks, assign(seen, len(ranks), setup.per_rank), strict=True):
             self._groups[rank] = placement_group(
-                [dict(crew.per_rank)],
+                [dict(setup.per_rank)],
                 strategy="STRICT_PACK",
-                name=name_of(crew.config.job, rank),
+                name=name_of(setup.config.job, rank),
                 lifetime="detached",
                 _soft_target_node_id=target,  # pyright: ignore[reportArgumentType]
             )
@@ -66,23 +66,23 @@ class RayHosts:
             return None
         # What the cluster has now, what was free when the job came: our own groups hold some of it.
         nodes = await self._nodes()
-        why = shortage(nodes, len(ranks), crew.per_rank) or congestion(seen, len(ranks), crew.per_rank)
+        why = shortage(nodes, len(ranks), setup.per_rank) or congestion(seen, len(ranks), setup.per_rank)
         return f"{why}. Waited {wait_s:g} s (cluster.wait_s)"
 
     def start(self, rank: int) -> None:
-        crew = self._crew
+        setup = self._setup
         strategy = PlacementGroupSchedulingStrategy(self._groups[rank], placement_group_bundle_index=0)
         self._actors[rank] = self._remote.options(
-            name=name_of(crew.config.job, rank),
+            name=name_of(setup.config.job, rank),
             namespace=cluster.NAMESPACE,
             lifetime="detached",
             max_restarts=0,
             scheduling_strategy=strategy,
-            **actor_resources(crew.per_rank),
-        ).remote(crew.config, rank, self._controller, crew.marker, crew.secret)
+            **actor_resources(setup.per_rank),
+        ).remote(setup.config, rank, self._controller, setup.marker, setup.secret)
 
     async def reclaim(self, rank: int) -> Home:
-        name = name_of(self._crew.config.job, rank)
+        name = name_of(self._setup.config.job, rank)
         with suppress(ValueError):
             self._groups[rank] = await asyncio.to_thread(get_placement_group, name)
         try:
@@ -107,7 +107,7 @@ class RayHosts:
             await asyncio.shield(asyncio.to_thread(remove_placement_group, group))
 
     async def room(self) -> int:
-        return sum(fits(node.available, self._crew.per_rank) for node in await self._nodes())
+        return sum(fits(node.available, self._setup.per_rank) for node in await self._nodes())
 
     def shun(self, node: str) -> None:
         self._shunned.add(node)

@@ -20,10 +20,10 @@ import ray
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.ray_hosts import RayHosts, named_ranks, reap
-from orchestrator.controller.config import Crew
+from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
-from orchestrator.controller.event_loop import Crank, Work
-from orchestrator.controller.faults import strike
+from orchestrator.controller.event_loop import EventLoop, Work
+from orchestrator.controller.faults import inject
 from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
 from orchestrator.controller.planner_link import PlannerLink, link_planner
@@ -80,11 +80,11 @@ class Controller:
         spec: the resolved spec, as JSON values.
     """
 
-    def __init__(self, order: Order, crew: Crew, spec: dict[str, Any]) -> None:
+    def __init__(self, order: Order, setup: ControllerConfig, spec: dict[str, Any]) -> None:
         self._order = order
-        self._crew = crew
+        self._setup = setup
         self._spec = spec
-        self._folder = JobFolder(crew.config.output)
+        self._folder = JobFolder(setup.config.output)
         self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._count = 0
         """Events of the job since it was submitted, kept or not."""
@@ -107,13 +107,13 @@ class Controller:
 
     def _take_on(self, order: Order) -> None:
         self._order = order
-        self._crank = Crank(order, self._record)
-        self._hosts = RayHosts(self._crew, self._own)
+        self._loop = EventLoop(order, self._record)
+        self._hosts = RayHosts(self._setup, self._own)
         self._runtime = self._make_runtime()
         self._watch = FreezeWatch(order.freezing)
 
     def _make_runtime(self) -> Runtime:
-        return Runtime(self._crew, self._hosts, self._crank.tell, self._crank.spawn)
+        return Runtime(self._setup, self._hosts, self._loop.post, self._loop.spawn)
 
     async def start(self) -> None:
         """Take the job on.
@@ -196,12 +196,12 @@ class Controller:
         """
         if self._over or not self._begun.is_set():
             raise JobError("the controller has not taken the job over yet")
-        await self._crank.heed(Reported(report))
+        await self._loop.post_and_wait(Reported(report))
 
     async def request(self, request: Request) -> None:
         """Ask for a checkpoint or a stop; one that comes while the job is being taken over waits for that."""
         await self._taken_on()
-        self._crank.tell(Asked(request))
+        self._loop.post(Asked(request))
 
     async def move(self, layers: str, rank: int) -> str:
         """Have layers change ranks while the job trains, as `elastic.migration` says; what will happen, in words.
@@ -213,9 +213,9 @@ class Controller:
             JobError: no such layers or rank, they are not next to it, do not fit its memory, or the job does not train.
         """
         span, roster = parse_layers(layers), await self._training()
-        mode = self._crew.config.elastic.migration
-        move = move_of_layers(roster, self._crew.replanner, span, rank, mode=mode, asked_s=time.time())
-        self._crank.tell(Migrate(move))
+        mode = self._setup.config.elastic.migration
+        move = move_of_layers(roster, self._setup.replanner, span, rank, mode=mode, asked_s=time.time())
+        self._loop.post(Migrate(move))
         return described(roster, move)
 
     async def migrate(self, plan: Plan) -> str:
@@ -224,12 +224,12 @@ class Controller:
         Raises:
             JobError: it does not fit the memory, or the job does not train.
         """
-        roster, mode = await self._training(), self._crew.config.elastic.migration
+        roster, mode = await self._training(), self._setup.config.elastic.migration
         try:
-            move = move_to(roster, self._crew.replanner, plan, mode=mode, asked_s=time.time())
+            move = move_to(roster, self._setup.replanner, plan, mode=mode, asked_s=time.time())
         except PlanError as error:
             raise JobError(str(error)) from error
-        self._crank.tell(Migrate(move))
+        self._loop.post(Migrate(move))
         return described(roster, move)
 
     async def _taken_on(self) -> None:
@@ -244,7 +244,7 @@ class Controller:
 
     async def _training(self) -> Roster:
         await self._taken_on()
-        state = self._crank.state
+        state = self._loop.state
         if not isinstance(state, Training):
             raise JobError(
                 f"the job is {type(state).__name__.lower()}: layers move while it trains; ask again then"
@@ -254,7 +254,7 @@ class Controller:
     async def abort(self) -> None:
         """End the job at once, without a checkpoint."""
         await self._taken_on()
-        self._crank.tell(Aborted())
+        self._loop.post(Aborted())
 
     async def fault(self, drill: dict[str, Any]) -> str:
         """Have a drill strike the job; what will happen, in words.
@@ -265,17 +265,17 @@ class Controller:
         Raises:
             JobError: the job allows no faults, or there is no such rank or node.
         """
-        elastic = self._crew.config.elastic
-        return await strike(self._order.job, elastic.allow_faults, self._step, drill)
+        elastic = self._setup.config.elastic
+        return await inject(self._order.job, elastic.allow_faults, self._step, drill)
 
     async def status(self) -> Status:
         """Where the job stands."""
         return Status(
             job=self._order.job,
-            state=type(self._crank.state).__name__.lower(),
+            state=type(self._loop.state).__name__.lower(),
             step=self._step,
-            steps=self._crew.config.steps,
-            output=self._crew.config.output,
+            steps=self._setup.config.steps,
+            output=self._setup.config.output,
             pid=os.getpid(),
         )
 
@@ -291,12 +291,12 @@ class Controller:
 
     async def _run(self) -> None:
         """The job, to its end."""
-        crank, runtime = self._crank, self._runtime
-        if "ray" in self._crew.config.elastic.notices:
-            crank.spawn(watch_drains(lambda: runtime.homes, crank.tell))
-        crank.spawn(runtime.watch_room())
-        await crank.run(self)
-        await crank.close()
+        loop, runtime = self._loop, self._runtime
+        if "ray" in self._setup.config.elastic.notices:
+            loop.spawn(watch_drains(lambda: runtime.homes, loop.post))
+        loop.spawn(runtime.watch_room())
+        await loop.run(self)
+        await loop.close()
         await self._end()
 
     def carry_out(self, command: Command) -> Work | None:
@@ -311,7 +311,7 @@ class Controller:
 
     def _accompany(self, step: int) -> None:
         """Have a planner for the plan that is trained with; one that has decided is kept."""
-        state = self._crank.state
+        state = self._loop.state
         assert isinstance(state, Live)
         roster = state.roster
         if self._planner is not None and self._planner.serves(roster.plan):
@@ -321,11 +321,11 @@ class Controller:
             self._planning.cancel()
         first = self._planner is None
         self._planner = link_planner(
-            self._order, self._crew, roster.plan, roster.schedule, self._crank.tell, first=first
+            self._order, self._setup, roster.plan, roster.schedule, self._loop.post, first=first
         )
         if self._planner is not None:
             self._planner.void_after(step)
-            self._planning = self._crank.spawn(self._planner.run(step))
+            self._planning = self._loop.spawn(self._planner.run(step))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -366,7 +366,7 @@ class Controller:
         if self._planner is not None:
             self._planner.take(event)
         if (warning := self._watch.take(event)) is not None:
-            self._crank.tell(Noted(warning))
+            self._loop.post(Noted(warning))
 
     def _publish(self) -> None:
         """Copy the event log to where the job's folder is, if that is elsewhere."""

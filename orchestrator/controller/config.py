@@ -11,7 +11,7 @@ from workers.config import WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class ControllerConfig:
     """It goes to the controller, and to no log: it holds the job's secret."""
 
     config: WorkerConfig

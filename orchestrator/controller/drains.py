@@ -83,7 +83,7 @@ class Fresh:
 
 async def watch_drains(
     homes: Callable[[], Homes],
-    tell: Callable[[Going | Noted], None],
+    post: Callable[[Going | Noted], None],
     *,
     table: Callable[[], Table] | None = None,
     every_s: float = EVERY_S,
@@ -104,11 +104,11 @@ async def watch_drains(
         # Ray's errors for this have no base of their own.
         except Exception as error:
             if not said:
-                tell(Noted(Warned(text=f"no word from Ray which nodes are drained: {error}")))
+                post(Noted(Warned(text=f"no word from Ray which nodes are drained: {error}")))
             said = True
         else:
             for going in fresh.take(seen, homes(), time.time()):
-                tell(going)
+                post(going)
         await asyncio.sleep(every_s)
 
 

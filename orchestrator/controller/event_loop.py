@@ -71,7 +71,7 @@ class Effects(Protocol):
         ...
 
 
-class Crank:
+class EventLoop:
     """The life of one job.
 
     Args:
@@ -92,15 +92,15 @@ class Crank:
         self._entered_s = time.monotonic()
         self._spent_s: dict[str, float] = {}
         # Before whatever ranks of an earlier controller tell before this is turned.
-        self.tell(Start())
+        self.post(Start())
 
-    def tell(self, stimulus: Stimulus) -> None:
+    def post(self, stimulus: Stimulus) -> None:
         """Take a stimulus, on the event loop."""
         self._stimuli.put_nowait(stimulus)
 
-    async def heed(self, stimulus: Stimulus) -> None:
+    async def post_and_wait(self, stimulus: Stimulus) -> None:
         """Take a stimulus, and return once what it means is logged."""
-        self.tell(stimulus)
+        self.post(stimulus)
         if not isinstance(self.state, Finished | Failed):
             heeded = asyncio.get_running_loop().create_future()
             self._stimuli.put_nowait(heeded)
@@ -176,12 +176,12 @@ class Crank:
 
     async def _wait(self, seconds: float, pause: int) -> None:
         await asyncio.sleep(seconds)
-        self.tell(WaitOver(pause))
+        self.post(WaitOver(pause))
 
     def _spawn_release(self, effects: Effects) -> None:
         async def release() -> None:
             await effects.release()
-            self.tell(Released())
+            self.post(Released())
 
         self.spawn(release())
 

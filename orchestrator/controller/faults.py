@@ -60,7 +60,7 @@ class Drill(Section):
             raise JobError(f"no such drill: {place}: {first['msg']}, got {first['input']!r}") from error
 
 
-async def strike(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> str:
+async def inject(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> str:
     """Have `drill` strike `job`.
 
     Args:
@@ -121,7 +121,7 @@ def when(fault: Fault) -> str:
     return f"in {phase} of {step}{after}"
 
 
-def struck_text(report: FaultReport) -> str:
+def injected_text(report: FaultReport) -> str:
     """In words: what struck whom, and where."""
     place = f" in phase {report.phase} of step {report.step}" if report.phase else ""
     if report.file:

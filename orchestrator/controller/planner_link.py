@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.controller.config import Crew
+from orchestrator.controller.config import ControllerConfig
 from orchestrator.events.types import Event, FreezeSolved, PlannerStarted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation
 from orchestrator.lifecycle.states import Order
@@ -41,11 +41,11 @@ class PlannerLink:
     """
 
     def __init__(
-        self, question: FreezeQuestion, history: FreezeHistory, epoch: int, tell: Callable[[Stimulus], None]
+        self, question: FreezeQuestion, history: FreezeHistory, epoch: int, post: Callable[[Stimulus], None]
     ) -> None:
         self._question = question
         self._epoch = epoch
-        self._tell = tell
+        self._tell = post
         self._observations: dict[tuple[int, int], Observation] = {}
         self._actor: Any = None
         self._answered = False
@@ -160,20 +160,26 @@ class PlannerLink:
 
 
 def link_planner(
-    order: Order, crew: Crew, plan: Plan, schedule: Schedule, tell: Callable[[Stimulus], None], *, first: bool
+    order: Order,
+    setup: ControllerConfig,
+    plan: Plan,
+    schedule: Schedule,
+    post: Callable[[Stimulus], None],
+    *,
+    first: bool,
 ) -> PlannerLink | None:
     """The link to the planner of a job that trains with `plan`; None if there is nothing left to ask it.
 
     Args:
         first: whether it is the controller's first: others know nothing of earlier runs.
     """
-    freeze = crew.config.freeze
+    freeze = setup.config.freeze
     if freeze.phases is None or order.freezing.replayed or order.freezing.plans:
         return None
     question = FreezeQuestion(
-        plan=plan, schedule=schedule, phases=freeze.phases, r_max=freeze.r_max, profile=crew.profile
+        plan=plan, schedule=schedule, phases=freeze.phases, r_max=freeze.r_max, profile=setup.profile
     )
-    return PlannerLink(question, order.freezing if first else FreezeHistory(), order.epoch, tell)
+    return PlannerLink(question, order.freezing if first else FreezeHistory(), order.epoch, post)
 
 
 def _reason(error: Exception) -> str:

@@ -23,7 +23,7 @@ SEEN_STEPS = 20
 """Of so many of the newest steps the median tells what a step takes."""
 
 
-class Foresight:
+class PrecomputedPlans:
     """Of one job.
 
     Args:
@@ -56,8 +56,8 @@ class Foresight:
 
     async def make(self, command: MakePlan) -> Planned | Unplannable:
         """The plan for those who go on."""
-        course, replanner = command.course, self._replanner
-        domains = [command.nodes[rank] for rank in course.lineup]
+        recovery_plan, replanner = command.recovery_plan, self._replanner
+        domains = [command.nodes[rank] for rank in recovery_plan.lineup]
         try:
             if command.first is not None:
                 plan, schedule = replanner.stood_by(command.first, domains), replanner.schedule
@@ -67,7 +67,7 @@ class Foresight:
                     len(domains),
                     epoch=command.epoch,
                     version=command.version,
-                    reason=course.reason,
+                    reason=recovery_plan.reason,
                     domains=domains,
                 )
         except PlanError as error:

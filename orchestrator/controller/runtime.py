@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.cluster.hosts import Gone, Hosts, stands
-from orchestrator.controller.config import Crew
-from orchestrator.controller.precomputed_plans import Foresight
+from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.precomputed_plans import PrecomputedPlans
 from orchestrator.events.types import Event, Noticed, Warned
 from orchestrator.lifecycle.commands import (
     Ask,
@@ -80,16 +80,16 @@ class Runtime:
 
     def __init__(
         self,
-        crew: Crew,
+        setup: ControllerConfig,
         hosts: Hosts,
-        tell: Callable[[Stimulus], None],
+        post: Callable[[Stimulus], None],
         spawn: Callable[[Work], asyncio.Future[Any]],
     ) -> None:
-        self._crew = crew
+        self._setup = setup
         self._hosts = hosts
-        self._tell = tell
+        self._tell = post
         self._spawn = spawn
-        self._elastic = crew.config.elastic
+        self._elastic = setup.config.elastic
         self._homes: dict[int, Home] = {}
         """Of all ranks that are up."""
         self._calling: set[int] = set()
@@ -98,7 +98,7 @@ class Runtime:
         """Ranks that are to go, or went."""
         self._training: dict[int, asyncio.Future[Any]] = {}
         """Calls under way that end with a generation."""
-        self._foresight = Foresight(crew.replanner, crew.config.steps)
+        self._precomputed = PrecomputedPlans(setup.replanner, setup.config.steps)
 
     @property
     def homes(self) -> Mapping[int, Home]:
@@ -128,7 +128,7 @@ class Runtime:
             case Save():
                 return self._save(command)
             case MakePlan():
-                return self._tell_of(self._foresight.make(command))
+                return self._tell_of(self._precomputed.make(command))
             case Follow(assignments, number):
                 return self._each(
                     {rank: ("follow", assignment) for rank, assignment in assignments.items()},
@@ -159,7 +159,7 @@ class Runtime:
             case Switch():
                 return self._switch(command)
             case Weigh():
-                return self._tell_of(self._foresight.weigh(command))
+                return self._tell_of(self._precomputed.weigh(command))
             case Dismiss(ranks):
                 return self._dismiss(ranks)
             case _:
@@ -167,7 +167,7 @@ class Runtime:
 
     def take(self, event: Event) -> None:
         """Learn from what was logged what steps and regroups take, and who is to go."""
-        self._foresight.take(event)
+        self._precomputed.take(event)
         if isinstance(event, Noticed):
             self._going |= set(event.ranks)
             # A signal came to one process: its node stays.
@@ -176,7 +176,7 @@ class Runtime:
 
     async def watch_room(self) -> None:
         """Tell where there is room for ranks that the job lacks, until cancelled."""
-        most = self._foresight.most_ranks + self._elastic.spares
+        most = self._precomputed.most_ranks + self._elastic.spares
         while True:
             await asyncio.sleep(LOOK_FOR_ROOM_S)
             if len(self._homes.keys() - self._going) + len(self._calling) < most:
@@ -194,7 +194,7 @@ class Runtime:
 
     async def _place(self, ranks: Sequence[int]) -> None:
         self._calling |= set(ranks)
-        lacking = await self._hosts.reserve(ranks, self._crew.wait_s)
+        lacking = await self._hosts.reserve(ranks, self._setup.wait_s)
         if lacking is None:
             self._tell(Placed())
             return
@@ -208,11 +208,11 @@ class Runtime:
 
     async def _set_up(self, rank: int) -> None:
         try:
-            async with asyncio.timeout(self._crew.wait_s):
+            async with asyncio.timeout(self._setup.wait_s):
                 home: Home = await self._hosts.call(rank, "setup")
         except TimeoutError:
             await self._hosts.end(rank)
-            self._tell(RankLost(rank, f"did not start within {self._crew.wait_s:g} s"))
+            self._tell(RankLost(rank, f"did not start within {self._setup.wait_s:g} s"))
         except Gone as error:
             await self._hosts.end(rank)
             self._tell(RankLost(rank, str(error), dead=not error.stillborn))
@@ -234,7 +234,7 @@ class Runtime:
     async def _recruit_one(self, rank: int) -> None:
         self._calling.add(rank)
         try:
-            lacking = await self._hosts.reserve([rank], self._crew.wait_s)
+            lacking = await self._hosts.reserve([rank], self._setup.wait_s)
         except Exception as error:  # a cluster in trouble has no room; the job trains on
             lacking = f"{type(error).__name__}: {error}"
         if lacking is None:
@@ -327,13 +327,13 @@ class Runtime:
 
     async def _save(self, command: Save) -> None:
         """Have ranks that do not train write what they hold, and tell how that ended."""
-        rescue, config = command.rescue, self._crew.config
+        rescue, config = command.rescue, self._setup.config
         begun_s = time.monotonic()
         path = checkpoint_folder(config.output, rescue.step, command.generation)
         error: str | None = None
         records: list[FileRecord] = []
         try:
-            async with asyncio.timeout(self._crew.timeout_s):
+            async with asyncio.timeout(self._setup.timeout_s):
                 settling = (self._hosts.call(rank, "settle", rescue.settlement) for rank in rescue.settling)
                 await asyncio.gather(*settling)
                 writing = (
@@ -345,7 +345,7 @@ class Runtime:
                 first, plan = min(rescue.layers), command.plan
                 await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
         except TimeoutError:
-            error = f"was not written within {self._crew.timeout_s:g} s (cluster.timeout_s)"
+            error = f"was not written within {self._setup.timeout_s:g} s (cluster.timeout_s)"
         except (Gone, RankError) as failure:
             error = str(failure)
         report = CheckpointReport(
@@ -374,7 +374,7 @@ class Runtime:
     async def _ask_position(self, rank: int, number: int, generation: int) -> None:
         left = self._spawn(self._leave(rank, generation))
         # One that hangs is found by its heartbeats. This one answers, and may be loading, or in a long action.
-        patience_s = self._crew.timeout_s
+        patience_s = self._setup.timeout_s
         training = self._training.pop(rank, None)
         # It queues behind what the rank is doing.
         position = asyncio.ensure_future(self._reached(rank, "position"))
@@ -418,7 +418,7 @@ class Runtime:
         }
         hearing = [self._hear_end(rank, end, command.round) for rank, end in self._training.items()]
         nodes = [self._homes[rank].node for rank in command.ranks if rank in self._homes]
-        await asyncio.gather(*hearing, self._foresight.look_ahead(nodes))
+        await asyncio.gather(*hearing, self._precomputed.look_ahead(nodes))
 
     async def _hear_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
         """Tell how the training of one rank ends."""
@@ -492,10 +492,10 @@ class Runtime:
         number: int,
     ) -> None:
         try:
-            async with asyncio.timeout(self._crew.timeout_s):
+            async with asyncio.timeout(self._setup.timeout_s):
                 value = await answer
         except TimeoutError:
-            text = f"did not {what} within {self._crew.timeout_s:g} s (cluster.timeout_s), and was killed"
+            text = f"did not {what} within {self._setup.timeout_s:g} s (cluster.timeout_s), and was killed"
             await self._bury_late(rank, text)
         except Gone:
             await self._bury(rank)

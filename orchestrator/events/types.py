@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from planner.search.alternatives import Alternative
 from pydantic import TypeAdapter
 
 from orchestrator.events.rehearsed import Rehearsed
 from planner.freezing import FreezePlan
 from planner.plan import Plan
-from planner.search.considered import Considered
 from workers.protocol import (
     CheckpointRef,
     CheckpointReport,
@@ -62,7 +62,7 @@ class Issued:
     """A plan was logged, before it is sent."""
 
     plan: Plan
-    considered: tuple[Considered, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     """What it was chosen from, itself among it; empty if nothing was searched for."""
 
 

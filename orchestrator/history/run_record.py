@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.controller.drains import noticed_text
-from orchestrator.controller.faults import struck_text
+from orchestrator.controller.faults import injected_text
 from orchestrator.events.types import (
     Event,
     Failed,
@@ -36,7 +36,7 @@ from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.pictures.charts import Band
 from planner.freezing import Phase
 from planner.plan import Plan
-from planner.search.considered import Considered
+from planner.search.alternatives import Alternative
 from workers.protocol import (
     CheckpointReport,
     CurvatureReport,
@@ -74,7 +74,7 @@ class RunRecord:
     spec: dict[str, Any] = field(default_factory=dict)
     """The resolved spec of the newest run."""
     plan: Plan | None = None
-    considered: tuple[Considered, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     """What the plan was chosen from."""
     runs: int = 0
     """How often the job was submitted: once, and once per resume."""
@@ -124,8 +124,8 @@ class RunRecord:
         match record.event:
             case Submitted() as submitted:
                 self._start(submitted, record.time_s)
-            case Issued(plan=plan, considered=considered):
-                self.plan, self.considered = plan, considered
+            case Issued(plan=plan, alternatives=alternatives):
+                self.plan, self.alternatives = plan, alternatives
             case RankStarted(node=node):
                 self.nodes.add(node)
             case Formed() as formed:
@@ -202,7 +202,7 @@ def _note(event: Event) -> Note | None:
         case Warned(text=text):
             return Note("warning", text)
         case FaultReport():
-            return Note("note", f"{struck_text(event).capitalize()}.")
+            return Note("note", f"{injected_text(event).capitalize()}.")
         case WarningReport(rank=rank, text=text):
             return Note("warning", f"Rank {rank}: {text}")
         case RankFailed(rank=rank, error=error):

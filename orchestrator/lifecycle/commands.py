@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.events.types import Event, Regrouped
-from orchestrator.lifecycle.recovery import Course, Rescue
+from orchestrator.lifecycle.recovery import RecoveryPlan, Rescue
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -90,7 +90,7 @@ class Save:
 class MakePlan:
     """Have a plan made -> `Planned` or `Unplannable`."""
 
-    course: Course
+    recovery_plan: RecoveryPlan
     first: Plan | None
     """The plan to begin with: only its standbys are to be chosen. None: any plan for the ranks in `course.lineup`."""
     nodes: Mapping[int, str]

@@ -54,8 +54,14 @@ def lost_regrouping(
         return lost_aside(order, state, stimulus)
     if stimulus.user_error:
         return _end_by(stimulus)
-    course = state.draft.course if isinstance(state, Loading | Hosting | Joining) else state.course
-    involved = course.settling | frozenset(course.lineup) | {source.rank for source in course.sources}
+    recovery_plan = (
+        state.draft.recovery_plan if isinstance(state, Loading | Hosting | Joining) else state.recovery_plan
+    )
+    involved = (
+        recovery_plan.settling
+        | frozenset(recovery_plan.lineup)
+        | {source.rank for source in recovery_plan.sources}
+    )
     if stimulus.rank not in involved:
         return lost_aside(order, state, stimulus)
     if not stimulus.dead and stimulus.round != state.roster.round:

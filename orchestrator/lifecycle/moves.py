@@ -11,7 +11,7 @@ from dataclasses import replace
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import Ask, Command, Log, Switch
 from orchestrator.lifecycle.migration import Migration, Move, arrivals, moved_layers, path
-from orchestrator.lifecycle.recovery import Course
+from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import Order, Roster
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -148,10 +148,12 @@ def ended(roster: Roster) -> Moving:
     return voided(roster, "the generation ended before they had moved")
 
 
-def instead(order: Order, roster: Roster, course: Course) -> tuple[Roster, Plan, Schedule] | None:
+def instead(
+    order: Order, roster: Roster, recovery_plan: RecoveryPlan
+) -> tuple[Roster, Plan, Schedule] | None:
     """What the next generation follows, if the one before ended for a move."""
     migration = roster.migration
-    if migration is None or migration.told or not course.keep_plan or course.cause != "move":
+    if migration is None or migration.told or not recovery_plan.keep_plan or recovery_plan.cause != "move":
         return None
     plan = numbered(order, roster, migration.move.plan, migration.move.plan.reason)
     roster = replace(roster, version=plan.version, migration=replace(migration, told=True))

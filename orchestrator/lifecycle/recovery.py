@@ -57,7 +57,7 @@ class Situation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class RecoveryPlan:
     """How the next generation comes about."""
 
     cause: str
@@ -100,7 +100,7 @@ class Rescue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hold:
+class Pause:
     """Too few ranks are left: wait for more."""
 
     reason: str
@@ -112,14 +112,14 @@ class Hold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GiveUp:
+class Abort:
     """The job cannot go on."""
 
     reason: str
     rescue: Rescue | None = None
 
 
-def decide(now: Situation) -> Course | Hold | GiveUp:
+def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     """What to do; the reason is for people."""
     elastic, lost = now.elastic, now.lost
     newest = now.checkpoints[0].step if now.checkpoints else 0
@@ -129,12 +129,12 @@ def decide(now: Situation) -> Course | Hold | GiveUp:
     failures = before + 1 if now.asked is None and not now.died else 0
     held, salvaged = _held(now), False
     if redundancy(elastic, now.plan) == "none" and now.asked is None:
-        return GiveUp(
+        return Abort(
             reason=f'{now.trouble}; elastic.redundancy = "none" ends the job then',
             rescue=_rescue(now, held, newest),
         )
     if failures >= elastic.attempts:
-        return GiveUp(
+        return Abort(
             reason=f"{now.trouble}; step {reached + 1} failed {failures} times with no rank lost"
             f" (elastic.attempts = {elastic.attempts})",
             rescue=_rescue(now, held, newest),
@@ -145,8 +145,8 @@ def decide(now: Situation) -> Course | Hold | GiveUp:
         why = f"{now.trouble}: {short}" if now.trouble else short
         rescue = _rescue(now, held, newest)
         if elastic.wait_s == 0:
-            return GiveUp(reason=f"{why}; elastic.wait_s = 0 waits for no others", rescue=rescue)
-        return Hold(reason=why, step=reached, rescue=rescue, interrupted=_interrupted(now, held))
+            return Abort(reason=f"{why}; elastic.wait_s = 0 waits for no others", rescue=rescue)
+        return Pause(reason=why, step=reached, rescue=rescue, interrupted=_interrupted(now, held))
     if (held is None or held < newest) and elastic.salvage == "weights":
         left = _held(now, weights=True)
         salvaged = left is not None and left > newest
@@ -157,7 +157,7 @@ def decide(now: Situation) -> Course | Hold | GiveUp:
     settlement = Settlement(step=meeting, vector=_vector(now, meeting), heard=now.step)
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
-    return Course(
+    return RecoveryPlan(
         cause="loss" if lost else now.asked or "retry",
         reason=_reason(now, lineup, joined, step, reached, at_hand),
         lineup=lineup,

@@ -28,7 +28,7 @@ from orchestrator.lifecycle.commands import (
     Wait,
     Weigh,
 )
-from orchestrator.lifecycle.recovery import Course, GiveUp, Hold, Rescue, Situation, decide, rescue
+from orchestrator.lifecycle.recovery import Abort, Pause, RecoveryPlan, Rescue, Situation, decide, rescue
 from orchestrator.lifecycle.reports import with_freeze
 from orchestrator.lifecycle.states import (
     Assessing,
@@ -127,26 +127,30 @@ def _decided(order: Order, state: Assessing) -> Step:
         )
     )
     match decision:
-        case GiveUp(reason=reason, rescue=Rescue() as rescued):
+        case Abort(reason=reason, rescue=Rescue() as rescued):
             return Saving(roster, rescued.step, reason), (_save(roster, rescued),)
-        case GiveUp(reason=reason):
+        case Abort(reason=reason):
             return close(Failed(reason, user_error=False))
-        case Hold():
+        case Pause():
             return hold(order, roster, decision)
-        case Course() as course:
+        case RecoveryPlan() as recovery_plan:
             pass
     taken_up = [plan for position in state.positions for plan in position.freeze_plans]
     freeze = with_freeze(roster.freeze, taken_up)
     logs = [Log(FreezeStarted(plan=plan)) for plan in freeze if plan not in roster.freeze]
     proposed = None if logs else roster.proposed
     roster = replace(
-        roster, failures=course.failures, failed_at=course.reached, freeze=freeze, proposed=proposed
+        roster,
+        failures=recovery_plan.failures,
+        failed_at=recovery_plan.reached,
+        freeze=freeze,
+        proposed=proposed,
     )
-    if course.settlement is None or not course.settling:
-        after, commands = plan(order, roster, course)
+    if recovery_plan.settlement is None or not recovery_plan.settling:
+        after, commands = plan(order, roster, recovery_plan)
         return after, (*logs, *commands)
-    settle = Settle(course.settling, course.settlement, roster.round)
-    return Settling(roster, course, course.settling), (*logs, settle)
+    settle = Settle(recovery_plan.settling, recovery_plan.settlement, roster.round)
+    return Settling(roster, recovery_plan, recovery_plan.settling), (*logs, settle)
 
 
 def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
@@ -154,70 +158,79 @@ def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
     waiting = state.waiting - {stimulus.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
-    return plan(order, state.roster, state.course)
+    return plan(order, state.roster, state.recovery_plan)
 
 
-def plan(order: Order, roster: Roster, course: Course) -> Step:
+def plan(order: Order, roster: Roster, recovery_plan: RecoveryPlan) -> Step:
     """Find out what each rank is to be: what it was, or what the planner says."""
-    if (moved := moves.instead(order, roster, course)) is not None:
+    if (moved := moves.instead(order, roster, recovery_plan)) is not None:
         roster, plan, schedule = moved
-        loading, commands = _load(roster, Draft(course, plan, schedule))
+        loading, commands = _load(roster, Draft(recovery_plan, plan, schedule))
         return loading, (Log(events.Issued(plan=plan)), *commands)
-    if course.keep_plan:
+    if recovery_plan.keep_plan:
         plan, issue = roster.plan, ()
         if (plan.epoch, plan.version) != (order.epoch, roster.version):
             roster = replace(roster, version=roster.version + 1)
-            plan = replace(plan, epoch=order.epoch, version=roster.version, reason=course.reason)
+            plan = replace(plan, epoch=order.epoch, version=roster.version, reason=recovery_plan.reason)
             issue = (Log(events.Issued(plan=plan)),)
-        loading, commands = _load(roster, Draft(course, plan, roster.schedule))
+        loading, commands = _load(roster, Draft(recovery_plan, plan, roster.schedule))
         return loading, (*issue, *commands)
     make = MakePlan(
-        course=course,
-        first=order.plan if course.cause == "start" else None,
-        nodes={rank: roster.nodes[rank] for rank in course.lineup},
+        recovery_plan=recovery_plan,
+        first=order.plan if recovery_plan.cause == "start" else None,
+        nodes={rank: roster.nodes[rank] for rank in recovery_plan.lineup},
         epoch=order.epoch,
         version=roster.version + 1,
         round=roster.round,
     )
-    return Planning(roster, course), (make,)
+    return Planning(roster, recovery_plan), (make,)
 
 
 def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
     """The plan is logged before it is sent."""
     roster = replace(state.roster, version=stimulus.plan.version)
-    considered = order.considered if state.course.cause == "start" else ()
-    loading, commands = _load(roster, Draft(state.course, stimulus.plan, stimulus.schedule))
-    return loading, (Log(events.Issued(plan=stimulus.plan, considered=considered)), *commands)
+    alternatives = order.alternatives if state.recovery_plan.cause == "start" else ()
+    loading, commands = _load(roster, Draft(state.recovery_plan, stimulus.plan, stimulus.schedule))
+    return loading, (Log(events.Issued(plan=stimulus.plan, alternatives=alternatives)), *commands)
 
 
 def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
     """Nothing fits those who are left: more ranks might do."""
-    if state.course.cause == "start":
+    if state.recovery_plan.cause == "start":
         return close(Failed(stimulus.reason, user_error=True))
     if order.elastic.wait_s == 0:
         return close(Failed(f"{stimulus.reason}; elastic.wait_s = 0 waits for no others", user_error=False))
-    course = state.course
+    recovery_plan = state.recovery_plan
     newest = state.roster.checkpoints[0].step if state.roster.checkpoints else 0
     rescued = None
-    if course.settlement is not None and course.sources and not course.moments and course.step > newest:
-        rescued = rescue(course.step, course.settling, course.settlement, course.sources)
-    holding = Hold(reason=stimulus.reason, step=course.step, rescue=rescued, interrupted=bool(course.rerun))
+    if (
+        recovery_plan.settlement is not None
+        and recovery_plan.sources
+        and not recovery_plan.moments
+        and recovery_plan.step > newest
+    ):
+        rescued = rescue(
+            recovery_plan.step, recovery_plan.settling, recovery_plan.settlement, recovery_plan.sources
+        )
+    holding = Pause(
+        reason=stimulus.reason, step=recovery_plan.step, rescue=rescued, interrupted=bool(recovery_plan.rerun)
+    )
     return hold(order, state.roster, holding)
 
 
 def _load(roster: Roster, draft: Draft) -> Step:
-    course = draft.course
+    recovery_plan = draft.recovery_plan
     roster = replace(roster, tried=roster.tried | frozenset(draft.members))
-    start = course.checkpoints[0] if course.checkpoints else None
+    start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
     assignments = {
         rank: Assignment(
             place=place,
             plan=draft.plan,
             schedule=draft.schedule,
-            step=course.step,
+            step=recovery_plan.step,
             start=start,
-            sources=course.sources,
-            moments=course.moments[0] if course.moments else None,
+            sources=recovery_plan.sources,
+            moments=recovery_plan.moments[0] if recovery_plan.moments else None,
             freeze=roster.freeze,
         )
         for place, rank in enumerate(draft.members)
@@ -239,22 +252,22 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
     if not damage:
         host = HostStore(state.draft.members[0], state.roster.round)
         return Hosting(state.roster, state.draft), (*logs, host)
-    course = state.draft.course
-    if course.moments:
+    recovery_plan = state.draft.recovery_plan
+    if recovery_plan.moments:
         return _with_older_moments(state, damage[0], logs)
-    damaged, *older = course.checkpoints
+    damaged, *older = recovery_plan.checkpoints
     if older:
         known = tuple(ref for ref in state.roster.checkpoints if ref != damaged)
         instead = f"{damage[0].file} in {damage[0].path} {damage[0].problem}: back to the checkpoint of step"
-        cost = max(0, course.reached - older[0].step)
-        course = replace(
-            course,
+        cost = max(0, recovery_plan.reached - older[0].step)
+        recovery_plan = replace(
+            recovery_plan,
             checkpoints=tuple(older),
             step=older[0].step,
-            reason=f"{course.reason}; {instead} {older[0].step}, which costs {cost} committed steps",
+            reason=f"{recovery_plan.reason}; {instead} {older[0].step}, which costs {cost} committed steps",
         )
         roster = replace(state.roster, checkpoints=known)
-        loading, commands = _load(roster, replace(state.draft, course=course))
+        loading, commands = _load(roster, replace(state.draft, recovery_plan=recovery_plan))
         return loading, (*logs, *commands)
     worst = damage[0]
     closing, commands = close(
@@ -269,22 +282,22 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
 
 def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[Command, ...]) -> Step:
     """The weights are at hand: only the moments come from another checkpoint, or begin anew."""
-    course, (damaged, *older) = state.draft.course, state.draft.course.moments
+    recovery_plan, (damaged, *older) = state.draft.recovery_plan, state.draft.recovery_plan.moments
     known = tuple(ref for ref in state.roster.checkpoints if ref != damaged)
     instead = f"the moments of the checkpoint of step {older[0].step}" if older else "fresh moments"
     why = f"{damage.file} in {damage.path} {damage.problem}: {instead} in their place"
-    course = replace(course, moments=tuple(older), reason=f"{course.reason}; {why}")
+    recovery_plan = replace(recovery_plan, moments=tuple(older), reason=f"{recovery_plan.reason}; {why}")
     roster = replace(state.roster, checkpoints=known)
-    loading, commands = _load(roster, replace(state.draft, course=course))
+    loading, commands = _load(roster, replace(state.draft, recovery_plan=recovery_plan))
     return loading, (*logs, *commands)
 
 
 def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
     """The generation is logged before it forms."""
-    course = state.draft.course
+    recovery_plan = state.draft.recovery_plan
     before, number = state.roster, state.roster.generation + 1
     # Where nobody holds the layers, what is still told of steps before comes too late.
-    since = before.since if course.sources or course.cause == "start" else number
+    since = before.since if recovery_plan.sources or recovery_plan.cause == "start" else number
     roster = replace(before, generation=number, since=since)
     generation = Generation(
         number=roster.generation,
@@ -294,11 +307,11 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
         store_port=stimulus.port,
         timeout_s=order.timeout_s,
     )
-    start = course.checkpoints[0] if course.checkpoints else None
-    logs = [Log(events.Formed(generation=generation, start=start, step=course.step))]
-    if course.cause == "start":
+    start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
+    logs = [Log(events.Formed(generation=generation, start=start, step=recovery_plan.step))]
+    if recovery_plan.cause == "start":
         # Decided before, at commits that are still to come here: no rank will report it.
-        coming = [plan for plan in order.freezing.plans if (plan.start or 0) > course.step + 1]
+        coming = [plan for plan in order.freezing.plans if (plan.start or 0) > recovery_plan.step + 1]
         logs += [Log(FreezeStarted(plan=plan)) for plan in coming]
     joining = Joining(roster, state.draft, generation, frozenset(state.draft.members))
     return joining, (*logs, Join(generation, roster.round))
@@ -309,7 +322,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
     waiting = state.waiting - {stimulus.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
-    draft, course = state.draft, state.draft.course
+    draft, recovery_plan = state.draft, state.draft.recovery_plan
     before = state.roster
     roster = replace(
         before,
@@ -318,27 +331,27 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         plan=draft.plan,
         schedule=draft.schedule,
         trained=True,
-        step=min(before.step, course.step),
-        early=before.early if course.sources else (),
-        began=course.step,
-        validated=min(before.validated, course.step),
+        step=min(before.step, recovery_plan.step),
+        early=before.early if recovery_plan.sources else (),
+        began=recovery_plan.step,
+        validated=min(before.validated, recovery_plan.step),
         asked=None,
         paused=False,
         out_of_patience=False,
         interrupted=False,
     )
-    training, commands = train(order, roster, step=course.step)
-    if course.cause == "start":
+    training, commands = train(order, roster, step=recovery_plan.step)
+    if recovery_plan.cause == "start":
         return training, commands
     regrouped = events.Regrouped(
         generation=state.generation.number,
-        cause="capacity" if before.paused else course.cause,
-        reason=course.reason,
+        cause="capacity" if before.paused else recovery_plan.cause,
+        reason=recovery_plan.reason,
         lost=tuple(rank for rank in before.members if rank not in draft.members),
         joined=tuple(rank for rank in draft.members if rank not in before.members),
-        step=course.step,
-        rerun=course.rerun,
-        steps_lost=max(0, course.reached - course.step),
+        step=recovery_plan.step,
+        rerun=recovery_plan.rerun,
+        steps_lost=max(0, recovery_plan.reached - recovery_plan.step),
         detect_s=0.0,
         settle_s=0.0,
         plan_s=0.0,
@@ -392,7 +405,7 @@ def weigh(order: Order, roster: Roster) -> tuple[Command, ...]:
     return (Weigh(roster.plan, domains, roster.step, roster.round),)
 
 
-def hold(order: Order, roster: Roster, holding: Hold) -> Step:
+def hold(order: Order, roster: Roster, holding: Pause) -> Step:
     """Wait for capacity, once for all of a pause; what no checkpoint has is written meanwhile."""
     roster = replace(roster, interrupted=holding.interrupted)
     rescued = holding.rescue

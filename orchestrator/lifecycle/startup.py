@@ -10,7 +10,7 @@ from dataclasses import replace
 from orchestrator.events import types as events
 from orchestrator.lifecycle import regroup
 from orchestrator.lifecycle.commands import Command, Log, Place, Prepare, Reclaim
-from orchestrator.lifecycle.recovery import Course
+from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.regroup import Step, close, verdict
 from orchestrator.lifecycle.states import Failed, Order, Pending, Placing, Preparing, Reclaiming, Roster
 from orchestrator.lifecycle.stimuli import Placed, RankLost, Ready, Reclaimed, Start, Unplaceable
@@ -61,7 +61,7 @@ def _prepared(order: Order, roster: Roster) -> Step:
         return Preparing(roster), ()
     if roster.alive != frozenset(roster.members):
         return regroup.assess(order, roster, ())
-    course = Course(
+    recovery_plan = RecoveryPlan(
         cause="start",
         reason=order.plan.reason,
         lineup=roster.members,
@@ -69,7 +69,7 @@ def _prepared(order: Order, roster: Roster) -> Step:
         checkpoints=order.checkpoints,
         reached=roster.step,
     )
-    return regroup.plan(order, roster, course)
+    return regroup.plan(order, roster, recovery_plan)
 
 
 def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:

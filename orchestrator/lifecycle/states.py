@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from planner.search.alternatives import Alternative
+
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.lifecycle.migration import Migration
-from orchestrator.lifecycle.recovery import Course
+from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import RankLost
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
-from planner.search.considered import Considered
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outcome, Position, StepReport
 
@@ -38,7 +39,7 @@ class Order:
     timeout_s: float
     """How long a collective may wait."""
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
-    considered: tuple[Considered, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     """What the plan was chosen from."""
     freezing: FreezeHistory = field(default_factory=FreezeHistory)
     """What earlier runs of the job, or the one that is replayed, measured and decided."""
@@ -132,14 +133,14 @@ class Roster:
 class Draft:
     """A generation to be."""
 
-    course: Course
+    recovery_plan: RecoveryPlan
     plan: Plan
     schedule: Schedule
 
     @property
     def members(self) -> tuple[int, ...]:
         """Ranks by place."""
-        return self.course.lineup[: self.plan.world_size]
+        return self.recovery_plan.lineup[: self.plan.world_size]
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class Settling:
     """The commit in which a generation ended is being settled."""
 
     roster: Roster
-    course: Course
+    recovery_plan: RecoveryPlan
     waiting: frozenset[int]
 
 
@@ -196,7 +197,7 @@ class Planning:
     """A plan is being made for those who go on."""
 
     roster: Roster
-    course: Course
+    recovery_plan: RecoveryPlan
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from workers.config import EmulatedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class ModelOutline:
     """What a spec does not say of its model and data."""
 
     layers: tuple[str, ...]
@@ -57,7 +57,7 @@ def absolute(spec: Spec) -> Spec:
     return spec.model_copy(update=changes)
 
 
-def survey(spec: Spec) -> Survey:
+def outline_model(spec: Spec) -> ModelOutline:
     """Open the model's outline and the data of an `absolute` spec. Imports torch.
 
     Raises:
@@ -74,7 +74,7 @@ def survey(spec: Spec) -> Survey:
     emulated = spec.cluster.emulated
     if spec.cluster.device == "emulated":
         emulated = EmulatedConfig.model_validate(layer_times(emulated, len(outlines)))
-    return Survey(
+    return ModelOutline(
         layers=tuple(layer.name for layer in outlines),
         parameters=tuple(layer.parameters for layer in outlines),
         vocabulary=data.vocabulary,

@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import capacity, shortage
 from orchestrator.events.folder import PROFILE, JobFolder
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile
 from orchestrator.prepare.profiling import cache_folder, key_of, obtain, parsed, read
 from orchestrator.prepare.replanning import Replanner, replanner_of
@@ -20,7 +20,7 @@ from orchestrator.prepare.resumption import still_right
 from orchestrator.spec.checks import AUTO, needs_profile
 from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
-from planner.search.candidate import Considered
+from planner.search.candidate import Alternative
 from workers.protocol import JobError
 
 
@@ -31,7 +31,7 @@ class Prepared:
     resolved: Resolved
     profile: Profile | None = None
     """What the plan rests on; None where it rests on none, or a kept plan's is gone."""
-    considered: tuple[Considered, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     """What the plan was chosen from."""
     replanner: Replanner
     """For other numbers of ranks than it begins with."""
@@ -39,7 +39,7 @@ class Prepared:
 
 def prepare(
     spec: Spec,
-    found: Survey,
+    found: ModelOutline,
     folder: JobFolder,
     *,
     resume: bool,
@@ -75,7 +75,7 @@ def prepare(
         prepared = Prepared(
             resolved=resolved,
             profile=profile,
-            considered=choice.considered,
+            alternatives=choice.alternatives,
             replanner=replanner_of(resolved, profile),
         )
     else:
@@ -87,7 +87,7 @@ def prepare(
     return prepared
 
 
-def _kept(settled: Spec, found: Survey, folder: JobFolder) -> Profile | None:
+def _kept(settled: Spec, found: ModelOutline, folder: JobFolder) -> Profile | None:
     """The profile that the run's plan rests on, or another of this job's, if there still is one: a resumed job does
     not wait for a measurement."""
     before, now = folder.marker(), settled.cluster.model_dump(mode="json")

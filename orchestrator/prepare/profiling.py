@@ -24,7 +24,7 @@ from typing import Any
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import Node, capacity
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import ranks_to_profile
 from orchestrator.prepare.resolve import settle
 from orchestrator.spec.job_spec import Spec
@@ -41,7 +41,7 @@ CACHE_VARIABLE = "FRESHET_PROFILES"
 
 def obtain(
     spec: Spec,
-    found: Survey,
+    found: ModelOutline,
     *,
     ranks: int,
     profile_file: Path | None = None,
@@ -79,7 +79,7 @@ def obtain(
 
 
 def profile_of(
-    spec: Spec, found: Survey, *, afresh: bool = False, say: Callable[[str], None]
+    spec: Spec, found: ModelOutline, *, afresh: bool = False, say: Callable[[str], None]
 ) -> tuple[Spec, Profile]:
     """`spec` settled on its cluster, and its profile there; connects to the cluster unless that is this machine.
 
@@ -97,7 +97,7 @@ def profile_of(
         return _profile_on(cluster.nodes(), spec, found, afresh, say)
 
 
-def read(path: Path, found: Survey) -> Profile:
+def read(path: Path, found: ModelOutline) -> Profile:
     """The profile in `path`.
 
     Raises:
@@ -111,7 +111,7 @@ def read(path: Path, found: Survey) -> Profile:
     return parsed(text, found, where=str(path))
 
 
-def parsed(text: str, found: Survey, *, where: str) -> Profile:
+def parsed(text: str, found: ModelOutline, *, where: str) -> Profile:
     """The profile in `text`, which is that of the file `where`.
 
     Raises:
@@ -201,7 +201,7 @@ def _nodes() -> list[list[object]]:
 
 
 def _profile_on(
-    nodes: Sequence[Node], spec: Spec, found: Survey, afresh: bool, say: Callable[[str], None]
+    nodes: Sequence[Node], spec: Spec, found: ModelOutline, afresh: bool, say: Callable[[str], None]
 ) -> tuple[Spec, Profile]:
     names = {name for node in nodes for name in node.total}
     totals = {name: sum(node.total.get(name, 0.0) for node in nodes) for name in names}
@@ -219,7 +219,7 @@ def _this_machine() -> Node:
     return Node(id="", host="localhost", total=total, available=total)
 
 
-def _check_model(profile: Profile, found: Survey, where: str) -> None:
+def _check_model(profile: Profile, found: ModelOutline, where: str) -> None:
     """Raises:
     JobError: `profile` is of another model.
     """

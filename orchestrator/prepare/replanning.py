@@ -18,12 +18,12 @@ from planner.profile import Profile
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build, families
 from planner.schedule.validate import validate
-from planner.search.evaluate import PROGRAMS, Judge
+from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, Options, options
 from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import assign
 from planner.simulation.predict import Prediction, predict
-from planner.simulation.resized_cluster import like, links_alike, pattern_of
+from planner.simulation.resized_cluster import like, pattern_of, uniform_links
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Replanner:
     def _as_before(self, profile: Profile, pattern: tuple[int, ...]) -> _Answer | None:
         """The plan of as many ranks in other domains, where those make no difference but to standbys; None if there is
         none, or it does not fit the memory with these."""
-        if not links_alike(profile.cluster):
+        if not uniform_links(profile.cluster):
             return None
         for known, answer in list(self._known.items()):
             if len(known) == len(pattern):
@@ -211,7 +211,7 @@ class Replanner:
 
         def chosen(pool: Sequence[Option]) -> Choice:
             judges = [
-                Judge(
+                Evaluator(
                     there,
                     option.shape,
                     replicas=self.first.replicas,
@@ -320,7 +320,7 @@ def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
     return Replanner(
         first=resolved.plan,
         schedule=resolved.schedule,
-        parameters=resolved.survey.parameters,
+        parameters=resolved.outline.parameters,
         standbys=resolved.spec.elastic.redundancy == "peer",
         profile=None if profile is None else as_planned(profile, resolved.spec),
     )

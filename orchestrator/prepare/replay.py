@@ -46,7 +46,7 @@ def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
             f"--replay {path}: no freeze decision was taken there (freeze.method = {freeze['method']!r}): there is"
             " nothing to follow; give the log of a run that came past its monitoring phase, or leave --replay out"
         )
-    here = len(resolved.survey.layers), resolved.plan.microbatches
+    here = len(resolved.outline.layers), resolved.plan.microbatches
     for plan in plans:
         there = len(plan.ratios), len(plan.ratios[0])
         if there != here:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, settle_elastic, with_recompute
 from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import ClusterConfig, PipelineConfig, Spec
@@ -32,7 +32,7 @@ class Resolved:
     config: WorkerConfig
     plan: Plan
     schedule: Schedule
-    survey: Survey
+    outline: ModelOutline
 
     @property
     def per_rank(self) -> Mapping[str, float]:
@@ -47,7 +47,7 @@ class Resolved:
         return tuple(stop - first for first, stop in self.plan.layers)
 
 
-def settle(spec: Spec, found: Survey, cluster_resources: Mapping[str, float]) -> Spec:
+def settle(spec: Spec, found: ModelOutline, cluster_resources: Mapping[str, float]) -> Spec:
     """`spec` with all settled that needs no plan: device, resources, the phases of freezing, a table's numbers, the
     redundancy of a given number of ranks.
 
@@ -81,7 +81,7 @@ def settle(spec: Spec, found: Survey, cluster_resources: Mapping[str, float]) ->
 
 def resolve(
     spec: Spec,
-    found: Survey,
+    found: ModelOutline,
     cluster_resources: Mapping[str, float],
     *,
     epoch: int,
@@ -138,17 +138,17 @@ def resolve(
         freeze=settled.freeze,
         elastic=settled.elastic,
     )
-    return Resolved(spec=settled, config=config, plan=plan, schedule=schedule, survey=found)
+    return Resolved(spec=settled, config=config, plan=plan, schedule=schedule, outline=found)
 
 
-def _standbys(plan: Plan, elastic: ElasticConfig, found: Survey) -> tuple[tuple[int, ...], ...]:
+def _standbys(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> tuple[tuple[int, ...], ...]:
     """Those of `plan`; where it says nothing and should, as if all its places were on one node."""
     if elastic.redundancy != "peer":
         return ()
     return plan.standbys or assign(plan, ("",) * plan.world_size, found.parameters)
 
 
-def unmeasured_plan(spec: Spec, found: Survey) -> Plan:
+def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
     """The plan of a settled spec whose ranks, schedule and microbatches are given, and whose cut needs no profile.
 
     Raises:
@@ -208,7 +208,7 @@ def recomputed_layers(spec: Spec, layers: int) -> tuple[int, ...]:
     return tuple(sorted(set(wanted)))
 
 
-def _cut(spec: Spec, schedule: Schedule, found: Survey) -> tuple[tuple[int, int], ...]:
+def _cut(spec: Spec, schedule: Schedule, found: ModelOutline) -> tuple[tuple[int, int], ...]:
     layers, stages = len(found.layers), schedule.stages
     if stages > layers:
         per_rank = stages // schedule.ranks

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.resolve import recomputed_layers
 from orchestrator.spec.checks import searched
 from orchestrator.spec.job_spec import Spec
@@ -42,7 +42,7 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
     )
 
 
-def still_right(plan: Plan, spec: Spec, found: Survey) -> bool:
+def still_right(plan: Plan, spec: Spec, found: ModelOutline) -> bool:
     """Whether `plan`, the run's newest, is what the settled `spec` asks for, and known to fit a limit of memory."""
     pipeline, limit = spec.pipeline, spec.cluster.memory_per_rank_bytes
     counts = tuple(stop - first for first, stop in plan.layers)

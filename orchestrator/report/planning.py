@@ -5,11 +5,12 @@ from __future__ import annotations
 from html import escape
 from statistics import median
 
+from planner.search.alternatives import Alternative
+
 from orchestrator.history.run_record import RunRecord
 from orchestrator.quantities import counted, percent, seconds, significant, size
 from orchestrator.report.parts import tile
 from planner.plan import Plan
-from planner.search.considered import Considered
 from workers.protocol import StepReport
 
 MOST_ROWS = 20
@@ -18,9 +19,9 @@ MOST_ROWS = 20
 def planning(run: RunRecord) -> str:
     """The whole part; empty for a plan that was not simulated, in a run that sampled nothing for the next."""
     plan = run.plan
-    if plan is None or (plan.predicted_step_s is None and not run.considered and not run.curvature.samples):
+    if plan is None or (plan.predicted_step_s is None and not run.alternatives and not run.curvature.samples):
         return ""
-    parts = [_tiles(run, plan), _table(plan, run.considered)]
+    parts = [_tiles(run, plan), _table(plan, run.alternatives)]
     how = f"<small>partition: {escape(plan.partition)}</small>" if plan.partition else ""
     return f"<section><h2>Plan{how}</h2>{''.join(parts)}</section>"
 
@@ -56,12 +57,12 @@ def _unfrozen(run: RunRecord) -> list[StepReport]:
     ]
 
 
-def _table(plan: Plan, considered: tuple[Considered, ...]) -> str:
+def _table(plan: Plan, alternatives: tuple[Alternative, ...]) -> str:
     """What was looked at: the one that was taken is marked and comes first, then each program's own pick for its shape,
     then what was of other shapes."""
-    if not considered:
+    if not alternatives:
         return ""
-    ordered = sorted(considered, key=lambda each: each.order(plan))
+    ordered = sorted(alternatives, key=lambda each: each.order(plan))
     rows = "".join(_row(plan, each) for each in ordered[:MOST_ROWS])
     left = len(ordered) - MOST_ROWS
     more = (
@@ -78,7 +79,7 @@ def _table(plan: Plan, considered: tuple[Considered, ...]) -> str:
     )
 
 
-def _row(plan: Plan, each: Considered) -> str:
+def _row(plan: Plan, each: Alternative) -> str:
     cut = "–" if each.layers is None else " + ".join(str(stop - first) for first, stop in each.layers)
     step = "–" if each.predicted_step_s is None else seconds(each.predicted_step_s)
     verdict = '<span class="pill good">taken</span>' if each.is_of(plan) else escape(each.why_not)

@@ -13,7 +13,7 @@ ROWS_AROUND = 8
 COLUMNS_AROUND = 7
 
 
-def grid(schedule: Schedule, faults: Collection[Place] = (), related: Collection[Place] = ()) -> str:
+def marked_table(schedule: Schedule, faults: Collection[Place] = (), related: Collection[Place] = ()) -> str:
     """The table of `schedule` with `>2F0<` around the faults and `(2F0)` around what they are held against.
 
     A large table is cut to the rows and columns around the marks; the header says which positions remain.

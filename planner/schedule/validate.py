@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from planner.ir import FREEZABLE, Action, Kind, Schedule
 from planner.schedule.graph import awaited
-from planner.schedule.marked_table import Place, grid
+from planner.schedule.marked_table import Place, marked_table
 
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
@@ -48,7 +48,7 @@ def _fail(schedule: Schedule, place: Place, problem: str, related: Sequence[Plac
     action = schedule.programs[rank][position]
     raise ScheduleError(
         f"{schedule.name}: rank {rank}, position {position}, {action!s}: {problem}\n\n"
-        f"{grid(schedule, [place], related)}",
+        f"{marked_table(schedule, [place], related)}",
         place,
     )
 
@@ -68,7 +68,7 @@ def _check_sizes(schedule: Schedule) -> None:
     for rank, program in enumerate(schedule.programs):
         if not program:
             raise ScheduleError(
-                f"{schedule.name}: rank {rank} has no action: every rank holds a stage\n\n{grid(schedule)}"
+                f"{schedule.name}: rank {rank} has no action: every rank holds a stage\n\n{marked_table(schedule)}"
             )
 
 
@@ -159,7 +159,7 @@ def _check_complete(schedule: Schedule, places: dict[Action, Place]) -> None:
                 where = f"rank {rank}" if rank is not None else f"no rank holds stage {stage}"
                 raise ScheduleError(
                     f"{schedule.name}: {where}: {forward} is missing: each of the {schedule.stages} stages"
-                    f" goes forward with each of the {schedule.microbatches} microbatches\n\n{grid(schedule)}"
+                    f" goes forward with each of the {schedule.microbatches} microbatches\n\n{marked_table(schedule)}"
                 )
             if stage < schedule.frozen_stages:
                 continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.partition.stage_costs import Ranges
-from planner.search.considered import Considered
-from planner.search.evaluate import Judge
+from planner.search.alternatives import Alternative
+from planner.search.evaluate import Evaluator
 from planner.simulation.predict import Prediction
 
 
@@ -14,28 +14,28 @@ from planner.simulation.predict import Prediction
 class Candidate:
     """A cut of a shape."""
 
-    judge: Judge
+    evaluator: Evaluator
     name: str
     layers: Ranges
 
     @property
     def prediction(self) -> Prediction:
-        return self.judge.predict(self.layers)
+        return self.evaluator.predict(self.layers)
 
     @property
     def per_microbatch_s(self) -> float:
         """What is compared between shapes, as each microbatch holds the same number of samples."""
-        return self.prediction.step_s / self.judge.shape.microbatches
+        return self.prediction.step_s / self.evaluator.shape.microbatches
 
     def order(self) -> tuple[int, float, int, int]:
         """Sorts the best first: what fits, then what is fast, then what takes less."""
-        shape = self.judge.shape
+        shape = self.evaluator.shape
         return sum(self.prediction.excess_bytes), self.per_microbatch_s, shape.ranks, shape.microbatches
 
-    def told(self, best: Candidate) -> Considered:
+    def told(self, best: Candidate) -> Alternative:
         """For people: with the reason why `best` was taken instead."""
-        shape = self.judge.shape
-        return Considered(
+        shape = self.evaluator.shape
+        return Alternative(
             name=self.name,
             schedule=shape.name,
             ranks=shape.ranks,
@@ -49,8 +49,8 @@ class Candidate:
         lacking = max(self.prediction.excess_bytes)
         if lacking:
             return f"rank {self.prediction.excess_bytes.index(lacking)} lacks {lacking:,} bytes of memory"
-        if (self.judge, self.layers) == (best.judge, best.layers):
+        if (self.evaluator, self.layers) == (best.evaluator, best.layers):
             return ""
         ratio = self.per_microbatch_s / best.per_microbatch_s
-        unit = "" if self.judge.shape.microbatches == best.judge.shape.microbatches else " per sample"
+        unit = "" if self.evaluator.shape.microbatches == best.evaluator.shape.microbatches else " per sample"
         return f"{ratio - 1:.1%} slower{unit}" if ratio > 1 else f"no faster{unit}"

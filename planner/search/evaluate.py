@@ -33,7 +33,7 @@ _TIGHTENINGS = 6
 """How often a program is asked again under tighter limits."""
 
 
-class Judge:
+class Evaluator:
     """Simulates the cuts of one shape on one profile.
 
     Args:
@@ -84,17 +84,17 @@ class Judge:
         )
         return windows * compute_s / sum(1 / device.slowdown for device in devices)
 
-    def recomputing(self) -> Judge | None:
+    def recomputing(self) -> Evaluator | None:
         """A judge of the same with every layer recomputed; None if this one is it."""
         every = tuple(range(self.layers))
         return None if self._recompute == every else self._but(every, self._domains)
 
-    def without_copies(self) -> Judge | None:
+    def without_copies(self) -> Evaluator | None:
         """A judge of the same with no standbys; None if this one is it."""
         return None if self._domains is None else self._but(self._recompute, None)
 
-    def _but(self, recompute: tuple[int, ...], domains: Sequence[str] | None) -> Judge:
-        return Judge(
+    def _but(self, recompute: tuple[int, ...], domains: Sequence[str] | None) -> Evaluator:
+        return Evaluator(
             self._profile,
             self.shape,
             replicas=self._replicas,

@@ -14,11 +14,11 @@ from planner.partition.refine import refine
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.search import end_to_end
+from planner.search.alternatives import Alternative
 from planner.search.candidate import Candidate
-from planner.search.considered import Considered
 from planner.search.convergence import Convergence
 from planner.search.end_to_end import EndToEnd
-from planner.search.evaluate import PROGRAMS, Judge
+from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.shapes import shape_of, shapes
 from planner.search.shortfall import shortfall
 from planner.simulation.predict import Prediction
@@ -76,9 +76,9 @@ class Choice:
     schedule: Schedule
     """With its recomputations."""
     prediction: Prediction
-    considered: tuple[Considered, ...]
+    alternatives: tuple[Alternative, ...]
     """The plan that was taken among them."""
-    programs: Mapping[str, Considered]
+    programs: Mapping[str, Alternative]
     """Each program's own pick, for the ranks, schedule and microbatches that were taken."""
 
     def end_to_end(
@@ -132,10 +132,10 @@ def choose(profile: Profile, wish: Wish) -> Choice:
 
 
 def choose_among(
-    judges: Sequence[Judge],
+    judges: Sequence[Evaluator],
     partition: str | tuple[int, ...],
     *,
-    refused: Sequence[Considered] = (),
+    refused: Sequence[Alternative] = (),
     effort: Effort = THOROUGH,
 ) -> Choice:
     """The best plan of some shapes, all with the same microbatches, or compared by what one of them takes.
@@ -148,7 +148,7 @@ def choose_among(
         PlanError, ValueError: as `choose`.
     """
     finalists, others, dropped = _finalists(judges, partition, effort.finalists)
-    searches = [_search(judge, partition, effort) for judge in finalists]
+    searches = [_search(evaluator, partition, effort) for evaluator in finalists]
 
     allowed = [candidate for search in searches for candidate in search.allowed]
     tried = [*allowed, *(pick for search in searches for pick in search.picks.values())]
@@ -167,15 +167,15 @@ def choose_among(
             predicted_bubble=best.prediction.bubble,
             predicted_peak_memory_bytes=best.prediction.peak_memory_bytes,
         ),
-        schedule=best.judge.schedule(best.layers),
+        schedule=best.evaluator.schedule(best.layers),
         prediction=best.prediction,
-        considered=(
+        alternatives=(
             *(candidate.told(best) for candidate in dict.fromkeys([*tried, *others])),
             *(failure for search in searches for failure in search.failed.values()),
             *dropped,
             *refused,
         ),
-        programs=next(search.told(best) for search in searches if search.judge is best.judge),
+        programs=next(search.told(best) for search in searches if search.evaluator is best.evaluator),
     )
 
 
@@ -183,22 +183,22 @@ def choose_among(
 class _Search:
     """What the search of one shape's cuts found."""
 
-    judge: Judge
+    evaluator: Evaluator
     picks: Mapping[str, Candidate]
     """Each program's own."""
-    failed: Mapping[str, Considered]
+    failed: Mapping[str, Alternative]
     """The programs that found none within the memory."""
     allowed: tuple[Candidate, ...]
     """What may be taken."""
 
-    def told(self, best: Candidate) -> dict[str, Considered]:
+    def told(self, best: Candidate) -> dict[str, Alternative]:
         return {
             name: self.picks[name].told(best) if name in self.picks else self.failed[name]
             for name in PROGRAMS
         }
 
 
-def _judges(profile: Profile, wish: Wish) -> tuple[list[Judge], list[Considered]]:
+def _judges(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alternative]]:
     """A judge per shape that the wish allows, and the shapes that cannot be built.
 
     Raises:
@@ -224,15 +224,15 @@ def _judges(profile: Profile, wish: Wish) -> tuple[list[Judge], list[Considered]
             f"{ranks} ranks are asked for, and the profile has {devices} devices: use {devices} at most"
         )
     judges = [
-        Judge(profile, shape, replicas=wish.replicas, recompute=wish.recompute, domains=wish.domains)
+        Evaluator(profile, shape, replicas=wish.replicas, recompute=wish.recompute, domains=wish.domains)
         for shape in built
     ]
-    return judges, [Considered.uncut(each.shape, "", each.why) for each in refused]
+    return judges, [Alternative.uncut(each.shape, "", each.why) for each in refused]
 
 
 def _finalists(
-    judges: Sequence[Judge], partition: str | tuple[int, ...], most: int
-) -> tuple[Sequence[Judge], list[Candidate], list[Considered]]:
+    judges: Sequence[Evaluator], partition: str | tuple[int, ...], most: int
+) -> tuple[Sequence[Evaluator], list[Candidate], list[Alternative]]:
     """The shapes whose cuts are worth a search; the cuts of others that were tried; why others were not even cut.
 
     One cut per shape tells. A shape is not even cut if it would be slower than what another one reaches, if all its
@@ -241,72 +241,76 @@ def _finalists(
     if len(judges) <= most:
         return judges, [], []
     tried: list[Candidate] = []
-    dropped: list[Considered] = []
+    dropped: list[Alternative] = []
     fastest_s = float("inf")
-    for judge in judges:
-        if judge.ideal_s > fastest_s:
-            slower = judge.ideal_s / fastest_s - 1
+    for evaluator in judges:
+        if evaluator.ideal_s > fastest_s:
+            slower = evaluator.ideal_s / fastest_s - 1
             dropped.append(
-                Considered.uncut(judge.shape, "", f"at least {slower:.1%} slower per sample than another")
+                Alternative.uncut(
+                    evaluator.shape, "", f"at least {slower:.1%} slower per sample than another"
+                )
             )
             continue
         try:
             name = "bottleneck" if partition == END_TO_END else partition
-            tried.append(_cut(judge, name))
+            tried.append(_cut(evaluator, name))
         except PlanError:
-            tried.append(_cut(judge, "memory"))
+            tried.append(_cut(evaluator, "memory"))
         if tried[-1].prediction.fits:
             fastest_s = min(fastest_s, tried[-1].per_microbatch_s)
     tried.sort(key=Candidate.order)
-    return [candidate.judge for candidate in tried[:most]], tried[most:], dropped
+    return [candidate.evaluator for candidate in tried[:most]], tried[most:], dropped
 
 
-def _search(judge: Judge, partition: str | tuple[int, ...], effort: Effort) -> _Search:
+def _search(evaluator: Evaluator, partition: str | tuple[int, ...], effort: Effort) -> _Search:
     """All programs' picks for a shape, and the cuts that may be taken of it."""
     picks: dict[str, Candidate] = {}
-    failed: dict[str, Considered] = {}
+    failed: dict[str, Alternative] = {}
     for name in PROGRAMS:
         try:
-            picks[name] = _cut(judge, name)
+            picks[name] = _cut(evaluator, name)
         except PlanError as error:
-            failed[name] = Considered.uncut(judge.shape, name, str(error))
+            failed[name] = Alternative.uncut(evaluator.shape, name, str(error))
     if partition == END_TO_END:
-        refined = _refined(judge, picks.values(), effort)
+        refined = _refined(evaluator, picks.values(), effort)
         already = any(pick.layers == refined.layers for pick in picks.values())
         allowed = (*picks.values(),) if already else (*picks.values(), refined)
     elif isinstance(partition, str):
         allowed = (picks[partition],) if partition in picks else ()
     else:
-        allowed = (_cut(judge, partition),)
-    return _Search(judge, picks, failed, allowed)
+        allowed = (_cut(evaluator, partition),)
+    return _Search(evaluator, picks, failed, allowed)
 
 
-def _cut(judge: Judge, partition: str | tuple[int, ...]) -> Candidate:
+def _cut(evaluator: Evaluator, partition: str | tuple[int, ...]) -> Candidate:
     """The cut of a program, or the one that is given."""
     if isinstance(partition, str):
-        return Candidate(judge, partition, judge.pick(partition))
+        return Candidate(evaluator, partition, evaluator.pick(partition))
     return Candidate(
-        judge, "explicit", explicit.partition(partition, judge.layers, judge.shape.schedule.stages)
+        evaluator,
+        "explicit",
+        explicit.partition(partition, evaluator.layers, evaluator.shape.schedule.stages),
     )
 
 
-def _refined(judge: Judge, picks: Iterable[Candidate], effort: Effort) -> Candidate:
+def _refined(evaluator: Evaluator, picks: Iterable[Candidate], effort: Effort) -> Candidate:
     """The best cut near `picks`."""
     ordered = sorted(picks, key=Candidate.order)
     starts = list(dict.fromkeys(pick.layers for pick in ordered))
-    evaluations = effort.actions // judge.actions
+    evaluations = effort.actions // evaluator.actions
     return Candidate(
-        judge, "refined", refine(starts, judge.better, evaluations=evaluations, restarts=_RESTARTS)
+        evaluator, "refined", refine(starts, evaluator.better, evaluations=evaluations, restarts=_RESTARTS)
     )
 
 
 def _why_nothing(closest: Candidate, nearest: Candidate) -> str:
     """Why there is no plan: `closest` lacks least memory of what is allowed, `nearest` of all that was tried."""
-    judge = closest.judge.recomputing()
-    recomputing = None if judge is None else _cut(judge, "memory").prediction
-    judge = closest.judge.without_copies()
+    evaluator = closest.evaluator.recomputing()
+    recomputing = None if evaluator is None else _cut(evaluator, "memory").prediction
+    evaluator = closest.evaluator.without_copies()
     message = shortfall(
-        closest.prediction, recomputing, None if judge is None else _cut(judge, "memory").prediction
+        closest.prediction, recomputing, None if evaluator is None else _cut(evaluator, "memory").prediction
     )
     if nearest.prediction.fits:
         other = nearest.name

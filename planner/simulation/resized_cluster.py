@@ -42,7 +42,7 @@ def like(measured: Cluster, pattern: Sequence[int]) -> Cluster:
     )
 
 
-def links_alike(measured: Cluster) -> bool:
+def uniform_links(measured: Cluster) -> bool:
     """Whether it makes no difference to `like` who shares a domain: one kind of link was measured, or none."""
     return None in (_typical(measured, same=True), _typical(measured, same=False))
 

@@ -85,7 +85,7 @@ class Running(Protocol):
         """Call ranks, each once the one before has answered, and do not wait for it."""
         ...
 
-    def tell(self, stimulus: Asked) -> None: ...
+    def post(self, stimulus: Asked) -> None: ...
 
 
 class Table:
@@ -121,7 +121,7 @@ class Table:
         return self.job.at_rest and len(self.job.up) - len(self.job.members) >= (2 if migrates else 1)
 
     def _end(self, running: Running) -> None:
-        running.tell(Asked(Request.STOP))
+        running.post(Asked(Request.STOP))
 
     def _done(self) -> bool:
         """Whether the newest row has struck, and the job has formed anew since."""

@@ -160,8 +160,8 @@ class World:
                 if there:
                     self.on_disk[path] = rescue.step
                 self.answers.append(Reported(replace(checkpoint_report(rescue.step, path), error=error)))
-            case MakePlan(course, _, _, epoch, version, number):
-                ranks = len(course.lineup)
+            case MakePlan(recovery_plan, _, _, epoch, version, number):
+                ranks = len(recovery_plan.lineup)
                 plan = plan_of(ranks, LAYERS, epoch=epoch, version=version)
                 self.answers.append(Planned(plan, build("1f1b", ranks, 2, 1), number))
             case Follow(assignments, number):

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import psutil
 
 from orchestrator.cluster.hosts import Gone
-from orchestrator.controller.config import Crew
-from orchestrator.controller.event_loop import Crank
+from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Order, State
@@ -293,7 +293,7 @@ class ElasticJob:
         self.log: list[events.Event] = []
         self._act = act
         plan = resolved.plan
-        self.crew = Crew(
+        self.setup = ControllerConfig(
             config=resolved.config,
             per_rank={},
             wait_s=60.0,
@@ -312,31 +312,31 @@ class ElasticJob:
             checkpoints=(),
             timeout_s=timeout_s,
         )
-        self.crank = Crank(self.order, self._take)
+        self.loop = EventLoop(self.order, self._take)
         self.hosts = ProcessHosts(
             resolved.config,
-            lambda report: self.crank.tell(Reported(report)),
+            lambda report: self.loop.post(Reported(report)),
             node_of,
             plan.world_size if room is None else room,
             rig,
         )
-        self.runtime = Runtime(self.crew, self.hosts, self.crank.tell, self.crank.spawn)
+        self.runtime = Runtime(self.setup, self.hosts, self.loop.post, self.loop.spawn)
 
     def run(self, limit_s: float = 120.0) -> Ran:
         """The job to its end; no process is left."""
         asyncio.run(asyncio.wait_for(self._run(), limit_s))
-        return Ran(self.crank.state, self.log, self.hosts.pids)
+        return Ran(self.loop.state, self.log, self.hosts.pids)
 
     async def _run(self) -> None:
-        self.crank.spawn(self.runtime.watch_room())
+        self.loop.spawn(self.runtime.watch_room())
         try:
-            await self.crank.run(self.runtime)
+            await self.loop.run(self.runtime)
         finally:
-            await self.crank.close()
+            await self.loop.close()
             await self.hosts.release()
 
-    def tell(self, stimulus: Stimulus) -> None:
-        self.crank.tell(stimulus)
+    def post(self, stimulus: Stimulus) -> None:
+        self.loop.post(stimulus)
 
     def signal(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Strike the process of `rank`."""
@@ -348,7 +348,7 @@ class ElasticJob:
 
     def call(self, rank: int, method: str, *arguments: Any) -> None:
         """Call a rank and do not wait for it."""
-        self.crank.spawn(self._quietly(self.hosts.call(rank, method, *arguments)))
+        self.loop.spawn(self._quietly(self.hosts.call(rank, method, *arguments)))
 
     def call_in_turn(self, *calls: tuple[int, str, Any]) -> None:
         """Call ranks, each once the one before has answered, and do not wait for it."""
@@ -357,7 +357,7 @@ class ElasticJob:
             for rank, method, argument in calls:
                 await self._quietly(self.hosts.call(rank, method, argument))
 
-        self.crank.spawn(each())
+        self.loop.spawn(each())
 
     async def _quietly(self, answer: Awaitable[Any]) -> None:
         with suppress(Gone, RankError):

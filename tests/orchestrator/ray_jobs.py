@@ -21,7 +21,7 @@ from ray.util.placement_group import placement_group_table
 from orchestrator.cluster import connection as cluster
 from orchestrator.controller.actor import find
 from orchestrator.events import types as events
-from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import Job, run_threads
@@ -90,11 +90,11 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 def assert_nothing_left() -> None:
     """No actor, no reservation: Ray takes a moment to notice a death."""
-    wait_for(lambda: not left_over())
-    assert left_over() == []
+    wait_for(lambda: not unfinished())
+    assert unfinished() == []
 
 
-def left_over() -> list[str]:
+def unfinished() -> list[str]:
     """Names of actors and of reservations."""
     actors: Any = ray.util.list_named_actors(all_namespaces=True)
     groups = placement_group_table().values()
@@ -141,7 +141,7 @@ def state_sha256(spec: Spec) -> str:
 
 def resolved(spec: Spec) -> Resolved:
     spec = absolute(spec)
-    return resolve(spec, survey(spec), {}, epoch=1)
+    return resolve(spec, outline_model(spec), {}, epoch=1)
 
 
 def job_of(spec: Spec) -> Job:

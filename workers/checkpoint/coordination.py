@@ -19,7 +19,7 @@ from workers.fault_injection.points import FaultPoints, Phase
 from workers.layer_state import LayerState, host_copy
 from workers.protocol import CheckpointReport, Generation, Report
 from workers.transport.channel import Channel
-from workers.unfinished import LeftOver
+from workers.unfinished import Unfinished
 
 Files = dict[str, dict[str, list[int | str]]]
 
@@ -47,7 +47,7 @@ class Checkpointing:
         generation: Generation,
         report: Callable[[Report], None],
         faults: FaultPoints | None = None,
-        left: LeftOver | None = None,
+        left: Unfinished | None = None,
     ) -> None:
         self._config = config
         self._names = names

@@ -25,7 +25,7 @@ class _Held:
     parcels: Mapping[int, Tensor]
 
 
-class Deferral:
+class HeldUpdates:
     """What one rank holds back of the layers that it owns.
 
     Args:

@@ -97,7 +97,7 @@ class FaultPoints:
         if not self.armed:
             return
         for fault in self._due(phase, step):
-            self._strike(fault, step, phase)
+            self._inject(fault, step, phase)
 
     def slowdown(self, step: int) -> float:
         """How many times as long as usual the actions of `step` take."""
@@ -126,15 +126,15 @@ class FaultPoints:
                 timer.cancel()
 
     def _arm_timer(self, fault: Fault, times: int) -> None:
-        def strike() -> None:
-            self._strike(fault, 0, None)
+        def inject() -> None:
+            self._inject(fault, 0, None)
             if times > 1:
                 self._arm_timer(fault, times - 1)
 
-        self._start_timer(max(fault.after_s, ANSWER_S), strike)
+        self._start_timer(max(fault.after_s, ANSWER_S), inject)
 
-    def _start_timer(self, seconds: float, strike: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, strike)
+    def _start_timer(self, seconds: float, inject: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, inject)
         timer.daemon = True
         with self._lock:
             self._timers = [t for t in self._timers if t.is_alive()] + [timer]
@@ -189,7 +189,7 @@ class FaultPoints:
             self._tell(fault, step, Phase.FORWARD)
         return active
 
-    def _strike(self, fault: Fault, step: int, phase: Phase | None) -> None:
+    def _inject(self, fault: Fault, step: int, phase: Phase | None) -> None:
         if fault.kind is FaultKind.CORRUPT_CHECKPOINT:
             self._corrupt(fault, step, phase)
             return

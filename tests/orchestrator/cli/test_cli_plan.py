@@ -19,7 +19,7 @@ from tiny_jobs import write_spec
 
 from orchestrator.cli.main import DONE, USER_ERROR
 from orchestrator.events.types import EventLog, Issued, Record
-from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.spec.job_spec import load
 from workers.protocol import CurvatureReport
 
@@ -31,7 +31,7 @@ KEYS = {
     "predicted_step_s",
     "bubble",
     "peak_memory_bytes",
-    "considered",
+    "alternatives",
     "solve_s",
     "redundancy",
     "freeze",
@@ -45,7 +45,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A spec, with `profile.json` of its model on four ranks beside it."""
     monkeypatch.chdir(tmp_path)
     path = write_spec(tmp_path, "tiny")
-    found = survey(absolute(load(path)))
+    found = outline_model(absolute(load(path)))
     made = made_profile(found.layers, found.parameters, 4, weights=[0.1, 1, 1, 1, 1, 0.4])
     (tmp_path / "profile.json").write_text(made.to_json())
     return path
@@ -64,7 +64,7 @@ def test_json_has_the_documented_keys(job: Path, capsys: pytest.CaptureFixture[s
     assert (told["ranks"], told["schedule"], told["microbatches"]) == (4, "1f1b", 4)
     assert 0 < told["bubble"] < 1
     assert told["predicted_step_s"] > told["freeze"]["unfrozen_s"] > told["freeze"]["solved_s"]
-    taken = [each for each in told["considered"] if not each["why_not"]]
+    taken = [each for each in told["alternatives"] if not each["why_not"]]
     assert {json.dumps(each["partition"]) for each in taken} == {json.dumps(told["partition"])}
     assert len(told["freeze"]["ratios"]) == 16
     assert len(told["freeze"]["mean_per_stage"]) == 4
@@ -79,7 +79,7 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
     peer, alone = told(None), told("checkpoint")
     assert peer["redundancy"].keys() == {"mode", "bytes_per_step", "seconds_per_step", "memory_bytes"}
     assert (peer["redundancy"]["mode"], alone["redundancy"]["mode"]) == ("peer", "checkpoint")
-    found = survey(absolute(load(job)))
+    found = outline_model(absolute(load(job)))
     # Every gradient once, in float32; weights, gradients and two moments of the copies.
     assert peer["redundancy"]["bytes_per_step"] == 4 * sum(found.parameters)
     assert 4 * sum(found.parameters) <= peer["redundancy"]["memory_bytes"] <= 16 * sum(found.parameters)
@@ -113,7 +113,7 @@ def test_what_is_auto_is_searched(job: Path, capsys: pytest.CaptureFixture[str])
     told = json.loads(capsys.readouterr().out)
     assert told["schedule"] != "auto"
     assert 1 <= told["ranks"] <= 4
-    assert len({each["schedule"] for each in told["considered"]}) > 1
+    assert len({each["schedule"] for each in told["alternatives"]}) > 1
     assert told["freeze"]["kappa"] == 1
 
 

@@ -20,7 +20,7 @@ from tiny_jobs import STEPS, tiny, write_spec
 
 from orchestrator.cli.main import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
-from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import resolve
 from workers.launch.ranks import Job, run_threads
 
@@ -94,7 +94,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary.keys() == KEYS
     reference = absolute(tiny(tmp_path, "reference", pipeline={"ranks": 1}))
-    resolved = resolve(reference, survey(reference), {}, epoch=1)
+    resolved = resolve(reference, outline_model(reference), {}, epoch=1)
     plain = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
     assert summary["state_sha256"] == plain.state_sha256
     assert sum(summary["partition"]) == 6

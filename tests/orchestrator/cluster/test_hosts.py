@@ -57,8 +57,8 @@ class Shaky:
 def test_a_rank_that_cannot_be_reached_for_a_moment_is_not_taken_for_dead(tmp_path: Path) -> None:
     async def look() -> None:
         hosts, told = Shaky(), list[Stimulus]()
-        crew = ElasticJob(resolved(tiny(tmp_path, "shaky"))).crew
-        runtime = Runtime(crew, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        setup = ElasticJob(resolved(tiny(tmp_path, "shaky"))).setup
+        runtime = Runtime(setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
         assert await runtime._answers(0, 30.0)
         assert hosts.calls == ["ping"] * 3
         training = runtime.carry_out(Train((0,), 3, 1))
@@ -91,8 +91,8 @@ POSITION = Position(rank=0, step=4, vector=None, undecided=None, holds=(), freez
 def test_where_a_rank_stands_counts_once_it_has_left(tmp_path: Path) -> None:
     async def look() -> None:
         hosts, told = Tardy(), list[Stimulus]()
-        crew = ElasticJob(resolved(tiny(tmp_path, "tardy"))).crew
-        runtime = Runtime(crew, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        setup = ElasticJob(resolved(tiny(tmp_path, "tardy"))).setup
+        runtime = Runtime(setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
         work = runtime.carry_out(Assess(frozenset({0}), 2, 3))
         assert work is not None
         assessing = asyncio.ensure_future(work)

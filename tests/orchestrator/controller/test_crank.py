@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from lifecycle_jobs import ORDER
 
-from orchestrator.controller.event_loop import Crank, Work
+from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.events.types import Event, Requested
 from orchestrator.lifecycle.commands import Command
 from orchestrator.lifecycle.stimuli import Aborted, Asked
@@ -27,21 +27,21 @@ class Idle:
 def test_what_is_heeded_is_logged() -> None:
     async def live() -> None:
         log: list[Event] = []
-        crank = Crank(ORDER, log.append)
+        loop = EventLoop(ORDER, log.append)
         asked = Asked(Request.CHECKPOINT)
-        early = asyncio.ensure_future(crank.heed(asked))
+        early = asyncio.ensure_future(loop.post_and_wait(asked))
         await asyncio.sleep(0)
         # Nobody turns the crank yet: a controller that dies now has heard of nothing.
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(early), 0.05)
         assert not early.done()
         assert log == []
-        crank.tell(Aborted())
-        running = asyncio.ensure_future(crank.run(Idle()))
+        loop.post(Aborted())
+        running = asyncio.ensure_future(loop.run(Idle()))
         await early
         assert log[:1] == [Requested(request="checkpoint")]
         await running
-        await crank.heed(asked)
-        await crank.close()
+        await loop.post_and_wait(asked)
+        await loop.close()
 
     asyncio.run(live())

@@ -18,7 +18,7 @@ from orchestrator.cli.main import USER_ERROR, app
 from orchestrator.cli.progress import LineProgress
 from orchestrator.cli.train import observer
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.faults import Drill, check_step, choose_node, choose_rank, struck_text, when
+from orchestrator.controller.faults import Drill, check_step, choose_node, choose_rank, injected_text, when
 from orchestrator.events.types import Record
 from orchestrator.history.run_record import Note, fold
 from workers.fault_injection.fault import Fault
@@ -113,17 +113,17 @@ def test_it_says_when_it_strikes(fault: Fault, said: str) -> None:
 
 def test_a_strike_in_words() -> None:
     report = FaultReport(rank=2, fault="stop for 5 s", step=40, phase="in-commit", struck_s=0.0)
-    assert struck_text(report) == "drill: stop for 5 s strikes rank 2 in phase in-commit of step 40"
-    assert struck_text(replace(report, phase="")) == "drill: stop for 5 s strikes rank 2"
+    assert injected_text(report) == "drill: stop for 5 s strikes rank 2 in phase in-commit of step 40"
+    assert injected_text(replace(report, phase="")) == "drill: stop for 5 s strikes rank 2"
     corrupted = replace(report, fault="corrupt-checkpoint", phase="", file="runs/a/x.safetensors")
     said = "drill: corrupt-checkpoint changes a bit of runs/a/x.safetensors, by rank 2"
-    assert struck_text(corrupted) == said
+    assert injected_text(corrupted) == said
     (note,) = fold([Record(time_s=0.0, event=report)]).notes
     assert note == Note("note", "Drill: stop for 5 s strikes rank 2 in phase in-commit of step 40.")
     console = Console(file=StringIO(), width=200)
     observer(LineProgress(console, 100))(Record(time_s=0.0, event=report))
     assert isinstance(console.file, StringIO)
-    assert console.file.getvalue() == f"warning: {struck_text(report)}\n"
+    assert console.file.getvalue() == f"warning: {injected_text(report)}\n"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.events import types as events
 from orchestrator.events.folder import EVENTS, LOCK, MARKER, PROFILE, JobFolder, starting_points
-from orchestrator.prepare.model_outline import Survey, absolute
+from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.resolve import resolve
 from orchestrator.spec.job_spec import JobConfig, Spec
 from workers.config import EmulatedConfig, WorkerConfig
@@ -183,7 +183,7 @@ def test_a_start_without_a_profile_leaves_none_of_another(tmp_path: Path) -> Non
 
 
 def ranks_config(output: Path) -> WorkerConfig:
-    found = Survey(
+    found = ModelOutline(
         layers=("embed", "head"), parameters=(1, 1), vocabulary=256, language=True, emulated=EmulatedConfig()
     )
     spec = absolute(Spec(job=JobConfig(name="mine", output=str(output))))

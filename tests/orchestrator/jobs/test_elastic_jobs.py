@@ -170,7 +170,7 @@ def test_a_second_loss_at_any_time_is_recovered_too(tmp_path: Path, quiet: str, 
 def test_a_rank_and_its_standby_lost_at_once_go_back_to_the_checkpoint(tmp_path: Path, quiet: str) -> None:
     seen: list[int] = []
 
-    def strike(running: ElasticJob, event: events.Event) -> None:
+    def inject(running: ElasticJob, event: events.Event) -> None:
         saved = [report.step for report in running.log if isinstance(report, CheckpointReport)]
         if isinstance(event, StepReport) and saved and event.step >= saved[0] + 2 and not seen:
             seen.append(event.step)
@@ -179,7 +179,7 @@ def test_a_rank_and_its_standby_lost_at_once_go_back_to_the_checkpoint(tmp_path:
             running.signal(1)
             running.signal(standby)
 
-    ran = ElasticJob(job(tmp_path, checkpoint={"every_steps": 2}, job={"steps": 16}), strike).run()
+    ran = ElasticJob(job(tmp_path, checkpoint={"every_steps": 2}, job={"steps": 16}), inject).run()
     assert isinstance(ran.state, Finished)
     assert seen
     lost = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
@@ -190,12 +190,12 @@ def test_a_rank_and_its_standby_lost_at_once_go_back_to_the_checkpoint(tmp_path:
 
 
 def test_a_spare_takes_the_place_of_who_is_lost(tmp_path: Path, quiet: str) -> None:
-    def strike(running: ElasticJob, event: events.Event) -> None:
+    def inject(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, events.RankStarted) and event.rank == 4:
             running.signal(2)
 
     spec = job(tmp_path, elastic={"spares": 1}, job={"steps": 30})
-    ran = ElasticJob(spec, strike, room=5).run()
+    ran = ElasticJob(spec, inject, room=5).run()
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.lost, regrouped.joined) == ((2,), (4,))
     formed = ran.of(events.Formed)[-1]
@@ -212,8 +212,8 @@ def test_too_few_ranks_wait_for_room_and_go_on(tmp_path: Path, quiet: str) -> No
         if isinstance(event, events.Paused):
             running.hosts.most = 4
 
-    strike = once(at_step(3), lambda running: running.signal(2))
-    ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4}), both(strike, take)).run()
+    inject = once(at_step(3), lambda running: running.signal(2))
+    ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4}), both(inject, take)).run()
     check(ran, quiet)
     assert len(ran.of(events.Paused)) == 1
     (regrouped,) = ran.of(events.Regrouped)
@@ -234,7 +234,7 @@ def test_a_drain_that_leaves_too_few_loses_no_step(tmp_path: Path, quiet: str, r
             running.hosts.most = 8
 
     gone: list[int] = []
-    go = once(at_step(3), lambda running: running.tell(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
+    go = once(at_step(3), lambda running: running.post(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
     spec = job(tmp_path, elastic={"min_ranks": 4, "redundancy": redundancy})
     ran = ElasticJob(spec, both(go, take)).run()
     check(ran, quiet)
@@ -246,8 +246,8 @@ def test_a_drain_that_leaves_too_few_loses_no_step(tmp_path: Path, quiet: str, r
 
 
 def test_a_job_that_gives_up_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, quiet: str) -> None:
-    strike = once(at_step(3), lambda running: running.signal(2))
-    ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.0}), strike).run()
+    inject = once(at_step(3), lambda running: running.signal(2))
+    ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.0}), inject).run()
     assert isinstance(ran.state, Failed)
     (saved,) = ran.of(CheckpointReport)
     assert saved.error is None
@@ -263,15 +263,15 @@ def test_a_wait_for_room_ends(tmp_path: Path) -> None:
         if isinstance(event, events.RankFailed):
             running.hosts.most = 0
 
-    strike = once(at_step(3), lambda running: running.signal(2))
+    inject = once(at_step(3), lambda running: running.signal(2))
     spec = job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.3})
-    ran = ElasticJob(spec, both(strike, take)).run()
+    ran = ElasticJob(spec, both(inject, take)).run()
     assert isinstance(ran.state, Failed)
     assert "3 ranks left, and elastic.min_ranks = 4; no capacity came within 0.3 s" in ran.state.reason
 
 
 def test_ranks_that_are_to_go_hand_over_and_go(tmp_path: Path, quiet: str) -> None:
-    go = once(at_step(3), lambda running: running.tell(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
+    go = once(at_step(3), lambda running: running.post(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
     ran = ElasticJob(job(tmp_path), go).run()
     check(ran, quiet)
     (regrouped,) = ran.of(events.Regrouped)
@@ -289,7 +289,7 @@ def test_where_all_are_to_go_the_job_pauses_with_a_checkpoint_and_loses_no_step(
             for rank in range(4):
                 running.signal(rank)
 
-    go = once(at_step(3), lambda running: running.tell(Going(frozenset(range(4)), "file", 30.0, "n", "h")))
+    go = once(at_step(3), lambda running: running.post(Going(frozenset(range(4)), "file", 30.0, "n", "h")))
     ran = ElasticJob(job(tmp_path), both(go, paused)).run()
     check(ran, quiet)
     (pause,) = ran.of(events.Paused)
@@ -301,7 +301,7 @@ def test_where_all_are_to_go_the_job_pauses_with_a_checkpoint_and_loses_no_step(
 def test_a_stop_while_ranks_are_lost_is_obeyed(tmp_path: Path) -> None:
     def stop(running: ElasticJob) -> None:
         running.signal(1)
-        running.tell(Asked(Request.STOP))
+        running.post(Asked(Request.STOP))
 
     ran = ElasticJob(job(tmp_path, job={"steps": 500}), once(at_step(3), stop)).run()
     assert isinstance(ran.state, Finished)
@@ -316,9 +316,9 @@ def test_a_node_that_comes_is_planned_in(tmp_path: Path) -> None:
         if isinstance(event, events.Regrouped) and event.cause == "loss":
             running.hosts.most = 4
 
-    strike = once(at_step(3), lambda running: running.signal(1))
+    inject = once(at_step(3), lambda running: running.signal(1))
     spec = job(tmp_path, elastic={"grow": True}, job={"steps": 300})
-    ran = ElasticJob(spec, both(strike, take, once(joined, lambda running: running.tell(STOP)))).run()
+    ran = ElasticJob(spec, both(inject, take, once(joined, lambda running: running.post(STOP)))).run()
     assert isinstance(ran.state, Finished), ran.state
     loss, join = ran.of(events.Regrouped)
     assert (loss.lost, loss.joined) == ((1,), ())
@@ -334,8 +334,8 @@ def test_replicas_go_on_when_one_loses_a_rank(tmp_path: Path) -> None:
     def spec(folder: Path) -> Resolved:
         return job(folder, pipeline={"ranks": 4, "replicas": 2})
 
-    strike = once(at_step(3), lambda running: running.signal(2))
-    ran = ElasticJob(spec(tmp_path), strike).run()
+    inject = once(at_step(3), lambda running: running.signal(2))
+    ran = ElasticJob(spec(tmp_path), inject).run()
     calm = spec(tmp_path / "calm")
     check(ran, run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256)
 

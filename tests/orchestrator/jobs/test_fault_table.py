@@ -107,7 +107,7 @@ class MovingTable(Table):
 
     def _migrate(self, running: Running, row: Row, rank: int) -> None:
         assert isinstance(running, ElasticJob)
-        state = running.crank.state
+        state = running.loop.state
         assert isinstance(state, Live)
         plan, place = state.roster.plan, state.roster.members.index(rank)
         first, stop = plan.layers[place]
@@ -115,14 +115,14 @@ class MovingTable(Table):
         for layers in given:
             try:
                 move = move_of_layers(
-                    state.roster, running.crew.replanner, layers, rank, mode="live", asked_s=time.time()
+                    state.roster, running.setup.replanner, layers, rank, mode="live", asked_s=time.time()
                 )
             except JobError:
                 continue
             ends = row.kind is not FaultKind.RAISE
             told = Told(rank, self.job.members, self.job.step, self.job.saved, ends=ends)
             self._strike(running, row, told)
-            running.tell(Migrate(move))
+            running.post(Migrate(move))
             return
         raise AssertionError(f"no layer can move to rank {rank} by {plan}")
 
@@ -141,7 +141,7 @@ def strike_job(folder: Path, keeping: str, kind: FaultKind) -> Struck:
 
 
 @pytest.fixture(scope="module")
-def strike(tmp_path_factory: pytest.TempPathFactory) -> Strike:
+def inject(tmp_path_factory: pytest.TempPathFactory) -> Strike:
     """Each job once, also if it failed."""
     known: dict[tuple[str, FaultKind], Struck | Exception] = {}
 
@@ -161,9 +161,9 @@ def strike(tmp_path_factory: pytest.TempPathFactory) -> Strike:
 
 @pytest.mark.parametrize(("keeping", "kind", "phase", "where"), ROWS)
 def test_a_fault_has_one_outcome(
-    strike: Strike, keeping: str, kind: FaultKind, phase: Phase, where: str
+    inject: Strike, keeping: str, kind: FaultKind, phase: Phase, where: str
 ) -> None:
-    told = strike(keeping, kind).told[Row(phase, where, kind)]
+    told = inject(keeping, kind).told[Row(phase, where, kind)]
     assert told.struck is not None, "it never struck"
     assert (told.struck.rank, told.struck.phase) == (told.rank, phase)
     if not told.ends:
@@ -183,8 +183,8 @@ def test_a_fault_has_one_outcome(
 
 
 @pytest.mark.parametrize(("keeping", "kind"), JOBS)
-def test_all_end_with_the_bits_of_the_quiet_run(strike: Strike, keeping: str, kind: FaultKind) -> None:
-    struck = strike(keeping, kind)
+def test_all_end_with_the_bits_of_the_quiet_run(inject: Strike, keeping: str, kind: FaultKind) -> None:
+    struck = inject(keeping, kind)
     ran = struck.ran
     assert ran.state_sha256 == struck.quiet_sha256
     assert_consistent(ran)
@@ -195,9 +195,9 @@ def test_all_end_with_the_bits_of_the_quiet_run(strike: Strike, keeping: str, ki
 
 
 @pytest.mark.parametrize(("keeping", "kind"), JOBS)
-def test_nothing_is_left_of_them(strike: Strike, keeping: str, kind: FaultKind) -> None:
+def test_nothing_is_left_of_them(inject: Strike, keeping: str, kind: FaultKind) -> None:
     """No process, so no port; and of the folder only checkpoints that are whole."""
-    struck = strike(keeping, kind)
+    struck = inject(keeping, kind)
     assert_gone(struck.ran.pids)
     whole = {ref.path for ref in checkpoints(struck.output)}
     written = {str(path) for path in (Path(struck.output) / "checkpoints").iterdir()}

@@ -65,12 +65,12 @@ def test_a_loss_while_layers_move_costs_the_step_in_flight(
 ) -> None:
     struck: list[str] = []
 
-    def strike(running: ElasticJob, event: events.Event) -> None:
+    def inject(running: ElasticJob, event: events.Event) -> None:
         if not struck and MOMENTS[moment](running, event):
             struck.append(moment)
             running.signal(victim)
 
-    ran = run(tmp_path, strike)
+    ran = run(tmp_path, inject)
     assert struck
     check(ran, quiet, {victim})
     moved = bool(ran.of(events.Migrated))

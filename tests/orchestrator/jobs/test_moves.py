@@ -43,12 +43,12 @@ def moving(layers: tuple[int, int], rank: int, mode: Mode = "live", step: int = 
     def act(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, StepReport) and event.step == step and not asked:
             asked.append(event.step)
-            state = running.crank.state
+            state = running.loop.state
             assert isinstance(state, Training)
             move = move_of_layers(
-                state.roster, running.crew.replanner, layers, rank, mode=mode, asked_s=time.time()
+                state.roster, running.setup.replanner, layers, rank, mode=mode, asked_s=time.time()
             )
-            running.tell(Migrate(move))
+            running.post(Migrate(move))
 
     return act
 
@@ -117,13 +117,13 @@ def test_the_other_ways_to_move(tmp_path: Path, quiet: str, mode: Mode) -> None:
 def test_a_loss_voids_the_move(tmp_path: Path, quiet: str, lost: int) -> None:
     struck: list[int] = []
 
-    def strike(running: ElasticJob, event: events.Event) -> None:
+    def inject(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, SwitchReport) and not struck:
             struck.append(event.step)
             running.signal(lost)
 
     move = moving((3, 5), 2)
-    ran = ElasticJob(long_job(tmp_path), both(move, strike)).run()
+    ran = ElasticJob(long_job(tmp_path), both(move, inject)).run()
     check(ran, quiet)
     assert struck
     (regrouped,) = ran.of(events.Regrouped)

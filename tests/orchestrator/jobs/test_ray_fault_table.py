@@ -53,7 +53,7 @@ class RayJob:
             actor = ray.get_actor(f"{JOB}/rank-{rank}", namespace=cluster.NAMESPACE)
             ray.get(getattr(actor, method).remote(argument))
 
-    def tell(self, stimulus: Asked) -> None:
+    def post(self, stimulus: Asked) -> None:
         find(JOB).request.remote(stimulus.request)
 
 
@@ -99,7 +99,7 @@ class NodeTable(Table):
         regrouped = any(isinstance(one, events.Regrouped) for one in self.since)
         if regrouped and self.job.at_rest and not self._stopped:
             self._stopped = True
-            running.tell(Asked(Request.STOP))
+            running.post(Asked(Request.STOP))
 
     def _end(self, running: Running) -> None:
         self._now = None

@@ -15,13 +15,13 @@ from tiny_jobs import STEPS, tiny
 
 from orchestrator.cli.jobs import status_lines, stop_job
 from orchestrator.controller.actor import Controller, find
-from orchestrator.controller.config import Crew
+from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.history.run_record import fold
 from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.measuring import measure_on_cluster
-from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import key_of, obtain
 from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.trainer import PipelineTrainer
@@ -72,7 +72,7 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
 
 def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path) -> None:
     spec = absolute(tiny(tmp_path, "profiled", pipeline={"ranks": 3, "microbatch_size": 1}))
-    found = survey(spec)
+    found = outline_model(spec)
     settled = settle(spec, found, {"CPU": 4})
     profile = obtain(settled, found, ranks=3, cache=tmp_path / "cache")
     assert tuple(layer.name for layer in profile.model.layers) == found.layers
@@ -227,7 +227,7 @@ class Unreleasing(Runtime):
 
 class Unlucky(Controller):
     def _make_runtime(self) -> Runtime:
-        return Unreleasing(self._crew, self._hosts, self._crank.tell, self._crank.spawn)
+        return Unreleasing(self._setup, self._hosts, self._loop.post, self._loop.spawn)
 
 
 def test_a_release_that_fails_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_release_that_fails_ends_the_job(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Stillborn(Controller):
-    def __init__(self, order: Order, crew: Crew, spec: dict[str, Any]) -> None:
+    def __init__(self, order: Order, setup: ControllerConfig, spec: dict[str, Any]) -> None:
         raise ValueError("no such thing here")
 
 

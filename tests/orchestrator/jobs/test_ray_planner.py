@@ -96,9 +96,9 @@ class Assassin:
                 self.step = step
             case _:
                 pass
-        self.strike()
+        self.inject()
 
-    def strike(self) -> None:
+    def inject(self) -> None:
         phase = PHASES.of(max(1, self.step))
         missed = len(self.killed) < list(Phase).index(phase)
         if missed or (len(self.killed) == len(Phase) and self.pid is not None):

@@ -13,7 +13,7 @@ from tiny_jobs import STEPS, tiny
 
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
-from orchestrator.prepare.model_outline import absolute, survey
+from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.preparation import prepare
 from orchestrator.prepare.resumption import adopt
 from orchestrator.trainer import PipelineTrainer
@@ -39,7 +39,7 @@ def unmeasured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Path, unmeasured: Path) -> None:
     given = tiny(tmp_path, "planned", pipeline=AUTO)
-    found = survey(absolute(given))
+    found = outline_model(absolute(given))
     profile = tmp_path / "profile.json"
     profile.write_text(made_profile(found.layers, found.parameters, 3).to_json())
 
@@ -50,7 +50,7 @@ def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Pat
     assert plan.partition == "dynpipe"
     assert plan.predicted_step_s is not None
     assert plan.world_size <= 3
-    assert plan.layers in [each.layers for each in issued.considered if not each.why_not]
+    assert plan.layers in [each.layers for each in issued.alternatives if not each.why_not]
     settled = log.of(events.Submitted)[0].spec["pipeline"]
     assert (settled["ranks"], settled["schedule"]) == (plan.world_size, plan.schedule)
     assert settled["microbatches"] == plan.microbatches

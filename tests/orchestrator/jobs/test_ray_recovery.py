@@ -77,7 +77,7 @@ def at_step(step: int, act: Callable[[], None]) -> Callable[[events.Record], Non
     return observe
 
 
-def strike(log: Log, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
+def inject(log: Log, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
     os.kill(pid_of(log, rank), how)
 
 
@@ -94,7 +94,7 @@ def check(log: Log, expected: str, result: Any) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_killed_rank_costs_the_step_in_flight(tmp_path: Path, quiet: str, rank: int) -> None:
-    log = Log(at_step(4, lambda: strike(log, rank)))
+    log = Log(at_step(4, lambda: inject(log, rank)))
     result = PipelineTrainer(job(tmp_path, "struck"), observe=log).fit()
     check(log, quiet, result)
     (regrouped,) = log.of(events.Regrouped)
@@ -107,7 +107,7 @@ def test_a_killed_rank_costs_the_step_in_flight(tmp_path: Path, quiet: str, rank
 
 
 def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path, quiet: str) -> None:
-    log = Log(at_step(4, lambda: strike(log, 2, signal.SIGSTOP)))
+    log = Log(at_step(4, lambda: inject(log, 2, signal.SIGSTOP)))
     spec = job(tmp_path, "hung", elastic={"hang_timeout_s": 8.0})
     result = PipelineTrainer(spec, observe=log).fit()
     check(log, quiet, result)
@@ -166,7 +166,7 @@ def held_after(kill: Callable[[], None], folder: JobFolder) -> IO[bytes]:
 def test_a_controller_and_a_rank_killed_together_are_both_made_good(tmp_path: Path, quiet: str) -> None:
     def strike_both() -> None:
         kill_controller("both")
-        strike(log, 1)
+        inject(log, 1)
 
     log = Log(at_step(4, strike_both))
     result = PipelineTrainer(job(tmp_path, "both"), observe=log).fit()

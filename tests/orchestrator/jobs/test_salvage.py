@@ -98,11 +98,11 @@ def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
     def act(running: ElasticJob, event: events.Event) -> None:
         match event:
             case StepReport(step=3) if once("save"):
-                running.tell(Asked(Request.CHECKPOINT))
+                running.post(Asked(Request.CHECKPOINT))
             case CheckpointReport() if once("drain"):
-                running.tell(Going(frozenset({1}), "file", 30.0, "n", "h"))
+                running.post(Going(frozenset({1}), "file", 30.0, "n", "h"))
             case StepReport(generation=2) if once("stop"):
-                running.tell(Asked(Request.STOP))
+                running.post(Asked(Request.STOP))
             case _:
                 pass
 

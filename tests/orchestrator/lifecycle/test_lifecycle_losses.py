@@ -67,7 +67,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     job.take(Settled(0, 1), Settled(2, 1))
     make = job.effects[-1]
     assert isinstance(make, MakePlan)
-    assert (make.course.lineup, make.first, make.version) == ((0, 2), None, 2)
+    assert (make.recovery_plan.lineup, make.first, make.version) == ((0, 2), None, 2)
     assert make.nodes == {0: "node0", 2: "node2"}
     shrunk = plan_of(2, version=2)
     recovered(job, shrunk, (0, 2))

@@ -148,11 +148,11 @@ def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Pa
     done = resolved(tiny(tmp_path, "job", model={"layers": 8}))
     roster = Roster(plan=done.plan, schedule=done.schedule, members=(5, 1, 2, 7))
     parameters = (1_000_000,) * 10
-    roomy = made_profile(done.survey.layers, parameters, 4)
+    roomy = made_profile(done.outline.layers, parameters, 4)
 
     def move(memory_bytes: int) -> Move:
         """Layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
-        profile = made_profile(done.survey.layers, parameters, 4, memory_bytes=memory_bytes)
+        profile = made_profile(done.outline.layers, parameters, 4, memory_bytes=memory_bytes)
         replanner = replace(replanner_of(done, None), profile=profile, parameters=parameters)
         return move_of_layers(roster, replanner, (2, 4), 5, mode="live", asked_s=0.0)
 

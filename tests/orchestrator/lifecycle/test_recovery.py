@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from lifecycle_jobs import plan_of, position
 
-from orchestrator.lifecycle.recovery import Course, GiveUp, Hold, Rescue, Situation, decide
+from orchestrator.lifecycle.recovery import Abort, Pause, RecoveryPlan, Rescue, Situation, decide
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
 
@@ -52,21 +52,21 @@ VECTOR = (b"a", b"b", b"c")
 def test_the_commit_is_settled_one_way(
     first: dict[str, object], last: dict[str, object], step: int, vector: tuple[bytes, ...] | None, rerun: int
 ) -> None:
-    course = decide(
+    recovery_plan = decide(
         situation(replace(at(0, 4, 0, 1, 2), **first), replace(at(2, 4, 2, 3, 4, 5), **last))  # pyright: ignore[reportArgumentType]
     )
-    assert isinstance(course, Course)
-    assert (course.step, course.rerun) == (step, rerun)
-    assert course.settlement == Settlement(step=step, vector=vector, heard=4)
-    assert course.settling == {0, 2}
-    assert course.cause == "loss"
-    assert course.lost == (1,)
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.rerun) == (step, rerun)
+    assert recovery_plan.settlement == Settlement(step=step, vector=vector, heard=4)
+    assert recovery_plan.settling == {0, 2}
+    assert recovery_plan.cause == "loss"
+    assert recovery_plan.lost == (1,)
 
 
 def test_a_layer_comes_from_its_owner_then_from_a_standby_that_gives_least() -> None:
-    course = decide(situation(at(0, 4, 0, 1, 2, 3, 4), at(2, 4, 0, 2, 3, 4, 5)))
-    assert isinstance(course, Course)
-    assert [(source.layer, source.rank) for source in course.sources] == [
+    recovery_plan = decide(situation(at(0, 4, 0, 1, 2, 3, 4), at(2, 4, 0, 2, 3, 4, 5)))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert [(source.layer, source.rank) for source in recovery_plan.sources] == [
         (0, 0),
         (1, 0),
         (2, 2),
@@ -74,12 +74,12 @@ def test_a_layer_comes_from_its_owner_then_from_a_standby_that_gives_least() -> 
         (4, 2),
         (5, 2),
     ]
-    assert course.sources[0] == Source(layer=0, rank=0, host="h", port=0)
+    assert recovery_plan.sources[0] == Source(layer=0, rank=0, host="h", port=0)
 
 
 def test_those_who_began_a_checkpoint_go_on_from_it_when_they_hold_all_of_it() -> None:
     checkpoints = (CheckpointRef(path="2", step=2),)
-    course = decide(
+    recovery_plan = decide(
         situation(
             at(0, 2, 0, 1, 2),
             at(2, 2, 3, 4, 5),
@@ -89,13 +89,13 @@ def test_those_who_began_a_checkpoint_go_on_from_it_when_they_hold_all_of_it() -
             tried=frozenset({3}),
         )
     )
-    assert isinstance(course, Course)
-    assert (course.step, course.checkpoints, course.reached) == (2, (), 4)
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.checkpoints, recovery_plan.reached) == (2, (), 4)
 
 
 def test_an_older_state_than_the_newest_checkpoint_is_not_gone_back_to() -> None:
     checkpoints = (CheckpointRef(path="3", step=3), CheckpointRef(path="2", step=2))
-    course = decide(
+    recovery_plan = decide(
         situation(
             at(0, 2, 0, 1, 2),
             at(2, 2, 3, 4, 5),
@@ -105,26 +105,26 @@ def test_an_older_state_than_the_newest_checkpoint_is_not_gone_back_to() -> None
             tried=frozenset({3}),
         )
     )
-    assert isinstance(course, Course)
-    assert (course.step, course.checkpoints, course.sources) == (3, checkpoints, ())
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.checkpoints, recovery_plan.sources) == (3, checkpoints, ())
 
 
 def test_newcomers_take_the_lost_places_and_no_more_than_are_wanted() -> None:
-    course = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 3, 4, 5), at(7, 0), at(8, 0)))
-    assert isinstance(course, Course)
-    assert (course.lineup, course.joined, course.keep_plan) == ((0, 7, 2), (7,), False)
-    assert course.reason == "rank 1: died; rank 7 comes in; 3 ranks go on where there were 3"
+    recovery_plan = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 3, 4, 5), at(7, 0), at(8, 0)))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.lineup, recovery_plan.joined, recovery_plan.keep_plan) == ((0, 7, 2), (7,), False)
+    assert recovery_plan.reason == "rank 1: died; rank 7 comes in; 3 ranks go on where there were 3"
 
 
 def test_who_goes_still_gives_what_it_holds() -> None:
-    course = decide(
+    recovery_plan = decide(
         situation(
             at(0, 4, 0, 1), at(1, 4, 2, 3), at(2, 4, 4, 5), going=frozenset({1}), asked="drain", died=False
         )
     )
-    assert isinstance(course, Course)
-    assert (course.cause, course.lineup, course.lost) == ("drain", (0, 2), (1,))
-    assert {source.rank for source in course.sources} == {0, 1, 2}
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.cause, recovery_plan.lineup, recovery_plan.lost) == ("drain", (0, 2), (1,))
+    assert {source.rank for source in recovery_plan.sources} == {0, 1, 2}
 
 
 def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
@@ -135,15 +135,15 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
         settlement=Settlement(step=4, heard=4),
         layers={0: tuple(range(LAYERS))},
     )
-    assert decide(few) == Hold(
+    assert decide(few) == Pause(
         reason="rank 1: died: 1 rank left, and elastic.min_ranks = 2", step=4, rescue=whole, interrupted=True
     )
     in_checkpoint = replace(few, checkpoints=(CheckpointRef(path="4", step=4),))
     held = decide(in_checkpoint)
-    assert isinstance(held, Hold)
+    assert isinstance(held, Pause)
     assert held.rescue is None
     told = decide(replace(few, elastic=ElasticConfig(min_ranks=2, wait_s=0)))
-    assert isinstance(told, GiveUp)
+    assert isinstance(told, Abort)
     assert told.rescue == whole
     assert "elastic.wait_s = 0" in told.reason
 
@@ -159,10 +159,15 @@ def left_of_a_drain(**changes: object) -> Situation:
 
 
 def test_layers_of_which_only_weights_are_left_go_on_if_the_job_says_so() -> None:
-    course = decide(left_of_a_drain())
-    assert isinstance(course, Course)
-    assert (course.step, course.checkpoints, course.moments, course.reached) == (4, (), AT_2, 4)
-    assert [(source.layer, source.rank, source.part) for source in course.sources] == [
+    recovery_plan = decide(left_of_a_drain())
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.checkpoints, recovery_plan.moments, recovery_plan.reached) == (
+        4,
+        (),
+        AT_2,
+        4,
+    )
+    assert [(source.layer, source.rank, source.part) for source in recovery_plan.sources] == [
         (0, 0, Part.ALL),
         (1, 0, Part.ALL),
         (2, 0, Part.ALL),
@@ -170,43 +175,52 @@ def test_layers_of_which_only_weights_are_left_go_on_if_the_job_says_so() -> Non
         (4, 2, Part.ALL),
         (5, 2, Part.ALL),
     ]
-    assert course.reason == (
+    assert recovery_plan.reason == (
         "rank 1: died; 2 ranks go on where there were 3; only the weights are left of layer 3: they go on with the"
         ' moments of the checkpoint of step 2, to other bits than otherwise (elastic.salvage = "weights")'
     )
     fresh = decide(left_of_a_drain(checkpoints=()))
-    assert isinstance(fresh, Course)
+    assert isinstance(fresh, RecoveryPlan)
     assert (fresh.step, fresh.moments) == (4, ())
     assert "they go on with fresh moments" in fresh.reason
 
 
 def test_weights_alone_count_for_nothing_otherwise() -> None:
-    course = decide(left_of_a_drain(elastic=ElasticConfig()))
-    assert isinstance(course, Course)
-    assert (course.step, course.checkpoints, course.moments, course.sources) == (2, AT_2, (), ())
-    assert "nobody who is left holds layer 3: back to the checkpoint of step 2" in course.reason
+    recovery_plan = decide(left_of_a_drain(elastic=ElasticConfig()))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.checkpoints, recovery_plan.moments, recovery_plan.sources) == (
+        2,
+        AT_2,
+        (),
+        (),
+    )
+    assert "nobody who is left holds layer 3: back to the checkpoint of step 2" in recovery_plan.reason
 
 
 @pytest.mark.parametrize("of", ["this step", "a later one"])
 def test_a_checkpoint_that_is_no_older_is_better_than_weights(of: str) -> None:
     checkpoints = (CheckpointRef(path="new", step=4 if of == "this step" else 5),)
-    course = decide(left_of_a_drain(checkpoints=checkpoints))
-    assert isinstance(course, Course)
-    assert (course.step, course.checkpoints, course.sources) == (checkpoints[0].step, checkpoints, ())
+    recovery_plan = decide(left_of_a_drain(checkpoints=checkpoints))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.checkpoints, recovery_plan.sources) == (
+        checkpoints[0].step,
+        checkpoints,
+        (),
+    )
 
 
 def test_weights_of_all_that_is_missing_or_back_to_the_checkpoint() -> None:
-    course = decide(
+    recovery_plan = decide(
         situation(at(0, 4, 0, 1), at(2, 4, 4, 5, weights=(3,)), elastic=SALVAGE, checkpoints=AT_2)
     )
-    assert isinstance(course, Course)
-    assert (course.step, course.moments, course.sources) == (2, (), ())
-    assert "nobody who is left holds layers 2, 3: back" in course.reason
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.moments, recovery_plan.sources) == (2, (), ())
+    assert "nobody who is left holds layers 2, 3: back" in recovery_plan.reason
 
 
 def test_what_is_whole_at_an_older_step_is_better_than_newer_weights() -> None:
     """Nothing of it is lost but what was run since; and the bits are the same."""
-    course = decide(
+    recovery_plan = decide(
         situation(
             at(0, 4, 0, 1, 2),
             at(2, 4, 4, 5, weights=(3,)),
@@ -215,24 +229,24 @@ def test_what_is_whole_at_an_older_step_is_better_than_newer_weights() -> None:
             tried=frozenset({3}),
         )
     )
-    assert isinstance(course, Course)
-    assert (course.step, {source.rank for source in course.sources}) == (3, {3})
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, {source.rank for source in recovery_plan.sources}) == (3, {3})
 
 
 def test_who_was_left_aside_holds_nothing_that_counts() -> None:
     """Rank 3 took part in an attempt long ago; the job has gone back and trained on since."""
     left = at(3, 9, *range(LAYERS))
-    course = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 3, 4, 5), left))
-    assert isinstance(course, Course)
-    assert (course.step, course.reached, course.settling) == (4, 4, frozenset({0, 2}))
-    assert course.lineup == (0, 3, 2)
+    recovery_plan = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 3, 4, 5), left))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.reached, recovery_plan.settling) == (4, 4, frozenset({0, 2}))
+    assert recovery_plan.lineup == (0, 3, 2)
     short = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5), left, checkpoints=AT_2))
-    assert isinstance(short, Course)
+    assert isinstance(short, RecoveryPlan)
     assert (short.step, short.reached, short.settling) == (2, 4, frozenset({0, 2}))
     assert "nobody who is left holds layer 3: back to the checkpoint of step 2, which costs 2" in short.reason
 
 
 def test_before_the_first_step_nothing_is_said_of_what_is_missing() -> None:
-    course = decide(situation(at(0, 0), at(2, 0), step=0, trained=False))
-    assert isinstance(course, Course)
-    assert course.reason == "rank 1: died; 2 ranks go on where there were 3"
+    recovery_plan = decide(situation(at(0, 0), at(2, 0), step=0, trained=False))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert recovery_plan.reason == "rank 1: died; 2 ranks go on where there were 3"

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 from made_profile import made_profile
+from planner.search.alternatives import Alternative
 from rich.console import Console
 
 from orchestrator.cli.plan_text import show
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, ranks_to_profile
 from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.profile import Profile
-from planner.search.considered import Considered
 from planner.search.evaluate import PROGRAMS
 from planner.search.search import Choice
 from workers.config import EmulatedConfig, FreezeConfig
 from workers.protocol import JobError
 
-FOUND = Survey(
+FOUND = ModelOutline(
     layers=("embed", "block0", "block1", "block2", "head"),
     parameters=(500, 100, 100, 100, 500),
     vocabulary=256,
@@ -223,7 +223,7 @@ def test_threads_count_on_cpus_only() -> None:
 def test_the_table_begins_with_each_program_s_own_pick() -> None:
     choice = first_plan(spec(partition="dynpipe"), profile(2))
     others = tuple(
-        Considered(
+        Alternative(
             name="bottleneck",
             schedule="gpipe",
             ranks=2,
@@ -234,15 +234,15 @@ def test_the_table_begins_with_each_program_s_own_pick() -> None:
         )
         for number in range(40)
     )
-    choice = replace(choice, considered=(*others, *choice.considered))
+    choice = replace(choice, alternatives=(*others, *choice.alternatives))
     text = StringIO()
     show(Console(file=text, width=200), choice, freezing(spec(), choice), "peer")
-    table = text.getvalue()[text.getvalue().index("considered") :]
+    table = text.getvalue()[text.getvalue().index("alternatives") :]
     for name in PROGRAMS:
         assert name in table.partition("gpipe")[0], name
-    rows = sorted(choice.considered, key=lambda each: each.order(choice.plan))
+    rows = sorted(choice.alternatives, key=lambda each: each.order(choice.plan))
     assert rows[0].layers == choice.plan.layers
-    assert rows[len(choice.considered) - 40].schedule == "gpipe"
+    assert rows[len(choice.alternatives) - 40].schedule == "gpipe"
 
 
 def frozen(freeze: FreezeConfig) -> Freezing:

@@ -12,7 +12,7 @@ from tiny_jobs import tiny, write_spec
 
 from orchestrator.cli.main import main
 from orchestrator.prepare import profile_reference, profiling
-from orchestrator.prepare.model_outline import Survey, absolute, survey
+from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.profiling import (
     CACHE_VARIABLE,
     cache_folder,
@@ -31,15 +31,15 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = {"ranks": 2, "microbatches": 2, "microbatch_size": 1}
 
 
-def settled(folder: Path, **sections: dict[str, Any]) -> tuple[Spec, Survey]:
+def settled(folder: Path, **sections: dict[str, Any]) -> tuple[Spec, ModelOutline]:
     local: dict[str, Any] = {"cluster": {"address": "local", "device": "cpu"}, "pipeline": SMALL}
     spec = absolute(tiny(folder, "profiled", **{**local, **sections}))
-    found = survey(spec)
+    found = outline_model(spec)
     return settle(spec, found, {"CPU": 2}), found
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Spec, Survey, Profile, Path]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Spec, ModelOutline, Profile, Path]:
     """A real measurement, and the cache that it went into."""
     folder = tmp_path_factory.mktemp("measured")
     spec, found = settled(folder)
@@ -50,7 +50,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Spec, Survey, Pr
 
 
 def test_a_measurement_is_of_the_spec_and_says_what_it_is(
-    measured: tuple[Spec, Survey, Profile, Path],
+    measured: tuple[Spec, ModelOutline, Profile, Path],
 ) -> None:
     spec, found, profile, _ = measured
     assert tuple(layer.name for layer in profile.model.layers) == found.layers
@@ -74,7 +74,7 @@ def test_a_measurement_is_of_the_spec_and_says_what_it_is(
 
 
 def test_the_cache_is_used_until_something_that_counts_changes(
-    measured: tuple[Spec, Survey, Profile, Path], monkeypatch: pytest.MonkeyPatch
+    measured: tuple[Spec, ModelOutline, Profile, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, found, profile, cache = measured
     calls: list[int] = []
@@ -156,7 +156,7 @@ def test_keys_know_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_broken_cache_is_measured_over(
-    measured: tuple[Spec, Survey, Profile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: tuple[Spec, ModelOutline, Profile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, found, profile, _ = measured
     monkeypatch.setattr(profiling, "_measure", lambda spec, ranks: profile)
@@ -168,7 +168,7 @@ def test_a_broken_cache_is_measured_over(
 
 
 def test_a_file_is_taken_without_a_measurement(
-    measured: tuple[Spec, Survey, Profile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: tuple[Spec, ModelOutline, Profile, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, found, profile, _ = measured
     monkeypatch.setattr(profiling, "_measure", None)
@@ -178,7 +178,7 @@ def test_a_file_is_taken_without_a_measurement(
 
 
 def test_another_models_profile_is_refused(
-    measured: tuple[Spec, Survey, Profile, Path], tmp_path: Path
+    measured: tuple[Spec, ModelOutline, Profile, Path], tmp_path: Path
 ) -> None:
     spec, found, profile, _ = measured
     path = tmp_path / "profile.json"
@@ -196,7 +196,7 @@ def test_another_models_profile_is_refused(
 
 
 def test_a_file_that_is_no_profile_is_refused(
-    measured: tuple[Spec, Survey, Profile, Path], tmp_path: Path
+    measured: tuple[Spec, ModelOutline, Profile, Path], tmp_path: Path
 ) -> None:
     spec, found, profile, _ = measured
     path = tmp_path / "profile.json"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from made_profile import made_profile
 
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import first_plan
 from orchestrator.prepare.replanning import Replanner, replanner_of
 from orchestrator.prepare.resolve import expand, resolve, settle
@@ -28,7 +28,7 @@ from workers.config import ElasticConfig, EmulatedConfig
 
 LAYERS = 12
 WEIGHTS = (0.2, *[1.0] * (LAYERS - 2), 1.5)
-FOUND = Survey(
+FOUND = ModelOutline(
     layers=tuple(f"layer{number}" for number in range(LAYERS)),
     parameters=(1000,) * LAYERS,
     vocabulary=256,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.events.types import Event, EventLog, Record, Submitted
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
@@ -18,7 +18,7 @@ from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
 from workers.protocol import FreezeStarted, JobError
 
-FOUND = Survey(
+FOUND = ModelOutline(
     layers=("embed", "block", "head"),
     parameters=(5, 5, 5),
     vocabulary=256,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.prepare.model_outline import Survey, absolute, survey
+from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
 from planner.ir import Kind
@@ -18,7 +18,7 @@ from workers.protocol import JobError
 
 ROOT = Path(__file__).resolve().parents[3]
 
-FOUND = Survey(
+FOUND = ModelOutline(
     layers=("embed", "block0", "block1", "block2", "head"),
     parameters=(50, 10, 10, 10, 50),
     vocabulary=256,
@@ -216,7 +216,7 @@ def gpt(tmp_path: Path, **sections: object) -> Spec:
 
 def test_a_survey_opens_model_and_data(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
-    found = survey(gpt(tmp_path))
+    found = outline_model(gpt(tmp_path))
     assert len(found.layers) == len(found.parameters) == 4
     assert found.vocabulary == 256
     assert found.language
@@ -228,12 +228,12 @@ def test_emulated_times_are_read_by_the_driver(tmp_path: Path) -> None:
     profile = tmp_path / "times.json"
     profile.write_text(json.dumps(times))
     given = gpt(tmp_path, cluster={"device": "emulated", "emulated": {"profile": str(profile)}})
-    found = survey(given)
+    found = outline_model(given)
     assert found.emulated == EmulatedConfig.model_validate(times)
     assert resolve(given, found, {}, epoch=1).config.emulated == found.emulated
     profile.write_text(json.dumps({**times, "forward_s": [1]}))
     with pytest.raises(JobError, match="forward_s has 1 times, but the model has 4 layers"):
-        survey(given)
+        outline_model(given)
 
 
 @pytest.mark.parametrize(
@@ -260,15 +260,15 @@ def test_a_mistake_in_model_or_data_is_told_before_anything_starts(
     if text is not None:
         (tmp_path / "text.txt").write_text(text)
     with pytest.raises(JobError, match=expected):
-        survey(gpt(tmp_path, **sections))
+        outline_model(gpt(tmp_path, **sections))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None:
     given = absolute(load(path, [f"job.output={tmp_path}"]))
-    done = resolve(given, survey(given), {}, epoch=1)
+    done = resolve(given, outline_model(given), {}, epoch=1)
     assert done.plan.world_size == given.pipeline.ranks
-    assert sum(done.counts) == len(done.survey.layers)
+    assert sum(done.counts) == len(done.outline.layers)
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, "checkpoint"), (2, "peer")])

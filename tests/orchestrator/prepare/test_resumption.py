@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.prepare.model_outline import Survey
+from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.resolve import resolve
 from orchestrator.prepare.resumption import adopt, still_right
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import EmulatedConfig, FreezeConfig
 
-FOUND = Survey(
+FOUND = ModelOutline(
     layers=("embed", "block0", "block1", "block2", "head"),
     parameters=(50, 10, 10, 10, 50),
     vocabulary=256,

@@ -10,6 +10,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from planner.search.alternatives import Alternative
 from report_page import Page
 from synthetic_run import (
     MICROBATCHES,
@@ -34,7 +35,6 @@ from orchestrator.history.run_record import RunRecord, fold
 from orchestrator.pictures import histogram
 from orchestrator.quantities import significant
 from orchestrator.report.page import render
-from planner.search.considered import Considered
 from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, TimelineReport
 
 
@@ -48,10 +48,10 @@ def page(run: RunRecord) -> str:
     return render(run)
 
 
-def considered(
+def alternatives(
     name: str, layers: tuple[tuple[int, int], ...] | None, step_s: float | None, why: str = ""
-) -> Considered:
-    return Considered(
+) -> Alternative:
+    return Alternative(
         name=name,
         schedule="1f1b",
         ranks=RANKS,
@@ -533,13 +533,13 @@ def test_the_plan_stands_beside_each_program_s_own_pick() -> None:
         predicted_peak_memory_bytes=123_000_000,
     )
     picks = (
-        considered("parameter", ((0, 4), (4, 6), (6, 8), (8, 10)), 0.14, "6.9 % slower"),
-        considered("dynpipe", taken.layers, 0.131),
-        considered("memory", None, None, "does not <fit>"),
-        replace(considered("bottleneck", taken.layers, 0.12, "other"), schedule="gpipe"),
+        alternatives("parameter", ((0, 4), (4, 6), (6, 8), (8, 10)), 0.14, "6.9 % slower"),
+        alternatives("dynpipe", taken.layers, 0.131),
+        alternatives("memory", None, None, "does not <fit>"),
+        replace(alternatives("bottleneck", taken.layers, 0.12, "other"), schedule="gpipe"),
     )
     log = [
-        Record(time_s=record.time_s, event=Issued(plan=taken, considered=picks))
+        Record(time_s=record.time_s, event=Issued(plan=taken, alternatives=picks))
         if isinstance(record.event, Issued)
         else record
         for record in records()

@@ -17,7 +17,7 @@ from planner.profile import Link
 from planner.schedule.registry import build, families
 from planner.schedule.validate import ScheduleError
 from planner.search.convergence import Convergence
-from planner.search.evaluate import PROGRAMS, Judge
+from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.search import Choice, Wish, choose
 from planner.search.shapes import Shape, shapes
 from planner.simulation.predict import predict
@@ -51,7 +51,7 @@ def test_each_programs_own_pick_stands_beside_the_winner():
     choice = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8))
     assert list(choice.programs) == list(PROGRAMS)
     for pick in choice.programs.values():
-        assert pick in choice.considered
+        assert pick in choice.alternatives
         assert pick.predicted_step_s is not None
         assert pick.predicted_step_s >= choice.prediction.step_s
         if pick.layers == choice.plan.layers:
@@ -59,7 +59,7 @@ def test_each_programs_own_pick_stands_beside_the_winner():
         else:
             slower = pick.predicted_step_s / choice.prediction.step_s - 1
             assert pick.why_not == f"{slower:.1%} slower"
-    assert next(each.layers for each in choice.considered if not each.why_not) == choice.plan.layers
+    assert next(each.layers for each in choice.alternatives if not each.why_not) == choice.plan.layers
 
 
 def test_an_early_bottleneck_that_equation_5_hides_is_not_taken():
@@ -86,7 +86,7 @@ def test_a_list_is_taken_at_its_word():
     choice = choose(MODEL, Wish(ranks=4, schedule="gpipe", microbatches=8, partition=(1, 2, 3, 4)))
     assert counts(choice) == (1, 2, 3, 4)
     assert choice.plan.partition == "explicit"
-    assert any(each.name == "explicit" and not each.why_not for each in choice.considered)
+    assert any(each.name == "explicit" and not each.why_not for each in choice.alternatives)
 
 
 def test_recomputing_layers_are_in_plan_schedule_and_time():
@@ -114,7 +114,7 @@ def test_auto_takes_the_most_samples_per_second():
     choice = choose(MODEL, Wish(ranks=None, schedule=None, microbatches=None))
     best = choice.prediction.step_s / choice.plan.microbatches
     assert choice.plan.microbatches <= 4 * choice.plan.pipeline_ranks
-    simulated = [each for each in choice.considered if each.predicted_step_s is not None]
+    simulated = [each for each in choice.alternatives if each.predicted_step_s is not None]
     assert {each.schedule for each in simulated} == set(families())
     for each in simulated:
         assert each.predicted_step_s is not None
@@ -136,7 +136,7 @@ def test_auto_ranks_leave_out_devices_that_do_not_pay():
 
 def test_shapes_that_cannot_be_built_are_told():
     choice = choose(MODEL, Wish(ranks=4, schedule=None, microbatches=6))
-    refused = {each.schedule: each.why_not for each in choice.considered if each.layers is None}
+    refused = {each.schedule: each.why_not for each in choice.alternatives if each.layers is None}
     assert "multiple of the ranks" in refused["interleaved"]
 
 
@@ -161,11 +161,13 @@ def test_memory_limits_are_kept_where_the_fastest_cut_breaks_them():
 def test_a_program_is_asked_again_for_what_its_limits_leave_out():
     """A program does not see what gradients of 100 bytes take while an action works: its even cut lacks 42 bytes."""
     model = with_memory(profile(*[layer(boundary_bytes=10, boundary_grad_bytes=100)] * 4, ranks=2), 758)
-    judge = Judge(model, Shape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=())
-    assert judge.predict(((0, 2), (2, 4))).memory.peak_bytes == (800, 508)
-    assert PROGRAMS["time"](StageCosts.of(model, judge.shape.schedule), True) == ((0, 2), (2, 4))
-    assert judge.pick("time") == ((0, 1), (1, 4))
-    assert judge.predict(((0, 1), (1, 4))).fits
+    evaluator = Evaluator(
+        model, Shape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=()
+    )
+    assert evaluator.predict(((0, 2), (2, 4))).memory.peak_bytes == (800, 508)
+    assert PROGRAMS["time"](StageCosts.of(model, evaluator.shape.schedule), True) == ((0, 2), (2, 4))
+    assert evaluator.pick("time") == ((0, 1), (1, 4))
+    assert evaluator.predict(((0, 1), (1, 4))).fits
 
 
 def test_when_nothing_fits_the_error_says_by_how_much_and_what_would_help():
@@ -174,8 +176,10 @@ def test_when_nothing_fits_the_error_says_by_how_much_and_what_would_help():
     with pytest.raises(PlanError) as error:
         choose(model, Wish(ranks=2, schedule="1f1b", microbatches=4))
     message = str(error.value)
-    judge = Judge(model, Shape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=())
-    lacking = min(max(judge.predict(cut).excess_bytes) for cut in [((0, 2), (2, 4)), ((0, 1), (1, 4))])
+    evaluator = Evaluator(
+        model, Shape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=()
+    )
+    lacking = min(max(evaluator.predict(cut).excess_bytes) for cut in [((0, 2), (2, 4)), ((0, 1), (1, 4))])
     assert f"{lacking:,} more than the 600 it may use" in message
     assert "pipeline.recompute = true, with which it fits" in message
     every = Wish(ranks=2, schedule="1f1b", microbatches=4, recompute=(0, 1, 2, 3))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from small_profile import DEVICE
 
 from planner.profile import Cluster, Link
-from planner.simulation.resized_cluster import like, links_alike, pattern_of
+from planner.simulation.resized_cluster import like, pattern_of, uniform_links
 
 NEAR, FAR = Link(latency_s=0.1, bytes_per_s=1e9), Link(latency_s=0.2, bytes_per_s=1e8)
 SLOW_FAR = replace(FAR, bytes_per_s=1e6)
@@ -33,14 +33,14 @@ def test_links_within_a_domain_are_those_within_a_machine():
     made = like(measured("a", "a", "b", "b"), (0, 1, 1))
     assert made.links == ((None, FAR, FAR), (FAR, None, NEAR), (FAR, NEAR, None))
     assert (made.commit_s, made.receives_ahead) == (0.5, 2)
-    assert not links_alike(measured("a", "a", "b"))
+    assert not uniform_links(measured("a", "a", "b"))
 
 
 def test_where_one_kind_was_measured_the_other_is_like_it():
     for machines, link in (("aaa", NEAR), ("abc", FAR)):
         made = like(measured(*machines), (0, 1, 1))
         assert {found for row in made.links for found in row} == {None, link}
-        assert links_alike(measured(*machines))
+        assert uniform_links(measured(*machines))
     assert like(measured("a"), (0, 1)).links == ((None, None), (None, None))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from workers.control.announcements import Announcements
 from workers.control.report_mail import ReportMail
 from workers.protocol import Report, Request, TimelineReport, ValidationReport
-from workers.unfinished import Greeting, LeftOver, agree
+from workers.unfinished import Greeting, Unfinished, agree
 
 
 def shared(step: int) -> ValidationReport:
@@ -62,13 +62,13 @@ def test_what_the_controller_has_not_heard_of_is_told_again() -> None:
 
 
 def test_ranks_agree_on_what_is_left_to_do_at_their_step() -> None:
-    stop = LeftOver(step=7, requests=frozenset({Request.STOP}), begun=5)
-    done = LeftOver(step=7, validated=True, begun=5, whole=5)
-    other = LeftOver(step=6, requests=frozenset({Request.CHECKPOINT}))
+    stop = Unfinished(step=7, requests=frozenset({Request.STOP}), begun=5)
+    done = Unfinished(step=7, validated=True, begun=5, whole=5)
+    other = Unfinished(step=6, requests=frozenset({Request.CHECKPOINT}))
     said = [Greeting(host="h", port=1, left=left) for left in (stop, None, done, other)]
     heard = [Greeting.decode(greeting.encode()) for greeting in said]
     assert heard == said
-    expected = LeftOver(step=7, requests=frozenset({Request.STOP}), validated=True, begun=5, whole=5)
+    expected = Unfinished(step=7, requests=frozenset({Request.STOP}), validated=True, begun=5, whole=5)
     assert agree(heard, 7) == expected
     assert agree(heard, 8) is None
 

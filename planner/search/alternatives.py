@@ -9,7 +9,7 @@ from planner.search.shapes import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Considered:
+class Alternative:
     """One plan that was looked at, or a shape that was not cut."""
 
     name: str
@@ -43,9 +43,9 @@ class Considered:
         )
 
     @staticmethod
-    def uncut(shape: Shape, name: str, why_not: str) -> Considered:
+    def uncut(shape: Shape, name: str, why_not: str) -> Alternative:
         """A shape of which no cut was simulated."""
-        return Considered(
+        return Alternative(
             name=name,
             schedule=shape.name,
             ranks=shape.ranks,
