@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner.search.alternatives import Alternative
 from pydantic import TypeAdapter
 
 from orchestrator.events.rehearsed import Rehearsed
 from planner.freezing import FreezePlan
 from planner.plan import Plan
+from planner.search.alternatives import Alternative
 from workers.protocol import (
     CheckpointRef,
     CheckpointReport,

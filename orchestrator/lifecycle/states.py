@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.search.alternatives import Alternative
-
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.lifecycle.migration import Migration
 from orchestrator.lifecycle.recovery import RecoveryPlan
@@ -17,6 +15,7 @@ from orchestrator.lifecycle.stimuli import RankLost
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
+from planner.search.alternatives import Alternative
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outcome, Position, StepReport
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from html import escape
 from statistics import median
 
-from planner.search.alternatives import Alternative
-
 from orchestrator.history.run_record import RunRecord
 from orchestrator.quantities import counted, percent, seconds, significant, size
 from orchestrator.report.parts import tile
 from planner.plan import Plan
+from planner.search.alternatives import Alternative
 from workers.protocol import StepReport
 
 MOST_ROWS = 20

@@ -38,6 +38,16 @@ Kind = TypeVar("Kind")
 
 CONTROL = ("ping", "stacks", "leave", "request", "prepare", "prepare_plan", "arm")
 """What must not wait for training."""
+PRELOAD = [
+    "torch",
+    # PyTorch loads it at its first backward, each process by itself.
+    "torch.fx.experimental.symbolic_shapes",
+    "workers.rank",
+    # What this module imports: the forkserver does not find this module itself.
+    "orchestrator.controller.runtime",
+    "orchestrator.prepare.replanning",
+]
+"""Imported once, for the processes of all ranks."""
 SECRET = b"known to this job alone"
 
 
@@ -139,10 +149,7 @@ class ProcessHosts:
         self.most = room
         self._rig = rig
         self._context: Any = multiprocessing.get_context("forkserver")
-        # PyTorch loads the last one at its first backward, each process by itself.
-        self._context.set_forkserver_preload(
-            ["torch", "workers.rank", "torch.fx.experimental.symbolic_shapes"]
-        )
+        self._context.set_forkserver_preload(PRELOAD)
         self._processes: dict[int, _Process] = {}
         self._reserved: set[int] = set()
         self._next = 0

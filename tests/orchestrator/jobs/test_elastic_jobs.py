@@ -25,7 +25,7 @@ from workers.rank import Rank
 STEPS = 8
 EMULATED = {
     "device": "emulated",
-    "emulated": {"forward_s": 0.008, "input_grad_s": 0.008, "weight_grad_s": 0.008},
+    "emulated": {"forward_s": 0.002, "input_grad_s": 0.002, "weight_grad_s": 0.002},
 }
 
 

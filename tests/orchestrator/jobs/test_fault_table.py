@@ -1,6 +1,7 @@
 """Every phase x every kind of rank x every way to fail x every way to keep state: one outcome each, and the same bits.
 
-The rows of one way to fail and one way to keep state strike the same job, one after the other.
+The rows of one way to fail and one way to keep state strike the same job, one after the other. `make test` takes rows
+that cover each pair of the four, `make bench` all of them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -48,23 +50,49 @@ HANG_S = 2.0
 LIMIT_S = 800.0
 
 
-def table(keeping: str) -> list[tuple[Phase, str]]:
-    rows = [(phase, where) for phase in PHASES for where in WHERE]
-    # The ranks of the first replica write the checkpoints.
-    return [row for row in rows if keeping != "replicas" or row[0] is not Phase.SAVING or row[1] == "first"]
+@dataclass(frozen=True)
+class OneJob:
+    """What the rows of one job have in common."""
+
+    keeping: str
+    kind: FaultKind
+    whole: bool
+    """Whether all rows strike it, or those of the pairwise cover."""
+
+    def __str__(self) -> str:
+        return f"{self.keeping}-{self.kind}" + ("-whole" if self.whole else "")
+
+    def table(self) -> list[tuple[Phase, str]]:
+        rows = [
+            (phase, where) for phase in PHASES for where in WHERE if self.whole or self._covers(phase, where)
+        ]
+        # The ranks of the first replica write the checkpoints.
+        return [
+            row
+            for row in rows
+            if self.keeping != "replicas" or row[0] is not Phase.SAVING or row[1] == "first"
+        ]
+
+    def _covers(self, phase: Phase, where: str) -> bool:
+        """Two Latin squares: each phase and rank once, and with them each pair of any two of the four."""
+        row, column = PHASES.index(phase), WHERE.index(where)
+        return (KINDS.index(self.kind), KEEPING.index(self.keeping)) == (
+            (row + column) % 3,
+            (row + 2 * column) % 3,
+        )
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """One process runs it, once."""
+        return [pytest.mark.xdist_group(str(self)), *([pytest.mark.soak] if self.whole else [])]
 
 
-def one_job(keeping: str, kind: FaultKind) -> pytest.MarkDecorator:
-    """Of tests that look at the same job: one process runs it, once."""
-    return pytest.mark.xdist_group(f"{keeping}-{kind}")
-
-
-JOBS = [pytest.param(keeping, kind, marks=one_job(keeping, kind)) for keeping in KEEPING for kind in KINDS]
+ALL = [OneJob(keeping, kind, whole) for whole in (False, True) for keeping in KEEPING for kind in KINDS]
+JOBS = [pytest.param(one, marks=one.marks, id=str(one)) for one in ALL]
 ROWS = [
-    pytest.param(keeping, kind, *row, marks=one_job(keeping, kind))
-    for keeping in KEEPING
-    for kind in KINDS
-    for row in table(keeping)
+    pytest.param(one, *row, marks=one.marks, id=f"{one}-{'-'.join(row)}")
+    for one in ALL
+    for row in one.table()
 ]
 
 
@@ -99,7 +127,7 @@ class Struck:
     output: str
 
 
-Strike = Callable[[str, FaultKind], Struck]
+Strike = Callable[[OneJob], Struck]
 
 
 class MovingTable(Table):
@@ -127,12 +155,13 @@ class MovingTable(Table):
         raise AssertionError(f"no layer can move to rank {rank} by {plan}")
 
 
-def strike_job(folder: Path, keeping: str, kind: FaultKind) -> Struck:
-    """A job that all rows of one way to fail strike, to its end."""
+def strike_job(folder: Path, one: OneJob) -> Struck:
+    """A job that its rows strike, to its end."""
+    keeping, kind = one.keeping, one.kind
     done = job(folder, keeping, kind)
     resting = Resting(least=RANKS, standbys=keeping == "peer", checkpoint=keeping == "checkpoint")
     kept = MovingTable if keeping == "checkpoint" else Table
-    acting = kept([Row(phase, where, kind) for phase, where in table(keeping)], resting)
+    acting = kept([Row(phase, where, kind) for phase, where in one.table()], resting)
     ran = ElasticJob(done, acting, room=RANKS + SPARES).run(LIMIT_S)
     assert isinstance(ran.state, Finished), ran.state
     calm = job(folder / "calm", keeping)
@@ -143,15 +172,15 @@ def strike_job(folder: Path, keeping: str, kind: FaultKind) -> Struck:
 @pytest.fixture(scope="module")
 def inject(tmp_path_factory: pytest.TempPathFactory) -> Strike:
     """Each job once, also if it failed."""
-    known: dict[tuple[str, FaultKind], Struck | Exception] = {}
+    known: dict[OneJob, Struck | Exception] = {}
 
-    def struck(keeping: str, kind: FaultKind) -> Struck:
-        if (keeping, kind) not in known:
+    def struck(one: OneJob) -> Struck:
+        if one not in known:
             try:
-                known[keeping, kind] = strike_job(tmp_path_factory.mktemp("struck"), keeping, kind)
+                known[one] = strike_job(tmp_path_factory.mktemp("struck"), one)
             except Exception as error:
-                known[keeping, kind] = error
-        found = known[keeping, kind]
+                known[one] = error
+        found = known[one]
         if isinstance(found, Exception):
             raise found
         return found
@@ -159,11 +188,10 @@ def inject(tmp_path_factory: pytest.TempPathFactory) -> Strike:
     return struck
 
 
-@pytest.mark.parametrize(("keeping", "kind", "phase", "where"), ROWS)
-def test_a_fault_has_one_outcome(
-    inject: Strike, keeping: str, kind: FaultKind, phase: Phase, where: str
-) -> None:
-    told = inject(keeping, kind).told[Row(phase, where, kind)]
+@pytest.mark.parametrize(("one", "phase", "where"), ROWS)
+def test_a_fault_has_one_outcome(inject: Strike, one: OneJob, phase: Phase, where: str) -> None:
+    keeping, kind = one.keeping, one.kind
+    told = inject(one).told[Row(phase, where, kind)]
     assert told.struck is not None, "it never struck"
     assert (told.struck.rank, told.struck.phase) == (told.rank, phase)
     if not told.ends:
@@ -182,9 +210,9 @@ def test_a_fault_has_one_outcome(
         assert regrouped.steps_lost == 0
 
 
-@pytest.mark.parametrize(("keeping", "kind"), JOBS)
-def test_all_end_with_the_bits_of_the_quiet_run(inject: Strike, keeping: str, kind: FaultKind) -> None:
-    struck = inject(keeping, kind)
+@pytest.mark.parametrize("one", JOBS)
+def test_all_end_with_the_bits_of_the_quiet_run(inject: Strike, one: OneJob) -> None:
+    struck = inject(one)
     ran = struck.ran
     assert ran.state_sha256 == struck.quiet_sha256
     assert_consistent(ran)
@@ -194,11 +222,18 @@ def test_all_end_with_the_bits_of_the_quiet_run(inject: Strike, keeping: str, ki
     assert set(ran.steps) == set(range(1, max(ran.steps) + 1))
 
 
-@pytest.mark.parametrize(("keeping", "kind"), JOBS)
-def test_nothing_is_left_of_them(inject: Strike, keeping: str, kind: FaultKind) -> None:
+@pytest.mark.parametrize("one", JOBS)
+def test_nothing_is_left_of_them(inject: Strike, one: OneJob) -> None:
     """No process, so no port; and of the folder only checkpoints that are whole."""
-    struck = inject(keeping, kind)
+    struck = inject(one)
     assert_gone(struck.ran.pids)
     whole = {ref.path for ref in checkpoints(struck.output)}
     written = {str(path) for path in (Path(struck.output) / "checkpoints").iterdir()}
     assert written == whole
+
+
+def test_the_rows_of_make_test_cover_every_pair() -> None:
+    cover = [(one.keeping, one.kind, *row) for one in ALL if not one.whole for row in one.table()]
+    whole = [(one.keeping, one.kind, *row) for one in ALL if one.whole for row in one.table()]
+    for first, second in combinations(range(4), 2):
+        assert {(row[first], row[second]) for row in cover} == {(row[first], row[second]) for row in whole}

@@ -34,7 +34,7 @@ from workers.state_stream.sending import Delivery
 
 SLOW = {
     "device": "emulated",
-    "emulated": {"forward_s": 0.02, "input_grad_s": 0.02, "weight_grad_s": 0.02},
+    "emulated": {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005},
 }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from made_profile import made_profile
-from planner.search.alternatives import Alternative
 from rich.console import Console
 
 from orchestrator.cli.plan_text import show
@@ -17,6 +16,7 @@ from orchestrator.prepare.planning import Freezing, first_plan, freezing, ranks_
 from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.profile import Profile
+from planner.search.alternatives import Alternative
 from planner.search.evaluate import PROGRAMS
 from planner.search.search import Choice
 from workers.config import EmulatedConfig, FreezeConfig

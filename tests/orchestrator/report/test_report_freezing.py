@@ -10,7 +10,6 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from planner.search.alternatives import Alternative
 from report_page import Page
 from synthetic_run import (
     MICROBATCHES,
@@ -35,6 +34,7 @@ from orchestrator.history.run_record import RunRecord, fold
 from orchestrator.pictures import histogram
 from orchestrator.quantities import significant
 from orchestrator.report.page import render
+from planner.search.alternatives import Alternative
 from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, TimelineReport
 
 
