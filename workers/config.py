@@ -213,7 +213,8 @@ class ElasticConfig(Section):
     """How long a job that has too few ranks waits for capacity before it ends; what those hold is in a checkpoint by
     then."""
     attempts: Positive = 3
-    """How often one step may fail, with no rank lost, before the job gives up."""
+    """After so many failures with no new step committed between them the job ends, whichever rank raised, died or
+    hung."""
     migration: Literal["live", "deferred", "stop"] = "live"
     """How layers change ranks: `live` while training goes on, with the same bits; `deferred` as DynPipe does (other
     bits); `stop` between two steps."""

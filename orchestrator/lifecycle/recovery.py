@@ -40,10 +40,8 @@ class Situation:
     """Why the generation was asked to end; none: it failed, or the one that was to follow it did."""
     trouble: str = ""
     """What went wrong first, in words."""
-    died: bool = False
-    """Whether a rank has died since the last decision."""
     failures: int = 0
-    """How often the step after `failed_at` had failed before, with no rank lost."""
+    """How often the job had failed with no step committed beyond `failed_at`, whoever failed."""
     failed_at: int = -1
     trained: bool = True
     """Whether the generation had formed."""
@@ -84,7 +82,7 @@ class RecoveryPlan:
     reached: int = 0
     """Steps that were committed before: beyond `step`, those that are lost."""
     failures: int = 0
-    """How often the step has failed now, with no rank lost."""
+    """How often the job has failed with no new step committed, this time included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +107,8 @@ class Pause:
     """None: the newest checkpoint has all that is left."""
     interrupted: bool = False
     """A step was in flight."""
+    failures: int = 0
+    """How often the job has failed with no new step committed, this time included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +125,8 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     newest = now.checkpoints[0].step if now.checkpoints else 0
     # A checkpoint may be known before its steps are.
     reached = max(now.step, newest, *_attainable(now))
-    before = now.failures if now.failed_at == reached else 0
-    failures = before + 1 if now.asked is None and not now.died else 0
+    before = now.failures if reached <= now.failed_at else 0
+    failures = before + (now.asked is None)
     held, salvaged = _held(now), False
     if redundancy(elastic, now.plan) == "none" and now.asked is None:
         return Abort(
@@ -135,8 +135,8 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         )
     if failures >= elastic.attempts:
         return Abort(
-            reason=f"{now.trouble}; step {reached + 1} failed {failures} times with no rank lost"
-            f" (elastic.attempts = {elastic.attempts})",
+            reason=f"{now.trouble}; {counted(failures, 'failure')} with no step committed beyond step"
+            f" {max(reached, now.failed_at)} (elastic.attempts = {elastic.attempts})",
             rescue=_rescue(now, held, newest),
         )
     lineup = _lineup(now)
@@ -146,7 +146,8 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         rescue = _rescue(now, held, newest)
         if elastic.wait_s == 0:
             return Abort(reason=f"{why}; elastic.wait_s = 0 waits for no others", rescue=rescue)
-        return Pause(reason=why, step=reached, rescue=rescue, interrupted=_interrupted(now, held))
+        interrupted = _interrupted(now, held)
+        return Pause(reason=why, step=reached, rescue=rescue, interrupted=interrupted, failures=failures)
     if (held is None or held < newest) and elastic.salvage == "weights":
         left = _held(now, weights=True)
         salvaged = left is not None and left > newest

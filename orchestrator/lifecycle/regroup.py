@@ -119,7 +119,6 @@ def _decided(order: Order, state: Assessing) -> Step:
             elastic=order.elastic,
             asked=roster.asked,
             trouble=_words(state.troubles),
-            died=any(loss.dead for loss in state.troubles),
             failures=roster.failures,
             failed_at=roster.failed_at,
             trained=roster.trained,
@@ -132,7 +131,10 @@ def _decided(order: Order, state: Assessing) -> Step:
         case Abort(reason=reason):
             return close(Failed(reason, user_error=False))
         case Pause():
-            return hold(order, roster, decision)
+            failed = replace(
+                roster, failures=decision.failures, failed_at=max(roster.failed_at, decision.step)
+            )
+            return hold(order, failed, decision)
         case RecoveryPlan() as recovery_plan:
             pass
     taken_up = [plan for position in state.positions for plan in position.freeze_plans]
@@ -142,7 +144,7 @@ def _decided(order: Order, state: Assessing) -> Step:
     roster = replace(
         roster,
         failures=recovery_plan.failures,
-        failed_at=recovery_plan.reached,
+        failed_at=max(roster.failed_at, recovery_plan.reached),
         freeze=freeze,
         proposed=proposed,
     )

@@ -99,7 +99,7 @@ class Roster:
     round: int = 0
     """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
     failures: int = 0
-    """How often the step after `failed_at` has failed with no rank lost."""
+    """How often the job has failed with no step committed beyond `failed_at`, whoever failed. A pause keeps it."""
     failed_at: int = -1
     asked: str | None = None
     """Why the ranks were asked to regroup at their next commit."""

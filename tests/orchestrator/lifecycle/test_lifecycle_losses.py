@@ -18,6 +18,7 @@ from lifecycle_jobs import (
     outcome,
     plan_of,
     position,
+    ready,
     recovered,
     step_report,
     train,
@@ -36,6 +37,7 @@ from orchestrator.lifecycle.states import (
     Settling,
     Stopping,
     Training,
+    Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
     Asked,
@@ -47,6 +49,7 @@ from orchestrator.lifecycle.stimuli import (
     Positioned,
     RankLost,
     Reported,
+    Room,
     Settled,
     Stimulus,
     StoreUp,
@@ -238,7 +241,29 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up() -> None:
     job.take(Positioned(position(0, 0, (0,)), 2), Positioned(position(1, 0, (1, 2)), 2))
     assert isinstance(job.state, Closing)
     assert isinstance(job.state.end, Failed)
-    assert job.state.end.reason.startswith("rank 1: ValueError: no; step 1 failed 2 times")
+    assert job.state.end.reason.startswith(
+        "rank 1: ValueError: no; 2 failures with no step committed beyond step 0"
+    )
+
+
+def test_a_rank_that_crashes_at_each_start_ends_the_job_though_the_job_waits_in_between() -> None:
+    order = order_of(1, elastic=ElasticConfig(attempts=3))
+    job = train(Job(order))
+    for rank in range(3):
+        assert isinstance(job.state, Training)
+        job.take(Reported(step_report(1, generation=job.roster.generation)))
+        job.take(RankLost(rank, "its process died", dead=True, round=job.roster.round))
+        if rank < 2:
+            assert isinstance(job.state, Waiting)
+            job.take(Room(1), ready(rank + 1))
+            job.take(Positioned(position(rank + 1, 0, ()), job.roster.round))
+            recovered(job, plan_of(1), (rank + 1,))
+    assert job.state == Closing(
+        Failed(
+            "rank 2: its process died; 3 failures with no step committed beyond step 1 (elastic.attempts = 3)",
+            user_error=False,
+        )
+    )
 
 
 def test_a_users_error_ends_the_job_whoever_is_heard_first() -> None:

@@ -26,7 +26,6 @@ def situation(*positions: Position, **changes: object) -> Situation:
         "step": 4,
         "wanted": 3,
         "trouble": "rank 1: died",
-        "died": True,
         **changes,
     }
     return Situation(**fields)  # pyright: ignore[reportArgumentType]
@@ -118,9 +117,7 @@ def test_newcomers_take_the_lost_places_and_no_more_than_are_wanted() -> None:
 
 def test_who_goes_still_gives_what_it_holds() -> None:
     recovery_plan = decide(
-        situation(
-            at(0, 4, 0, 1), at(1, 4, 2, 3), at(2, 4, 4, 5), going=frozenset({1}), asked="drain", died=False
-        )
+        situation(at(0, 4, 0, 1), at(1, 4, 2, 3), at(2, 4, 4, 5), going=frozenset({1}), asked="drain")
     )
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.cause, recovery_plan.lineup, recovery_plan.lost) == ("drain", (0, 2), (1,))
@@ -136,7 +133,11 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
         layers={0: tuple(range(LAYERS))},
     )
     assert decide(few) == Pause(
-        reason="rank 1: died: 1 rank left, and elastic.min_ranks = 2", step=4, rescue=whole, interrupted=True
+        reason="rank 1: died: 1 rank left, and elastic.min_ranks = 2",
+        step=4,
+        rescue=whole,
+        interrupted=True,
+        failures=1,
     )
     in_checkpoint = replace(few, checkpoints=(CheckpointRef(path="4", step=4),))
     held = decide(in_checkpoint)
@@ -146,6 +147,31 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
     assert isinstance(told, Abort)
     assert told.rescue == whole
     assert "elastic.wait_s = 0" in told.reason
+
+
+def test_a_step_that_keeps_failing_ends_the_job_whoever_dies() -> None:
+    dead = situation(at(0, 4, 0, 1, 2, 3), at(2, 4, 3, 4, 5), elastic=ElasticConfig(attempts=3))
+    first = decide(dead)
+    assert isinstance(first, RecoveryPlan)
+    assert first.failures == 1
+    last = decide(replace(dead, failures=2, failed_at=4))
+    assert isinstance(last, Abort)
+    assert last.reason == (
+        "rank 1: died; 3 failures with no step committed beyond step 4 (elastic.attempts = 3)"
+    )
+    assert last.rescue is not None
+    before_that = decide(replace(dead, failures=2, failed_at=9))
+    assert isinstance(before_that, Abort), "steps that are run again are not new ones"
+    further = decide(replace(dead, failures=2, failed_at=3))
+    assert isinstance(further, RecoveryPlan)
+    assert further.failures == 1
+
+
+def test_a_requested_regroup_neither_counts_as_a_failure_nor_clears_the_count() -> None:
+    joining = situation(*(at(rank, 4, *range(LAYERS)) for rank in range(3)), asked="join", trouble="")
+    plan = decide(replace(joining, failures=2, failed_at=4))
+    assert isinstance(plan, RecoveryPlan)
+    assert plan.failures == 2
 
 
 SALVAGE = ElasticConfig(salvage="weights")

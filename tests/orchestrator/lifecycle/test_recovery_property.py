@@ -18,9 +18,10 @@ from workers.config import ElasticConfig
     grow=st.booleans(),
     redundancy=st.sampled_from(["peer", "checkpoint"]),
     salvage=st.sampled_from(["none", "weights"]),
+    attempts=st.sampled_from([3, 1000]),
 )
 def test_whatever_happens_the_job_goes_on_or_says_why_not(
-    seed: int, spares: int, min_ranks: int, grow: bool, redundancy: str, salvage: str
+    seed: int, spares: int, min_ranks: int, grow: bool, redundancy: str, salvage: str, attempts: int
 ) -> None:
     elastic = ElasticConfig(
         spares=spares,
@@ -28,6 +29,7 @@ def test_whatever_happens_the_job_goes_on_or_says_why_not(
         grow=grow,
         redundancy=redundancy,  # pyright: ignore[reportArgumentType]
         salvage=salvage,  # pyright: ignore[reportArgumentType]
+        attempts=attempts,
     )
     world = World(seed, elastic)
     world.run(60)
