@@ -42,6 +42,7 @@ from workers.protocol import (
     Report,
     Request,
     Settlement,
+    Working,
 )
 
 CONTROL = "control"
@@ -209,8 +210,9 @@ class RankActor:
             self._rank.seal(folder, step, plan, generation, records)
 
     @ray.method(concurrency_group=CONTROL)
-    def ping(self) -> None:
-        """Answer."""
+    def ping(self) -> Working | None:
+        """Answer, and say what this rank computes; see `Rank.working`."""
+        return self._rank.working()
 
     @ray.method(concurrency_group=CONTROL)
     def stacks(self) -> str:

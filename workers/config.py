@@ -208,7 +208,8 @@ class ElasticConfig(Section):
     grow: bool = True
     """Take ranks in, up to `pipeline.ranks`, where the cluster has room for them and it pays."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """A rank that answers nothing for so long counts as lost, and is killed."""
+    """A rank that answers nothing for so long is killed. So is a rank that computes a single action for so long and
+    for ten times as long as a usual step; the first step of a generation has `cluster.timeout_s`."""
     wait_s: NonNegativeSeconds = 600.0
     """How long a job that has too few ranks waits for capacity before it ends; what those hold is in a checkpoint by
     then."""

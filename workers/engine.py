@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from planner.ir import Action, Kind, Schedule
+from workers.control.activity import Activity
 from workers.data.dataset import Batch
 from workers.devices.device import Device
 from workers.fault_injection.points import FaultPoints, Phase
@@ -48,6 +49,7 @@ class Engine:
         stages: the stages that the schedule gives this rank.
         channel: to the other ranks; place = pipeline * P + rank.
         faults: the drills armed on this rank.
+        activity: is told what the rank computes.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Engine:
         channel: Channel,
         device: Device,
         faults: FaultPoints | None = None,
+        activity: Activity | None = None,
     ) -> None:
         assert set(stages) == set(schedule.stages_of_rank(rank))
         self._schedule = schedule
@@ -70,6 +73,7 @@ class Engine:
         self._channel = channel
         self._device = device
         self._faults = faults
+        self._activity = activity or Activity()
         self._bytes_per_s: float | None = None
         """What a drill lets this rank send; None: all that the link takes."""
         self._handed: dict[tuple[Stream, int], Tensors] = {}
@@ -90,12 +94,15 @@ class Engine:
         self._announce(None, purpose=0)
         self._expect(self._program, purpose=0)
         losses: dict[int, Tensor] = {}
-        for action in self._program:
-            self._execute(action, step, batches, losses)
-        if self._armed is not None and self._armed.poisons(step + 1):
-            self._poison()
-        self._channel.flush()
-        return Window({g: float(loss) for g, loss in losses.items()}, self._device.spans())
+        with self._activity.until_done():
+            for action in self._program:
+                self._activity.begin(action)
+                self._execute(action, step, batches, losses)
+            if self._armed is not None and self._armed.poisons(step + 1):
+                self._poison()
+            with self._activity.waiting():
+                self._channel.flush()
+            return Window({g: float(loss) for g, loss in losses.items()}, self._device.spans())
 
     def evaluate(self, batches: Batches, microbatches: int, *, purpose: int) -> dict[int, Tensors]:
         """Run forward passes only, in evaluation mode, in the order of the schedule's own forwards.
@@ -112,15 +119,17 @@ class Engine:
         self._announce(microbatches, purpose)
         self._expect(program, purpose)
         results: dict[int, Tensors] = {}
-        for action in program:
-            stage = self._stages[action.stage]
-            batch = batches(action.index) if self._reads_data(action.stage) else None
-            inputs = self._inputs(action, batch, purpose)
-            outputs = stage.evaluate(inputs, self._targets(action.stage, batch))
-            if action.stage == self._schedule.stages - 1:
-                results[action.index] = outputs
-            else:
-                self._send(self._forward_stream(action.stage + 1, purpose), action.index, outputs)
+        with self._activity.until_done():
+            for action in program:
+                self._activity.begin(action)
+                stage = self._stages[action.stage]
+                batch = batches(action.index) if self._reads_data(action.stage) else None
+                inputs = self._inputs(action, batch, purpose)
+                outputs = stage.evaluate(inputs, self._targets(action.stage, batch))
+                if action.stage == self._schedule.stages - 1:
+                    results[action.index] = outputs
+                else:
+                    self._send(self._forward_stream(action.stage + 1, purpose), action.index, outputs)
         self._channel.flush()
         return results
 
@@ -180,7 +189,8 @@ class Engine:
     def _send(self, stream: Stream, microbatch: int, tensors: Tensors) -> None:
         if stream.target == stream.source:
             self._handed[stream, microbatch] = tensors
-        else:
+            return
+        with self._activity.waiting():
             if self._bytes_per_s is not None:
                 time.sleep(sum(t.nbytes for t in tensors) / self._bytes_per_s)
             self._channel.send(stream, tensors)
@@ -188,7 +198,8 @@ class Engine:
     def _receive(self, stream: Stream, microbatch: int) -> Tensors:
         if stream.target == stream.source:
             return self._handed.pop((stream, microbatch))
-        return self._channel.receive(stream)
+        with self._activity.waiting():
+            return self._channel.receive(stream)
 
     def _announce(self, forwards: int | None, purpose: int) -> None:
         """Tell the channel what comes: all of the window, or the forwards of the first microbatches."""

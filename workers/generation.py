@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.config import WorkerConfig
+from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.data.dataset import OpenData
 from workers.devices.device import Device
@@ -60,6 +61,7 @@ class GenerationSetup:
     freeze_plans: Plans
     """Those whose start is known; what is taken up is added."""
     faults: FaultPoints
+    activity: Activity
     report: Callable[[Report], None]
 
     @property

@@ -41,6 +41,7 @@ class Minibatch:
             channel,
             setup.device,
             setup.faults,
+            setup.activity,
         )
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""

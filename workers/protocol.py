@@ -316,6 +316,16 @@ class Parted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Working:
+    """The action that a rank computes just now."""
+
+    action: str
+    """Its token, e.g. `2F0`."""
+    for_s: float
+    """How long it has computed; waiting for other ranks does not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Position:
     """Where a rank stands between two generations."""
 

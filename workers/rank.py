@@ -20,6 +20,7 @@ from workers.checkpoint.folder import DamagedCheckpointError
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
 from workers.config import WorkerConfig
+from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.next_plan import NextPlan, check_next
 from workers.data.dataset import OpenData
@@ -53,6 +54,7 @@ from workers.protocol import (
     Request,
     Settlement,
     SwitchReport,
+    Working,
 )
 from workers.reproducibility import determinism
 from workers.state_stream.frames import StateStreamError
@@ -66,8 +68,8 @@ from workers.unfinished import Greeting, Unfinished
 
 class Rank:
     """One rank of a job. Call `setup`, then for each generation `follow`, `join`, `train` in this order; when training
-    ended with a loss or as `Parted`, `position` and `settle` come before the next. `request`, `prepare` and `leave`
-    from any thread.
+    ended with a loss or as `Parted`, `position` and `settle` come before the next. `request`, `prepare`, `working`
+    and `leave` from any thread.
 
     Args:
         rank: its number, which no other rank of the job ever has.
@@ -91,6 +93,7 @@ class Rank:
         self._secret = secret
         self._host = host
         self._mailbox = Mailbox()
+        self._activity = Activity()
         self._store: dist.TCPStore | None = None
         self._channel: Channel | None = None
         self._joining: Joining | None = None
@@ -307,6 +310,7 @@ class Rank:
             withdraw=self._withdraw,
             freeze_plans=self._freeze_plans,
             faults=self.faults,
+            activity=self._activity,
             report=self._report,
         )
         self._training = Training(setup, self._generation, self._channel, self._step)
@@ -378,6 +382,10 @@ class Rank:
             mine = {layer: host_copy(self._layers[layer][1]) for layer in layers if layer in self._layers}
             if mine:
                 self._server.offer(self._step, mine)
+
+    def working(self) -> Working | None:
+        """The action that it computes just now; None: it waits for other ranks, or does something else."""
+        return self._activity.working()
 
     def position(self) -> Position:
         """Where it stands, once it no longer trains.

@@ -130,6 +130,8 @@ class EventLoop:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first turn never awaits it.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     async def close(self) -> None:

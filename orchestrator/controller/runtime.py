@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.cluster.hosts import Gone, Hosts, stands
 from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.hangs import Pace, Verdict, judge, within
 from orchestrator.controller.precomputed_plans import PrecomputedPlans
 from orchestrator.events.types import Event, Noticed, Warned
 from orchestrator.lifecycle.commands import (
@@ -99,6 +100,7 @@ class Runtime:
         self._training: dict[int, asyncio.Future[Any]] = {}
         """Calls under way that end with a generation."""
         self._precomputed = PrecomputedPlans(setup.replanner, setup.config.steps)
+        self._pace = Pace()
 
     @property
     def homes(self) -> Mapping[int, Home]:
@@ -168,6 +170,7 @@ class Runtime:
     def take(self, event: Event) -> None:
         """Learn from what was logged what steps and regroups take, and who is to go."""
         self._precomputed.take(event)
+        self._pace = self._pace.after(event)
         if isinstance(event, Noticed):
             self._going |= set(event.ranks)
             # A signal came to one process: its node stays.
@@ -249,8 +252,7 @@ class Runtime:
 
     async def _reclaim_one(self, rank: int, number: int) -> None:
         try:
-            async with asyncio.timeout(self._elastic.hang_timeout_s):
-                home = await self._hosts.reclaim(rank)
+            home = await within(self._hosts.reclaim(rank), self._elastic.hang_timeout_s, self._ping_every_s)
         except (TimeoutError, RankError):
             await self._bury(rank, "did not answer the controller that took over, and was killed")
         except Gone:
@@ -260,30 +262,34 @@ class Runtime:
             self._tell(Reclaimed(rank, home.node, home.host, number))
 
     async def _listen(self, rank: int) -> None:
-        """Heartbeats of one rank, until it is lost."""
-        patience_s = self._elastic.hang_timeout_s
-        pause_s = min(PING_EVERY_S, patience_s / 4)
+        """Heartbeats of one rank, until it is lost: whether it answers, and whether it gets on."""
+        limit_s, every_s = self._elastic.hang_timeout_s, self._ping_every_s
+        slow = False
         while rank in self._homes:
             try:
-                # Twice: where this process itself stood still meanwhile, the answer is there and the time is up.
-                if not (
-                    await self._answers(rank, patience_s - 2 * pause_s) or await self._answers(rank, pause_s)
-                ):
-                    text = f"answered nothing for {patience_s:g} s (elastic.hang_timeout_s), and was killed"
-                    await self._bury(rank, text)
+                # The last answer came up to `every_s` before this call.
+                working = await within(self._reached(rank, "ping"), limit_s - every_s, every_s)
+            except TimeoutError:
+                text = f"answered nothing for {limit_s:g} s (elastic.hang_timeout_s), and was killed"
+                await self._bury(rank, text)
             except Gone:
                 await self._bury(rank)
             except RankError:
                 pass
-            await asyncio.sleep(pause_s)
+            else:
+                verdict, why = judge(
+                    working, self._pace, hang_timeout_s=limit_s, timeout_s=self._setup.timeout_s
+                )
+                if verdict is Verdict.HUNG:
+                    await self._bury_late(rank, why)
+                elif verdict is Verdict.SLOW and not slow:
+                    self._tell(Noted(Warned(text=f"rank {rank} {why}")))
+                slow = verdict is Verdict.SLOW
+            await asyncio.sleep(every_s)
 
-    async def _answers(self, rank: int, within_s: float) -> bool:
-        try:
-            async with asyncio.timeout(within_s):
-                await self._reached(rank, "ping")
-        except TimeoutError:
-            return False
-        return True
+    @property
+    def _ping_every_s(self) -> float:
+        return min(PING_EVERY_S, self._elastic.hang_timeout_s / 4)
 
     async def _reached(self, rank: int, method: str, *arguments: Any) -> Any:
         """What a call returns that may be made again, once the rank can be reached."""

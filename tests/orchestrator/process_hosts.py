@@ -104,7 +104,7 @@ class _Served:
             case "host_store":
                 return "127.0.0.1", rank.host_store()
             case "ping":
-                return None
+                return rank.working()
             case "stacks":
                 return stacks()
             case "arm":

@@ -59,7 +59,7 @@ def test_a_rank_that_cannot_be_reached_for_a_moment_is_not_taken_for_dead(tmp_pa
         hosts, told = Shaky(), list[Stimulus]()
         setup = ElasticJob(resolved(tiny(tmp_path, "shaky"))).setup
         runtime = Runtime(setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
-        assert await runtime._answers(0, 30.0)
+        await runtime._reached(0, "ping")
         assert hosts.calls == ["ping"] * 3
         training = runtime.carry_out(Train((0,), 3, 1))
         assert training is not None

@@ -1,0 +1,114 @@
+"""When a rank counts as hung: it answers nothing, or computes one action for far longer than whole steps take.
+
+Decides only: times come in as arguments or by a clock that is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from orchestrator.events.types import Event, Formed
+from orchestrator.quantities import seconds
+from workers.protocol import StepReport, Working
+
+KEPT_STEPS = 20
+"""Newest steps by which the usual time of a step is told."""
+MANY = 10.0
+"""An action that takes as many times as long as a usual step has hung."""
+TELL_AT = 0.5
+"""The share of its limit at which a slow action is reported."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What steps take, as far as the log tells."""
+
+    step_s: tuple[float, ...] = ()
+    """Of the newest steps."""
+    generation: int = 0
+    """The newest."""
+    steady: bool = False
+    """Whether the newest generation has committed a step: the first one loads kernels and compiles."""
+
+    def after(self, event: Event) -> Pace:
+        """The pace once `event` is known."""
+        match event:
+            case Formed(generation=generation):
+                return replace(self, generation=generation.number, steady=False)
+            case StepReport(step_s=step_s, generation=generation):
+                steady = self.steady or generation == self.generation
+                return replace(self, step_s=(*self.step_s, step_s)[-KEPT_STEPS:], steady=steady)
+            case _:
+                return self
+
+    @property
+    def usual_s(self) -> float | None:
+        """The median step; None: no step is known."""
+        return statistics.median(self.step_s) if self.step_s else None
+
+
+class Verdict(StrEnum):
+    """What an action's time means."""
+
+    FINE = "fine"
+    SLOW = "slow"
+    """To be reported."""
+    HUNG = "hung"
+    """The rank is to be killed."""
+
+
+def judge(
+    working: Working | None, pace: Pace, *, hang_timeout_s: float, timeout_s: float
+) -> tuple[Verdict, str]:
+    """Whether a rank that answers has hung, and why.
+
+    Args:
+        working: what it computes; None: nothing.
+        timeout_s: a generation's first step may take as long, whatever steps take.
+    """
+    if working is None:
+        return Verdict.FINE, ""
+    usual_s = pace.usual_s
+    limit_s = max(hang_timeout_s, MANY * (usual_s or 0.0), 0.0 if pace.steady else timeout_s)
+    if working.for_s < TELL_AT * limit_s:
+        return Verdict.FINE, ""
+    compared = f", where a step takes {seconds(usual_s)}" if usual_s is not None else ""
+    computes = f"has computed {working.action} for {seconds(working.for_s)}{compared}"
+    setting = "elastic.hang_timeout_s" if pace.steady else "cluster.timeout_s for a first step"
+    if working.for_s < limit_s:
+        return Verdict.SLOW, f"{computes}: it is killed after {seconds(limit_s)} ({setting})"
+    return Verdict.HUNG, f"{computes}, and was killed ({setting})"
+
+
+async def within(
+    answer: Awaitable[Answer], limit_s: float, every_s: float, clock: Callable[[], float] = time.monotonic
+) -> Answer:
+    """What `answer` gives. Time in which this process itself stood still does not count: it then begins again.
+
+    Args:
+        every_s: between two looks at the clock; one that comes twice as late shows that this process stood still.
+
+    Raises:
+        TimeoutError: nothing came within `limit_s`.
+    """
+    future = asyncio.ensure_future(answer)
+    began_s = looked_s = clock()
+    try:
+        while not (await asyncio.wait({future}, timeout=every_s))[0]:
+            now_s = clock()
+            if now_s - looked_s > 2 * every_s:
+                began_s = now_s
+            looked_s = now_s
+            if now_s - began_s >= limit_s:
+                raise TimeoutError
+        return future.result()
+    finally:
+        future.cancel()

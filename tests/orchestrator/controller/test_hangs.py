@@ -1,0 +1,123 @@
+"""Ranks that hang: they answer nothing, or answer and compute for ever; and a controller that itself stood still."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+import pytest
+from lifecycle_jobs import step_report
+from process_hosts import ElasticJob, assert_gone
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.controller.hangs import MANY, Pace, Verdict, judge, within
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Failed
+from workers.engine import Engine
+from workers.protocol import Generation, Working
+
+FORMED = events.Formed(
+    generation=Generation(number=3, epoch=1, members=(0,), store_host="h", store_port=1, timeout_s=60.0),
+    start=None,
+    step=0,
+)
+
+
+def verdict(pace: Pace, for_s: float, hang_timeout_s: float = 5.0, timeout_s: float = 60.0) -> Verdict:
+    working = Working(action="0F0", for_s=for_s)
+    return judge(working, pace, hang_timeout_s=hang_timeout_s, timeout_s=timeout_s)[0]
+
+
+def test_the_first_step_of_a_generation_has_longer_than_the_others() -> None:
+    first = Pace().after(FORMED)
+    assert [verdict(first, for_s) for for_s in (29.0, 31.0, 61.0)] == list(Verdict)
+    steady = first.after(step_report(1, generation=3))
+    assert [verdict(steady, for_s) for for_s in (0.0, 31.0, 61.0)] == [Verdict.FINE, *[Verdict.HUNG] * 2]
+    again = steady.after(FORMED)
+    assert verdict(again, 29.0) is Verdict.FINE
+
+
+def test_an_action_of_slow_steps_has_many_times_their_time() -> None:
+    pace = Pace(step_s=(8.0, 9.0, 10.0), steady=True)
+    limit_s = MANY * 9.0
+    assert verdict(pace, limit_s / 2 - 1) is Verdict.FINE
+    assert verdict(pace, limit_s - 1) is Verdict.SLOW
+    assert verdict(pace, limit_s + 1) is Verdict.HUNG
+
+
+def test_a_verdict_names_the_action_the_times_and_the_setting() -> None:
+    pace = Pace(step_s=(0.25,), steady=True)
+    slow = judge(Working(action="1F0", for_s=3.0), pace, hang_timeout_s=5.0, timeout_s=60.0)
+    text = "has computed 1F0 for 3.00 s, where a step takes 250 ms"
+    assert slow == (Verdict.SLOW, f"{text}: it is killed after 5.00 s (elastic.hang_timeout_s)")
+    first = judge(Working(action="1F0", for_s=90.0), Pace(), hang_timeout_s=5.0, timeout_s=60.0)
+    assert first[1] == "has computed 1F0 for 1 min 30 s, and was killed (cluster.timeout_s for a first step)"
+    assert judge(None, pace, hang_timeout_s=5.0, timeout_s=60.0)[0] is Verdict.FINE
+
+
+def test_a_controller_that_stood_still_gives_its_ranks_their_full_time_again() -> None:
+    async def given_up(*looks_ms: int) -> int:
+        """Which look at a clock that tells `looks_ms` is the last, where an answer may take 5 ms."""
+        left, answer = list(looks_ms), asyncio.get_running_loop().create_future()
+        with pytest.raises(TimeoutError):
+            await within(answer, 0.005, 0.001, lambda: left.pop(0) / 1000)
+        return len(looks_ms) - len(left)
+
+    assert asyncio.run(given_up(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)) == 6
+    # It stood still for 90 ms after the third look.
+    assert asyncio.run(given_up(0, 1, 2, 92, 93, 94, 95, 96, 97, 98)) == 9
+
+
+def test_an_answer_that_came_during_a_standstill_is_heard() -> None:
+    async def wait() -> str:
+        answer = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(within(answer, 0.1, 0.01))
+        await asyncio.sleep(0.02)
+        time.sleep(0.3)
+        asyncio.get_running_loop().call_later(0.05, answer.set_result, "here")
+        return await waiting
+
+    assert asyncio.run(wait()) == "here"
+
+
+def hangs_in_step_4(rank: int) -> None:
+    """Has whoever holds the first stage compute for ever in its first action of step 4."""
+    execute = Engine._execute
+
+    def hang(self: Engine, action: object, step: int, *rest: object) -> None:
+        while step == 3 and self._rank == 0:
+            pass
+        execute(self, action, step, *rest)  # pyright: ignore[reportArgumentType]
+
+    Engine._execute = hang
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_that_hangs_each_time_ends_the_job_in_words(tmp_path: Path, ranks: int) -> None:
+    spec = resolved(
+        tiny(
+            tmp_path,
+            "hangs",
+            job={"steps": 8, "sample_tokens": 0},
+            pipeline={"ranks": ranks},
+            checkpoint={"every_steps": 1},
+            elastic={"hang_timeout_s": 1.5, "attempts": 2},
+        )
+    )
+    ran = ElasticJob(spec, rig=hangs_in_step_4, timeout_s=4.0).run()
+    assert isinstance(ran.state, Failed)
+    # A lone rank may die with the word of step 3, and commits it again.
+    assert re.search(
+        r"2 failures with no step committed beyond step [23] \(elastic.attempts", ran.state.reason
+    )
+    assert "and was killed" in ran.state.reason
+    first, last = ran.of(events.RankFailed)
+    assert "(elastic.hang_timeout_s)" in first.error
+    assert "(cluster.timeout_s for a first step)" in last.error or ranks == 1
+    assert all("in hang" in failed.details for failed in (first, last))
+    told = [warned.text for warned in ran.of(events.Warned) if "it is killed after" in warned.text]
+    assert len(told) == 2
+    assert_gone(ran.pids)

@@ -1,0 +1,51 @@
+"""What a rank computes now and for how long: by this a controller tells a rank that hangs from one that waits.
+
+One thread computes; any thread may look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from planner.ir import Action
+from workers.protocol import Working
+
+
+class Activity:
+    """The action under way, if any.
+
+    Args:
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._now: tuple[Action, float] | None = None
+        """The action and when its computation began."""
+
+    def begin(self, action: Action) -> None:
+        """The rank computes `action` from now on."""
+        self._now = action, self._clock()
+
+    @contextmanager
+    def until_done(self) -> Iterator[None]:
+        """Afterwards the rank computes nothing, however it ended."""
+        try:
+            yield
+        finally:
+            self._now = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, the rank waits for another one; that has its own limit. Afterwards its computation begins again."""
+        before, self._now = self._now, None
+        yield
+        if before is not None:
+            self.begin(before[0])
+
+    def working(self) -> Working | None:
+        """What the rank computes; None: it waits, or does something else."""
+        now = self._now
+        return None if now is None else Working(action=str(now[0]), for_s=self._clock() - now[1])
