@@ -130,8 +130,8 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "stuck")
-    # Steps of some twelve seconds: the second signal comes before the stop can be obeyed.
-    slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=1.0")
+    # Steps of some five seconds: the second signal comes before the stop can be obeyed.
+    slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.4")
     with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=2") as process:
         read_until(process, "step 1/")
         os.killpg(process.pid, signal.SIGINT)

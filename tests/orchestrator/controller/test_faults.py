@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from io import StringIO
@@ -18,7 +19,15 @@ from orchestrator.cli.main import USER_ERROR, app
 from orchestrator.cli.progress import LineProgress
 from orchestrator.cli.train import observer
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.faults import Drill, check_step, choose_node, choose_rank, injected_text, when
+from orchestrator.controller.faults import (
+    Drill,
+    check_step,
+    choose_node,
+    choose_rank,
+    inject,
+    injected_text,
+    when,
+)
 from orchestrator.events.types import Record
 from orchestrator.history.run_record import Note, fold
 from workers.fault_injection.fault import Fault
@@ -182,3 +191,9 @@ def test_words_that_do_not_go_together_are_refused(
 def test_a_cluster_of_a_job_of_its_own_cannot_be_joined(capsys: pytest.CaptureFixture[str]) -> None:
     assert freshet_here("fault", "job", "kill", "--rank", "0", "--address", "local") == USER_ERROR
     assert "a local cluster belongs to its own" in capsys.readouterr().err
+
+
+def test_a_job_that_allows_no_faults_is_left_alone() -> None:
+    with pytest.raises(JobError) as error:
+        asyncio.run(inject("calm", False, 3, {"rank": 0, "fault": {"kind": "kill"}}))
+    assert str(error.value) == "job 'calm' allows no faults: start it with elastic.allow_faults = true"

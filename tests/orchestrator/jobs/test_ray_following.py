@@ -30,6 +30,8 @@ from orchestrator.trainer import PipelineTrainer
 from workers.protocol import JobError, StepReport
 
 STEPS = 120
+LONG = {"forward_s": 0.008, "input_grad_s": 0.008, "weight_grad_s": 0.008}
+"""Long enough for three drivers to come, one after the other."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,7 +65,7 @@ def steps_of(log: Path) -> list[int]:
 def test_another_driver_follows_a_job_whose_own_was_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = job(tmp_path, "led", job={"steps": STEPS}, pipeline={"ranks": 2})
+    spec = job(tmp_path, "led", job={"steps": STEPS}, pipeline={"ranks": 2}, cluster={"emulated": LONG})
     file, log = tmp_path / "spec.json", tmp_path / "led" / "events.jsonl"
     file.write_text(spec.model_dump_json())
     with driver("-c", DRIVER, str(file)) as own:

@@ -22,7 +22,7 @@ from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import CheckpointReport, StepReport
 
-TIMES = {"forward_s": 0.01, "input_grad_s": 0.01, "weight_grad_s": 0.01}
+TIMES = {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005}
 
 
 @dataclass

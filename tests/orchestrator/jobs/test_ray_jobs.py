@@ -111,10 +111,10 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
             lines.extend(status_lines("auto"))
             stop_job("halves", "auto", now=False)
 
-    # Steps of more than two seconds, so that the request has one to arrive in.
+    # Steps of almost a second, so that the request has one to arrive in.
     slow = {
         "device": "emulated",
-        "emulated": {"forward_s": 0.1, "input_grad_s": 0.05, "weight_grad_s": 0.05},
+        "emulated": {"forward_s": 0.04, "input_grad_s": 0.02, "weight_grad_s": 0.02},
     }
     log = Log(stop_at_two)
     first = PipelineTrainer(tiny(tmp_path, "halves", cluster=slow), observe=log).fit()

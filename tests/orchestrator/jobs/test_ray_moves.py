@@ -38,7 +38,7 @@ def job(folder: Path, name: str) -> Spec:
     return tiny(
         folder,
         name,
-        job={"steps": 60, "sample_tokens": 0},
+        job={"steps": 80, "sample_tokens": 0},
         model={"layers": 8},
         cluster={
             "device": "emulated",
@@ -47,7 +47,8 @@ def job(folder: Path, name: str) -> Spec:
     )
 
 
-def test_freshet_move(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_move_while_the_job_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """First by the command, then, by the planner's way, to a whole plan; no generation is formed for either."""
     expected = state_sha256(job(tmp_path / "plain", "plain"))
     said: list[str] = []
 
@@ -63,41 +64,25 @@ def test_freshet_move(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             ask(USER_ERROR, "moving", "--layers", "4", "--to", "3")
             ask(USER_ERROR, "moving", "--layers", "10", "--to", "3")
             ask(DONE, "moving", "--layers", "3-4", "--to", "2")
+        if isinstance(record.event, events.Migrated) and len(log.of(events.Migrated)) == 1:
+            now = log.of(events.Issued)[-1].plan
+            other = replace(now, layers=((0, 3), (3, 5), (5, 7), (7, 10)), reason="cut otherwise")
+            controller: Any = find("moving")
+            said.append(ray.get(controller.migrate.remote(other), timeout=30))
 
     log = Log(see)
     result = PipelineTrainer(job(tmp_path, "moving"), observe=log).fit()
     assert result.error is None
-    no_job, no_rank, not_next, no_layer, done = said
+    no_job, no_rank, not_next, no_layer, done, whole = said
     assert "no job 'movin'" in no_job
     assert "rank 9 has no place in the pipeline: ranks 0, 1, 2, 3 have" in no_rank
     assert "The rank holds layers 8 to 9 and can take layers 6 to 7 or the last of them" in not_next
     assert "there is no layer 10: the model has layers 0 to 9" in no_layer
     assert "2 layers (3, 4) to move, live" in done
-    (migrated,) = log.of(events.Migrated)
-    assert (migrated.layers, migrated.source, migrated.target) == ((3, 4), (1, 1), (2, 2))
-    assert len(log.of(events.Formed)) == 1
-    (finished,) = log.of(events.Finished)
-    assert finished.state_sha256 == expected
-    log.assert_processes_gone()
-
-
-def test_a_whole_plan_is_followed_without_a_new_generation(tmp_path: Path) -> None:
-    expected = state_sha256(job(tmp_path / "plain", "plain"))
-    said: list[str] = []
-
-    def see(record: events.Record) -> None:
-        if isinstance(record.event, StepReport) and record.event.step == 2:
-            now = log.of(events.Issued)[-1].plan
-            anew = replace(now, layers=((0, 3), (3, 5), (5, 7), (7, 10)), reason="cut anew")
-            controller: Any = find("replanned")
-            said.append(ray.get(controller.migrate.remote(anew), timeout=30))
-
-    log = Log(see)
-    result = PipelineTrainer(job(tmp_path, "replanned"), observe=log).fit()
-    assert result.error is None
-    assert "2 layers (2, 7) to move, live" in said[0]
-    (migrated,) = log.of(events.Migrated)
-    assert (migrated.layers, migrated.source, migrated.target) == ((2, 7), (1, 2), (0, 3))
+    first, second = log.of(events.Migrated)
+    assert (second.layers, second.source, second.target) == ((2, 3, 4, 7), (1, 2, 2, 2), (0, 1, 1, 3))
+    assert (first.layers, first.source, first.target) == ((3, 4), (1, 1), (2, 2))
+    assert "4 layers (2, 3, 4, 7) to move, live" in whole
     assert log.of(events.Issued)[-1].plan.layers == ((0, 3), (3, 5), (5, 7), (7, 10))
     assert len(log.of(events.Formed)) == 1
     (finished,) = log.of(events.Finished)

@@ -120,7 +120,7 @@ class Assassin:
 
 def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     assassin = Assassin("struck")
-    spec = freezing(tmp_path, "struck", PHASES, slower=3.0)
+    spec = freezing(tmp_path, "struck", PHASES, slower=1.5)
     done = run(spec, resume=False, observe=assassin.log, say=lambda text: None)
     log = assassin.log
 
