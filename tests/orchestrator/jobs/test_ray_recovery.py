@@ -181,7 +181,7 @@ def test_a_controller_and_a_rank_killed_together_are_both_made_good(tmp_path: Pa
 DRIVER = """
 import sys
 from pathlib import Path
-from orchestrator.spec import Spec
+from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 PipelineTrainer(Spec.model_validate_json(Path(sys.argv[1]).read_text())).fit()
 """

@@ -16,7 +16,7 @@ from workers.process.name_lookups import RESOLVER, keep_lookups_short
 LOOK_UP = """
 import socket, sys, time
 if sys.argv[1] == "short":
-    from workers.name_lookups import keep_lookups_short
+    from workers.process.name_lookups import keep_lookups_short
     keep_lookups_short()
 begun_s = time.monotonic()
 try:
