@@ -312,6 +312,9 @@ def travelling_errors(cut_off: bool = False) -> Iterator[None]:
         yield
     except JobError as error:
         raise RankError(str(error), user_error=True) from None
+    except SystemExit as error:
+        text = f"the job's code called sys.exit({error.code!r}): raise an exception where something is wrong"
+        raise RankError(text, user_error=True, details=traceback.format_exc()) from None
     except Exception as error:
         from workers.state_stream.frames import StateStreamError
         from workers.transport.channel import ChannelError

@@ -16,10 +16,14 @@ CONNECT_S = 1.0
 
 
 class Gone(Exception):
-    """A rank's process is dead, or its node is."""
+    """A rank's process is dead, or its node is.
 
-    def __init__(self, message: str, *, stillborn: bool = False, unheard: bool = False) -> None:
-        super().__init__(message)
+    Args:
+        cause: how it ended, in words that follow "its process died:".
+    """
+
+    def __init__(self, cause: str, *, stillborn: bool = False, unheard: bool = False) -> None:
+        super().__init__(cause)
         self.stillborn = stillborn
         """It never came up."""
         self.unheard = unheard

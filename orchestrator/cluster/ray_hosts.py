@@ -24,6 +24,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
 from orchestrator.controller.config import ControllerConfig
@@ -88,7 +89,7 @@ class RayHosts:
         try:
             self._actors[rank] = await asyncio.to_thread(ray.get_actor, name, namespace=cluster.NAMESPACE)
         except ValueError as error:
-            raise Gone("its process is gone") from error
+            raise Gone("nobody saw how") from error
         return await self.call(rank, "attach", self._controller)
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
@@ -174,16 +175,16 @@ def actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:
 async def _answered(reference: Any) -> Any:
     """What the call returns, with Ray's errors in the runtime's words."""
     if reference is None:
-        raise Gone("its process is gone")
+        raise Gone("nobody saw how")
     try:
         return await reference
     except ActorUnavailableError as error:
-        raise Gone("its process cannot be reached", unheard=True) from error
+        raise Gone("it cannot be reached", unheard=True) from error
     except RayActorError as error:
         text = str(error).strip()
         if "creation task" in text:
             raise Gone(f"could not start: {text.splitlines()[-1]}", stillborn=True) from error
-        raise Gone("its process died: killed, out of memory, or its node is gone") from error
+        raise Gone(cause_of_death(text)) from error
     except RayError as error:
         cause = getattr(error, "cause", error)
         if isinstance(cause, RankError):

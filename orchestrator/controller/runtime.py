@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from contextlib import suppress
 from typing import Any
 
+from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import Gone, Hosts, stands
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.hangs import Pace, Verdict, judge, within
@@ -218,7 +219,8 @@ class Runtime:
             self._tell(RankLost(rank, f"did not start within {self._setup.wait_s:g} s"))
         except Gone as error:
             await self._hosts.end(rank)
-            self._tell(RankLost(rank, str(error), dead=not error.stillborn))
+            died = str(error) if error.stillborn else f"its process died as it started: {error}"
+            self._tell(RankLost(rank, died, dead=not error.stillborn))
         except RankError as error:
             self._tell(_raised(rank, error, 0))
         else:
@@ -255,8 +257,8 @@ class Runtime:
             home = await within(self._hosts.reclaim(rank), self._elastic.hang_timeout_s, self._ping_every_s)
         except (TimeoutError, RankError):
             await self._bury(rank, "did not answer the controller that took over, and was killed")
-        except Gone:
-            await self._bury(rank)
+        except Gone as error:
+            await self._found_dead(rank, str(error))
         else:
             self._up(rank, home)
             self._tell(Reclaimed(rank, home.node, home.host, number))
@@ -272,8 +274,8 @@ class Runtime:
             except TimeoutError:
                 text = f"answered nothing for {limit_s:g} s (elastic.hang_timeout_s), and was killed"
                 await self._bury(rank, text)
-            except Gone:
-                await self._bury(rank)
+            except Gone as error:
+                await self._found_dead(rank, str(error))
             except RankError:
                 pass
             else:
@@ -306,17 +308,20 @@ class Runtime:
             self._homes.pop(rank, None)
             await self._hosts.end(rank)
 
-    async def _bury(self, rank: int, why: str = "", details: str = "") -> None:
-        """See that the rank is dead, and tell so: whatever it may still be doing, nobody hears of it any more.
+    async def _found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
+        """The rank's process is dead, by `cause`."""
+        home = self._homes.get(rank)
+        where = f" (pid {home.pid} on {home.host})" if home is not None else ""
+        await self._bury(rank, f"its process{where} died: {cause}")
+
+    async def _bury(self, rank: int, why: str, details: str = "") -> None:
+        """See that the rank is dead, and report it: whatever it may still be doing, nobody hears of it any more.
 
         Args:
-            why: it was killed; none: it was found dead.
             details: where its threads were.
         """
-        home = self._homes.pop(rank, None)
-        where = f" (pid {home.pid} on {home.host})" if home is not None else ""
-        died = f"its process{where} died: killed, out of memory, or its node is gone"
-        self._tell(RankLost(rank, why or died, dead=True, details=details))
+        self._homes.pop(rank, None)
+        self._tell(RankLost(rank, why, dead=True, details=details))
         self._training.pop(rank, None)
         await self._hosts.end(rank)
 
@@ -352,7 +357,9 @@ class Runtime:
                 await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
         except TimeoutError:
             error = f"was not written within {self._setup.timeout_s:g} s (cluster.timeout_s)"
-        except (Gone, RankError) as failure:
+        except Gone as failure:
+            error = f"a rank's process died: {failure}"
+        except RankError as failure:
             error = str(failure)
         report = CheckpointReport(
             step=rescue.step,
@@ -373,7 +380,7 @@ class Runtime:
             if home is None or not home.port or await stands(home):
                 await asking
             elif rank in self._homes:
-                await self._bury(rank)
+                await self._found_dead(rank)
         finally:
             asking.cancel()
 
@@ -395,9 +402,9 @@ class Runtime:
         except TimeoutError:
             text = f"did not leave its step within {patience_s:g} s (cluster.timeout_s), and was killed"
             await self._bury_late(rank, text)
-        except Gone:
+        except Gone as error:
             if rank in self._homes:
-                await self._bury(rank)
+                await self._found_dead(rank, str(error))
         except RankError as error:
             await self._bury(rank, f"cannot say where it stands, and was killed: {error}")
         finally:
@@ -432,7 +439,7 @@ class Runtime:
             end = await asyncio.shield(training)
         except Gone as error:
             if not error.unheard:
-                await self._bury(rank)
+                await self._found_dead(rank, str(error))
             elif self._training.get(rank) is training:
                 # Its heartbeats tell whether it lives; if so, it trains on.
                 self._training[rank] = again = asyncio.ensure_future(self._reached(rank, "outcome"))
@@ -503,8 +510,8 @@ class Runtime:
         except TimeoutError:
             text = f"did not {what} within {self._setup.timeout_s:g} s (cluster.timeout_s), and was killed"
             await self._bury_late(rank, text)
-        except Gone:
-            await self._bury(rank)
+        except Gone as error:
+            await self._found_dead(rank, str(error))
         except RankError as error:
             self._tell(_raised(rank, error, number))
         else:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import Gone
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
@@ -182,7 +183,7 @@ class ProcessHosts:
         answer.add_done_callback(_heard)
         held = self._processes.get(rank)
         if held is None:
-            answer.set_exception(Gone("gone"))
+            answer.set_exception(Gone(UNKNOWN))
             return answer
         self._next += 1
         held.calls[self._next] = answer
@@ -238,7 +239,7 @@ class ProcessHosts:
         held.pipe.close()
         for answer in held.calls.values():
             if not answer.done():
-                answer.set_exception(Gone("gone"))
+                answer.set_exception(Gone(UNKNOWN))
 
 
 def _heard(answer: asyncio.Future[Any]) -> None:

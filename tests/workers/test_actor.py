@@ -14,7 +14,7 @@ from workers.protocol import JobError
 from workers.transport.channel import ChannelError
 
 
-def raised(error: Exception, *, cut_off: bool = False) -> RankError:
+def raised(error: BaseException, *, cut_off: bool = False) -> RankError:
     with pytest.raises(RankError) as caught, travelling_errors(cut_off=cut_off):
         raise error
     back = pickle.loads(pickle.dumps(caught.value))
@@ -30,6 +30,13 @@ def test_a_users_error_travels_as_its_own_words() -> None:
 def test_any_other_error_brings_its_traceback() -> None:
     error = raised(ValueError("odd"))
     assert (str(error), error.user_error, error.cut_off) == ("ValueError: odd", False, False)
+    assert "test_actor.py" in error.details
+
+
+def test_a_layer_that_exits_is_a_users_error() -> None:
+    error = raised(SystemExit(3))
+    assert str(error) == "the job's code called sys.exit(3): raise an exception where something is wrong"
+    assert error.user_error
     assert "test_actor.py" in error.details
 
 
