@@ -139,10 +139,7 @@ def _cost(
     died = [
         down_s for rank in regrouped.lost if (down_s := downs.get(history.homes.get(rank, ""))) is not None
     ]
-    commit_s = next(
-        (commit.time_s for commit in history.commits if commit.time_s > generation.formed_s), None
-    )
-    until_commit_s = None
+    commit_s, until_commit_s = generation.committed_s, None
     if regrouped.cause == "loss" and died and commit_s is not None and min(died) < commit_s:
         until_commit_s = commit_s - min(died)
     return Cost(
@@ -176,11 +173,7 @@ def _numbers(
         life.down_s is not None and rehearsed.began_s <= life.down_s <= rehearsed.ended_s for life in lives
     )
     joins = sum(rehearsed.began_s < life.up_s <= rehearsed.ended_s for life in lives)
-    inside = [
-        (commit, number not in history.voided)
-        for number, commit in enumerate(history.commits)
-        if rehearsed.began_s < commit.time_s <= rehearsed.ended_s
-    ]
+    inside = [commit for commit in history.commits if rehearsed.began_s < commit.time_s <= rehearsed.ended_s]
     for_joins = sum(cost.total_node_seconds for cost in costs if cost.cause == "join")
     after_losses = [cost for cost in costs if cost.cause == "loss"]
     durations = {part: [cost.parts_s[index] for cost in after_losses] for index, part in enumerate(PARTS)}
@@ -195,8 +188,10 @@ def _numbers(
         node_seconds=spent,
         losses=losses,
         joins=joins,
-        steps=sum(stands for _, stands in inside),
-        step_s=median(b.time_s - a.time_s for (a, _), (b, _) in pairwise(inside)) if len(inside) > 1 else 0.0,
+        steps=sum(commit.steps for commit in inside if commit.voided_by is None),
+        step_s=median((b.time_s - a.time_s) / b.steps for a, b in pairwise(inside))
+        if len(inside) > 1
+        else 0.0,
         rerun=sum(cost.rerun for cost in costs),
         steps_lost=sum(cost.steps_lost for cost in costs),
         lost_per_loss=(fixed - spent[Use.JOINING] - for_joins) / losses if losses else 0.0,

@@ -65,7 +65,7 @@ def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
     best = measured if measured is not None else predicted
     return FreezeNumbers(
         method=method,
-        average_freeze_ratio=run.freeze.average_ratio(len(run.steps)),
+        average_freeze_ratio=run.freeze.average_ratio(run.step),
         kappa=measured,
         predicted_kappa=predicted,
         p_eff=p_eff,

@@ -90,8 +90,8 @@ def _phases(history: RecoveryHistory, rehearsed: Rehearsed) -> Iterator[_Phase]:
         if stretch.start_s > last_s:
             yield from _gap(history, last_s, stretch.start_s, last, stretch.generation)
         use = Use.TRAINED if stretch.stands else Use.UNDONE
-        caused = None if stretch.stands else _voided_by(history, stretch.end_s)
-        yield _Phase(stretch.start_s, stretch.end_s, use, _nodes(history, stretch.generation), caused)
+        nodes = _nodes(history, stretch.generation)
+        yield _Phase(stretch.start_s, stretch.end_s, use, nodes, stretch.voided_by)
         last_s, last = stretch.end_s, stretch.generation
     if last_s < rehearsed.ended_s:
         yield from _gap(history, last_s, rehearsed.ended_s, last, None)
@@ -169,13 +169,6 @@ def _nodes(history: RecoveryHistory, index: int | None) -> frozenset[str]:
         return frozenset()
     return frozenset(
         history.homes[rank] for rank in history.generations[index].members if rank in history.homes
-    )
-
-
-def _voided_by(history: RecoveryHistory, end_s: float) -> int | None:
-    """The generation that went back before the commit at `end_s`."""
-    return next(
-        (by for number, by in history.voided.items() if history.commits[number].time_s == end_s), None
     )
 
 

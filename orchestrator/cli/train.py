@@ -13,10 +13,9 @@ from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.progress import BarProgress, LineProgress, open_progress
 from orchestrator.client.following import Run, attached
 from orchestrator.client.submit import run
-from orchestrator.controller.drains import noticed_text
-from orchestrator.controller.faults import injected_text
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
+from orchestrator.events.wording import injected_text, noticed_text
 from orchestrator.quantities import counted, seconds
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load

@@ -31,10 +31,11 @@ from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import EventLog, Record
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Command, Train
 from orchestrator.lifecycle.states import Live, Order, Roster, Training
 from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, Reported
-from orchestrator.lifecycle.takeover import over, since_start, taken_over
+from orchestrator.lifecycle.takeover import since_start, taken_over
 from orchestrator.prepare.resolve import expand
 from planner.plan import Plan, PlanError
 from workers.protocol import CheckpointReport, JobError, Report, Request
@@ -86,8 +87,8 @@ class Controller:
         self._spec = spec
         self._folder = JobFolder(setup.config.output)
         self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
-        self._count = 0
-        """Events of the job since it was submitted, kept or not."""
+        self._view = JobView()
+        """Of the whole log."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         """What outlives the crank."""
@@ -95,7 +96,6 @@ class Controller:
         self._log: EventLog | None = None
         self._begun = asyncio.Event()
         """The job is taken on, or is over."""
-        self._step = 0
         self._over = False
         self._planner: PlannerLink | None = None
         self._planning: asyncio.Task[None] | None = None
@@ -123,7 +123,10 @@ class Controller:
         """
         self._lock = self._folder.lock()
         try:
-            self._log = EventLog(self._folder.fetch_events())
+            path = self._folder.fetch_events()
+            self._view = fold(events.read(path)) if path.exists() else JobView()
+            self._view.events = 0
+            self._log = EventLog(path)
         except OSError as error:
             raise JobError(f"cannot write {self._folder.events_path}: {error.strerror or error}") from error
         await asyncio.to_thread(reap, self._order.job)
@@ -147,6 +150,7 @@ class Controller:
             path = self._folder.fetch_events()
         self._records.clear()
         log = list(events.read(path)) if path.exists() else []
+        self._view = fold(log)
         records = since_start(log)
         if not any(
             isinstance(record.event, events.Submitted) and record.event.epoch == self._order.epoch
@@ -154,8 +158,7 @@ class Controller:
         ):
             return  # killed before it had taken the job on, which the driver hears
         self._records.extend(records)
-        self._count = len(records)
-        if over(records):
+        if self._view.outcome is not None:
             self._over = True
             self._begun.set()
             self._spawn(self._linger())
@@ -163,9 +166,8 @@ class Controller:
         # An attempt before this one may hold it already.
         self._lock = self._lock or self._folder.lock()
         self._log = EventLog(path)
-        order = taken_over(self._order, log, expand)
+        order = taken_over(self._order, self._view, expand)
         assert order.roster is not None
-        self._step = order.roster.step
         left = await asyncio.to_thread(named_ranks, order.job)
         unknown = left - order.roster.alive if order.roster.trained else left
         await asyncio.to_thread(reap, order.job, unknown)
@@ -266,14 +268,14 @@ class Controller:
             JobError: the job allows no faults, or there is no such rank or node.
         """
         elastic = self._setup.config.elastic
-        return await inject(self._order.job, elastic.allow_faults, self._step, drill)
+        return await inject(self._order.job, elastic.allow_faults, self._view.step, drill)
 
     async def status(self) -> Status:
         """Where the job stands."""
         return Status(
             job=self._order.job,
             state=type(self._loop.state).__name__.lower(),
-            step=self._step,
+            step=self._view.step,
             steps=self._setup.config.steps,
             output=self._setup.config.output,
             pid=os.getpid(),
@@ -281,13 +283,13 @@ class Controller:
 
     async def read(self, after: int, wait_s: float) -> Page:
         """The events that follow the first `after`; waits up to `wait_s` for one."""
-        if self._count <= after and not self._over:
+        if self._view.events <= after and not self._over:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
-        first = self._count - len(self._records)
+        first = self._view.events - len(self._records)
         fresh = tuple(self._records)[max(0, after - first) :]
-        return Page(records=fresh, next=self._count, over=self._over)
+        return Page(records=fresh, next=self._view.events, over=self._over)
 
     async def _run(self) -> None:
         """The job, to its end."""
@@ -349,14 +351,12 @@ class Controller:
 
     def _record(self, event: events.Event) -> None:
         record = Record(time_s=time.time(), event=event)
-        if isinstance(event, events.StepReport):
-            self._step = event.step
         assert self._log is not None
         # A full disk costs the log a line, not the job its training; the checkpoint says what it costs.
         with suppress(OSError):
             self._log.append(record)
         self._records.append(record)
-        self._count += 1
+        self._view.take(record)
         self._changed.set()
         if isinstance(event, CheckpointReport):
             self._spawn(asyncio.to_thread(self._publish))

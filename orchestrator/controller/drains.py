@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from orchestrator.events.types import Noticed, Warned
+from orchestrator.events.types import Warned
 from orchestrator.lifecycle.stimuli import Going, Noted
-from orchestrator.quantities import seconds
 
 EVERY_S = 0.5
 """Between two looks at Ray's table."""
@@ -45,21 +44,6 @@ def drained(table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
             host = homes[min(ranks)].host
             going.append(Going(ranks, "ray", left_s, node, host))
     return tuple(sorted(going, key=_urgency))
-
-
-def noticed_text(notice: Noticed) -> str:
-    """What a notice tells a person."""
-    numbers = ", ".join(str(rank) for rank in notice.ranks)
-    where = f" on {notice.host}" if notice.host else ""
-    match len(notice.ranks):
-        case 0:
-            who = "a rank that is gone already is"
-        case 1:
-            who = f"rank {numbers}{where} is"
-        case _:
-            who = f"ranks {numbers}{where} are"
-    left = f", {seconds(notice.left_s)} left" if notice.left_s is not None else ""
-    return f"{who} to go ({notice.source}{left})"
 
 
 class Fresh:

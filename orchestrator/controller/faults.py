@@ -17,7 +17,7 @@ from orchestrator.cluster.placement import Node
 from workers.config import NonNegative, Section
 from workers.fault_injection.fault import AT_ANY_TIME, Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.protocol import FaultReport, JobError
+from workers.protocol import JobError
 
 ANSWER_S = 10.0
 """How long a rank may take to say that it is armed."""
@@ -119,14 +119,6 @@ def when(fault: Fault) -> str:
     step = "the next step" if fault.step is None else f"step {fault.step}"
     phase = "the first phase" if fault.where is None else f"phase {fault.where}"
     return f"in {phase} of {step}{after}"
-
-
-def injected_text(report: FaultReport) -> str:
-    """In words: what struck whom, and where."""
-    place = f" in phase {report.phase} of step {report.step}" if report.phase else ""
-    if report.file:
-        return f"drill: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
-    return f"drill: {report.fault} strikes rank {report.rank}{place}"
 
 
 def choose_node(name: str, living: tuple[Node, ...]) -> Node:

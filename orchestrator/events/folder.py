@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.events import types as events
-from orchestrator.history.freeze_history import FreezeHistory, freeze_history_of
+from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.history.job_view import fold
 from planner.plan import Plan
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
@@ -234,7 +235,7 @@ class JobFolder:
 
     def freeze_history(self) -> FreezeHistory:
         """What was measured and decided of freezing here so far. Raises JobError if the event log is damaged."""
-        return freeze_history_of(self._records())
+        return fold(self._records()).freeze_history()
 
     def _records(self) -> Iterator[events.Record]:
         path = self.fetch_events()

@@ -85,8 +85,8 @@ class Formed:
     generation: Generation
     start: CheckpointRef | None
     """The checkpoint they start from; none: from initial weights, or from what the ranks hold."""
-    step: int | None = None
-    """Steps committed where it begins; none, in older logs: those of `start`."""
+    step: int
+    """Steps committed where it begins."""
 
 
 @dataclass(frozen=True, kw_only=True)

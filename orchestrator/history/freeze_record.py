@@ -1,6 +1,7 @@
-"""What a job froze, folded from its events: solutions, ratios per step, how often each parameter was frozen.
+"""What a job froze: decisions, solutions, ratios per step, how often each parameter was frozen.
 
-Reads event values only; part of a `RunRecord`.
+A decision stands from the step it was logged for on, also if that step is run again. Reads event values only; part of
+a `JobView`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from statistics import mean
 
 from orchestrator.events.types import FreezeSolved
 from orchestrator.history.frozen_counts import CountedSteps
-from workers.protocol import FreezeReport, FreezeStarted, FrozenAction, FrozenCounts
+from orchestrator.history.thinning import Grid, thin, up_to
+from planner.freezing import FreezePlan
+from workers.protocol import FreezeReport, FreezeStarted, FrozenAction
 
 RECENT_STEPS = 50
 """Of so many of the newest steps every action is kept."""
+RECENT_ACTIONS = 2_000
+"""But no more than these, where a step has many."""
 
 
 @dataclass
 class FrozenStep:
-    """What was frozen in one step, over all actions of all ranks."""
+    """What was frozen in one step, or in some steps in a row, over all actions of all ranks."""
 
     actions: int = 0
     planned: float = 0.0
@@ -27,6 +32,7 @@ class FrozenStep:
     actual: float = 0.0
     parameters: float = 0.0
     """Shares of all scalars."""
+    steps: int = 1
 
     def add(self, action: FrozenAction) -> None:
         self.actions += 1
@@ -37,49 +43,51 @@ class FrozenStep:
 
 @dataclass
 class FreezeRecord:
-    """Everything that a report tells of freezing."""
+    """Everything that a log has of freezing."""
 
     start: int | None = None
     """The first step that follows the newest ratios."""
     solved: FreezeSolved | None = None
     """The newest solution, taken up or not."""
+    proposed: FreezePlan | None = None
+    """A decision of the newest start that the ranks have not taken up yet."""
+    plans: dict[int, FreezePlan] = field(default_factory=dict)
+    """The decisions, by the step they start at."""
     steps: dict[int, FrozenStep] = field(default_factory=dict)
     """Steps in which something could be frozen."""
     recent: dict[int, list[FrozenAction]] = field(default_factory=dict)
     """The actions of the newest `RECENT_STEPS` of them."""
     counted: CountedSteps = field(default_factory=CountedSteps)
     """How often each parameter was frozen, step by step."""
-    counts: dict[int, FrozenCounts] = field(default_factory=dict)
-    """By rank, since it followed its newest plan: all that older logs tell of parameters."""
 
-    def take(self, event: FreezeSolved | FreezeStarted | FreezeReport | FrozenCounts) -> None:
+    def take(self, event: FreezeSolved | FreezeStarted | FreezeReport) -> None:
         """Fold one more event in."""
         match event:
-            case FreezeSolved():
-                self.solved = event
+            case FreezeSolved(plan=plan):
+                self.solved, self.proposed = event, plan
             case FreezeStarted(plan=plan):
+                assert plan.start is not None, "a plan that ranks took up has a start"
+                if plan not in self.plans.values():
+                    self.proposed = None
+                self.plans[plan.start] = plan
                 self.start = plan.start
             case FreezeReport():
                 self._add(event)
-            case FrozenCounts(rank=rank):
-                self.counts[rank] = event
 
-    def _add(self, report: FreezeReport) -> None:
-        if not self.counted.take(report):
-            return
-        step = self.steps.setdefault(report.step, FrozenStep())
-        for action in report.actions:
-            step.add(action)
-        self.recent.setdefault(report.step, []).extend(report.actions)
-        if len(self.recent) > RECENT_STEPS:
-            del self.recent[min(self.recent)]
+    def begin(self, *, resume: bool) -> None:
+        """The job starts; unless it resumes, nothing that was decided before holds."""
+        self.proposed = None
+        if not resume:
+            self.solved, self.plans = None, {}
 
-    def void_after(self, step: int) -> None:
-        """Forget what came after `step`: it is run again."""
-        self.steps = {number: frozen for number, frozen in self.steps.items() if number <= step}
-        self.recent = {number: actions for number, actions in self.recent.items() if number <= step}
-        self.counted.void_after(step)
-        self.counts.clear()
+    def take_back(self, step: int) -> None:
+        """Forget what was measured after `step`."""
+        self.steps, self.recent = up_to(self.steps, step), up_to(self.recent, step)
+        self.counted.take_back(step)
+
+    def thin(self, grid: Grid) -> None:
+        """Keep one entry per bucket of `grid`."""
+        self.steps = thin(self.steps, grid, _sum)
 
     def average_ratio(self, steps: int) -> float | None:
         """TimelyFreeze's average freeze ratio (section 4.2) over the first `steps` steps: the share of scalars that
@@ -87,7 +95,11 @@ class FreezeRecord:
         if not self.steps or steps <= 0:
             return None
         return (
-            sum(frozen.parameters / frozen.actions for frozen in self.steps.values() if frozen.actions)
+            sum(
+                frozen.steps * frozen.parameters / frozen.actions
+                for frozen in self.steps.values()
+                if frozen.actions
+            )
             / steps
         )
 
@@ -98,3 +110,24 @@ class FreezeRecord:
             for action in actions:
                 seen[action.stage, action.microbatch].append(action.actual)
         return [(stage, microbatch, mean(shares)) for (stage, microbatch), shares in sorted(seen.items())]
+
+    def _add(self, report: FreezeReport) -> None:
+        if not self.counted.take(report):
+            return
+        step = self.steps.setdefault(report.step, FrozenStep())
+        for action in report.actions:
+            step.add(action)
+        self.recent.setdefault(report.step, []).extend(report.actions)
+        kept = sum(len(actions) for actions in self.recent.values())
+        if len(self.recent) > RECENT_STEPS or (kept > RECENT_ACTIONS and len(self.recent) > 2):
+            del self.recent[min(self.recent)]
+
+
+def _sum(earlier: FrozenStep, later: FrozenStep) -> FrozenStep:
+    return FrozenStep(
+        actions=earlier.actions + later.actions,
+        planned=earlier.planned + later.planned,
+        actual=earlier.actual + later.actual,
+        parameters=earlier.parameters + later.parameters,
+        steps=earlier.steps + later.steps,
+    )

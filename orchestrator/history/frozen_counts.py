@@ -1,4 +1,4 @@
-"""How often each parameter was frozen over a whole run: what its ranks told of every step, added up by layer.
+"""How often each parameter was frozen over a whole run: the ranks' counts of every step, added up by layer.
 
 So it does not matter which rank held a layer when, nor what became of it. Reads event values only; part of a
 `FreezeRecord`.
@@ -6,14 +6,16 @@ So it does not matter which rank held a layer when, nor what became of it. Reads
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from orchestrator.history.thinning import Grid, thin, up_to
 from workers.protocol import FreezeReport
 
-Counts = tuple[tuple[int, tuple[int, ...]], ...]
-"""(layer, of each of its parameters in name order the passes in which it was frozen)."""
+KEPT_NUMBERS = 20_000
+"""Counts that are kept at most: the more parameters a model has, the sooner old steps are summed up."""
+FEWEST_STEPS = 16
+MOST_STEPS = 100
+"""So many of the newest steps are counted singly, at least and at most, and as many sums are kept of older ones."""
 
 
 @dataclass(kw_only=True)
@@ -21,7 +23,7 @@ class LayerCounts:
     """How often the parameters of one layer were frozen."""
 
     rank: int
-    """Place of the rank that held it last, in the first pipeline that told of it."""
+    """Place of the rank that held it last, in the first pipeline that reported it."""
     passes: int
     """Backward passes that are counted."""
     counts: list[int]
@@ -36,57 +38,100 @@ class ParameterCounts:
     steps: int
     """That the run committed."""
     whole: int
-    """Of these, the steps that are counted for every layer. What a rank froze in the steps that it had not told of when
-    it was killed, nobody else knows."""
+    """Of these, the steps that are counted for every layer. What a rank froze in the steps that it had not reported
+    when it was killed, nobody else knows."""
+
+
+@dataclass(kw_only=True)
+class StepCounts:
+    """The counts of a step, or the sum over some steps in a row."""
+
+    steps: int = 1
+    ranks: list[int] = field(default_factory=list)
+    """That have reported the step."""
+    layers: dict[int, LayerCounts] = field(default_factory=dict)
 
 
 @dataclass
 class CountedSteps:
-    """What ranks told of each step."""
+    """What ranks reported of each step."""
 
-    _told: dict[int, dict[int, tuple[int, Counts]]] = field(default_factory=lambda: defaultdict(dict))
-    """Step -> place -> its passes, and how often each parameter was frozen."""
+    by_step: dict[int, StepCounts] = field(default_factory=dict)
+    """Sums stand at their last step."""
+    first: int | None = None
+    """The first step that has any."""
+    summed: int = 0
+    """Up to this step nothing more is added."""
 
     def take(self, report: FreezeReport) -> bool:
-        """Add `report`; False if it is known: a controller that takes over is told some things again."""
-        of_step = self._told[report.step]
-        if report.rank in of_step:
+        """Add `report`; False if it is known: a controller that takes over hears some reports again."""
+        if report.step <= self.summed:
             return False
-        of_step[report.rank] = report.passes, report.counts
+        of_step = self.by_step.setdefault(report.step, StepCounts())
+        self.first = report.step if self.first is None else min(self.first, report.step)
+        if report.rank in of_step.ranks:
+            return False
+        of_step.ranks.append(report.rank)
+        for layer, frozen in report.counts:
+            counts = LayerCounts(rank=report.rank, passes=report.passes, counts=[*frozen])
+            known = of_step.layers.get(layer)
+            rank = report.rank if known is None else min(known.rank, report.rank)
+            of_step.layers[layer] = _sum(known, counts, rank)
+        kept = self._kept(of_step)
+        if len(self.by_step) > 3 * kept:
+            self._sum_up(Grid.at(report.step, recent=kept, older=kept))
         return True
 
-    def void_after(self, step: int) -> None:
-        """Forget what came after `step`: it is run again."""
-        for later in [number for number in self._told if number > step]:
-            del self._told[later]
+    def take_back(self, step: int) -> None:
+        """Forget what came after `step`."""
+        self.by_step = up_to(self.by_step, step)
+        self.summed = min(self.summed, step)
+        self.first = self.first if self.by_step else None
 
-    def add_up(self, steps: Collection[int], passes: int) -> ParameterCounts | None:
-        """The counts of the run so far; None if no step told of any, as in older logs.
+    def add_up(self, steps: int, passes: int) -> ParameterCounts | None:
+        """The counts of the run so far; None if no step has any.
 
         Args:
             steps: that the run committed.
             passes: backward passes of a layer in one step, over all replicas.
         """
         layers: dict[int, LayerCounts] = {}
-        covered: dict[int, dict[int, int]] = {}
-        for step, of_step in sorted(self._told.items()):
-            covered[step] = defaultdict(int)
-            for rank, (count, of_layers) in sorted(of_step.items(), reverse=True):
-                for layer, frozen in of_layers:
-                    known = layers.setdefault(
-                        layer, LayerCounts(rank=rank, passes=0, counts=[0] * len(frozen))
-                    )
-                    known.rank = rank
-                    known.passes += count
-                    known.counts = [sum(pair) for pair in zip(known.counts, frozen, strict=True)]
-                    covered[step][layer] += count
-        if not layers:
+        for _, of_step in sorted(self.by_step.items()):
+            for layer, counts in of_step.layers.items():
+                layers[layer] = _sum(layers.get(layer), counts, counts.rank)
+        if not layers or self.first is None:
             return None
-        # Ranks tell of every step from the first one on in which anything may be frozen.
-        before = [step for step in steps if step < min(covered)]
+        # Ranks report every step from the first one on in which anything may be frozen.
+        before = min(self.first - 1, steps)
         for known in layers.values():
-            known.passes += passes * len(before)
-        whole = [
-            step for step in steps if all(covered.get(step, {}).get(layer) == passes for layer in layers)
-        ]
-        return ParameterCounts(layers=layers, steps=len(steps), whole=len(before) + len(whole))
+            known.passes += passes * before
+        whole = sum(
+            min(of_step.layers[layer].passes // passes if layer in of_step.layers else 0 for layer in layers)
+            for step, of_step in self.by_step.items()
+            if step <= steps
+        )
+        return ParameterCounts(layers=layers, steps=steps, whole=before + whole)
+
+    @staticmethod
+    def _kept(of_step: StepCounts) -> int:
+        """Steps that are counted singly, where each has as many counts as `of_step`."""
+        numbers = sum(len(layer.counts) for layer in of_step.layers.values())
+        return min(max(KEPT_NUMBERS // (2 * max(numbers, 1)), FEWEST_STEPS), MOST_STEPS)
+
+    def _sum_up(self, grid: Grid) -> None:
+        self.by_step = thin(self.by_step, grid, _sum_steps)
+        self.summed = max(self.summed, grid.whole)
+
+
+def _sum(known: LayerCounts | None, more: LayerCounts, rank: int) -> LayerCounts:
+    if known is None:
+        return LayerCounts(rank=rank, passes=more.passes, counts=[*more.counts])
+    counts = [sum(pair) for pair in zip(known.counts, more.counts, strict=True)]
+    return LayerCounts(rank=rank, passes=known.passes + more.passes, counts=counts)
+
+
+def _sum_steps(earlier: StepCounts, later: StepCounts) -> StepCounts:
+    layers = dict(earlier.layers)
+    for layer, counts in later.layers.items():
+        layers[layer] = _sum(layers.get(layer), counts, counts.rank)
+    return StepCounts(steps=earlier.steps + later.steps, layers=layers)

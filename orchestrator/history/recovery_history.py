@@ -1,16 +1,22 @@
-"""A job's events folded into its generations and the stretches of time in them: steps as they were trained, and gaps.
+"""A job's generations and the stretches of time in them: steps as they were trained, and gaps.
 
-Knows no node but by the id where a rank lives, and no cost; see `effective_time.py`.
+Knows no node but by the id where a rank lives, and no cost; see `effective_time.py`. Part of a `JobView`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Formed, Paused, RankStarted, Record, Regrouped
+from orchestrator.history.thinning import Grid, thin_runs
 from workers.protocol import StepReport
+
+KEPT_GENERATIONS = 400
+"""The newest; of earlier ones the commits are forgotten, too."""
+KEPT_HOMES = 2_000
+KEPT_PAUSES = 400
 
 
 @dataclass(kw_only=True)
@@ -26,18 +32,27 @@ class Membership:
     regrouped: Regrouped | None = None
     trains_s: float | None = None
     """When it trained, if it took the place of another one."""
+    committed_s: float | None = None
+    """The first commit after it formed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A step that was committed."""
+    """A step that was committed, or some in a row."""
 
     step: int
+    """The last of them."""
     time_s: float
+    """Of the last."""
     step_s: float
     """From the commit before, as the rank measured it."""
     samples: int
     """Or tokens, where there are any."""
+    generation: int
+    """Index in `RecoveryHistory.generations`; -1: in none."""
+    voided_by: int | None = None
+    """Index of the generation that went back before it."""
+    steps: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +63,12 @@ class Stretch:
     end_s: float
     generation: int
     """Index in `RecoveryHistory.generations`."""
-    stands: bool
+    voided_by: int | None
+    """Index of the generation that went back before it; None: it stands."""
+
+    @property
+    def stands(self) -> bool:
+        return self.voided_by is None
 
 
 @dataclass
@@ -60,30 +80,46 @@ class RecoveryHistory:
     generations: list[Membership] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     """In order of time."""
-    voided: dict[int, int] = field(default_factory=dict)
-    """Index of a commit -> index of the generation that went back before it."""
     pauses: list[float] = field(default_factory=list)
     rehearsed: Rehearsed | None = None
-    _standing: dict[int, int] = field(default_factory=dict)
-    """Step -> index of the commit that stands."""
 
     def take(self, record: Record) -> None:
         """Fold one more event in."""
         match record.event:
+            case StepReport() as report:
+                self._commit(report)
             case RankStarted(rank=rank, node=node):
                 self.homes[rank] = node
+                if len(self.homes) > KEPT_HOMES:
+                    del self.homes[min(self.homes)]
             case Formed() as formed:
                 self._form(formed, record.time_s)
             case Regrouped() as regrouped:
                 for generation in self.generations:
                     if generation.number == regrouped.generation:
                         generation.regrouped, generation.trains_s = regrouped, record.time_s
-            case StepReport() as report:
-                self._commit(report, record.time_s)
             case Paused():
-                self.pauses.append(record.time_s)
+                self.pauses = [*self.pauses[1 - KEPT_PAUSES :], record.time_s]
             case Rehearsed() as rehearsed:
                 self.rehearsed = rehearsed
+            case _:
+                pass
+
+    def take_back(self, step: int) -> None:
+        """The newest generation goes on from `step`: what was committed later is void."""
+        by = len(self.generations) - 1
+        self.commits = [
+            replace(commit, voided_by=by) if commit.step > step and commit.voided_by is None else commit
+            for commit in self.commits
+        ]
+
+    def thin(self, grid: Grid) -> None:
+        """Keep one commit per bucket of `grid`, generation and fate."""
+        self.commits = thin_runs(
+            self.commits,
+            lambda commit: (grid.bucket(commit.step), commit.generation, commit.voided_by),
+            _sum,
+        )
 
     @property
     def regroupings(self) -> tuple[Membership, ...]:
@@ -93,66 +129,86 @@ class RecoveryHistory:
     def stretches(self) -> Iterator[Stretch]:
         """What was trained, in order of time; what lies between is no step's.
 
-        The time of a step that a loss cut off is in no stretch: only its repetition was committed.
+        The time of a step that a failure cut off is in no stretch: only its repetition was committed.
         """
         current: Stretch | None = None
-        index = -1
         last_s = float("-inf")
-        for number, commit in enumerate(self.commits):
-            while index + 1 < len(self.generations) and self.generations[index + 1].formed_s < commit.time_s:
-                index += 1
+        for commit in self.commits:
             start_s = last_s
-            if current is None or current.generation != index:
-                generation = self.generations[index] if index >= 0 else None
+            if current is None or current.generation != commit.generation:
+                generation = self.generations[commit.generation] if commit.generation >= 0 else None
                 trains_s = generation.trains_s if generation is not None else None
-                # A generation that begins a run tells no time; a rank may commit before the controller hears of it.
+                # A generation that begins a run has no such time; a rank may commit before the controller hears of it.
                 if trains_s is None or trains_s > commit.time_s:
                     trains_s = commit.time_s - commit.step_s
                 start_s = max(last_s, trains_s)
-            stands = number not in self.voided
-            if current is not None and (current.generation, current.stands) == (index, stands):
-                current = Stretch(
-                    start_s=current.start_s, end_s=commit.time_s, generation=index, stands=stands
-                )
-            else:
-                if current is not None:
-                    yield current
-                current = Stretch(start_s=start_s, end_s=commit.time_s, generation=index, stands=stands)
+            same = current is not None and (current.generation, current.stands) == (
+                commit.generation,
+                commit.voided_by is None,
+            )
+            if current is not None and not same:
+                yield current
+            current = Stretch(
+                start_s=current.start_s if current is not None and same else start_s,
+                end_s=commit.time_s,
+                generation=commit.generation,
+                voided_by=commit.voided_by,
+            )
             last_s = commit.time_s
         if current is not None:
             yield current
 
     def _form(self, formed: Formed, time_s: float) -> None:
-        step = formed.step
-        if step is None:
-            step = formed.start.step if formed.start is not None else 0
         self.generations.append(
             Membership(
                 number=formed.generation.number,
                 members=formed.generation.members,
                 formed_s=time_s,
-                step=step,
+                step=formed.step,
             )
         )
-        for void in [number for number in self._standing if number > step]:
-            self.voided[self._standing.pop(void)] = len(self.generations) - 1
+        if len(self.generations) > KEPT_GENERATIONS:
+            self._forget_first()
 
-    def _commit(self, report: StepReport, time_s: float) -> None:
-        self._standing[report.step] = len(self.commits)
+    def _forget_first(self) -> None:
+        del self.generations[0]
+        self.commits = [
+            replace(
+                commit,
+                generation=commit.generation - 1,
+                voided_by=commit.voided_by - 1 if commit.voided_by is not None else None,
+            )
+            for commit in self.commits
+            if commit.generation > 0 and commit.voided_by != 0
+        ]
+
+    def _commit(self, report: StepReport) -> None:
+        time_s, index = report.committed_s, len(self.generations) - 1
+        while index >= 0 and self.generations[index].formed_s >= time_s:
+            index -= 1
         self.commits.append(
             Commit(
                 step=report.step,
-                # Older logs do not tell; a step was announced right after its commit then.
-                time_s=report.committed_s or time_s,
+                time_s=time_s,
                 step_s=report.step_s,
                 samples=report.tokens or report.samples,
+                generation=index,
             )
         )
+        for generation in reversed(self.generations[: index + 1]):
+            if generation.committed_s is not None:
+                break
+            generation.committed_s = time_s
 
 
-def history_of(records: list[Record]) -> RecoveryHistory:
-    """The history that `records`, oldest first, tell of."""
-    history = RecoveryHistory()
-    for record in records:
-        history.take(record)
-    return history
+def _sum(earlier: Commit, later: Commit) -> Commit:
+    began_s = earlier.time_s - earlier.step_s
+    return Commit(
+        step=later.step,
+        time_s=later.time_s,
+        step_s=later.time_s - began_s,
+        samples=earlier.samples + later.samples,
+        generation=later.generation,
+        voided_by=later.voided_by,
+        steps=earlier.steps + later.steps,
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.events import types as events
-from orchestrator.history.freeze_history import FreezeHistory, freeze_plans_of
+from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.history.job_view import fold
 from orchestrator.prepare.resolve import Resolved
 from workers.protocol import JobError
 
@@ -40,7 +41,7 @@ def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
                 f"--replay {path}: freeze.{key} was {recorded_freeze.get(key)!r} there and is {value!r} here:"
                 f" decisions only fit the settings they were taken with, set freeze.{key} alike"
             )
-    plans = freeze_plans_of(records)
+    plans = fold(records).freeze_history().plans
     if not plans:
         raise JobError(
             f"--replay {path}: no freeze decision was taken there (freeze.method = {freeze['method']!r}): there is"

@@ -18,7 +18,7 @@ from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import EventLog, Record
-from orchestrator.history.recovery_history import history_of
+from orchestrator.history.job_view import fold
 from orchestrator.quantities import counted
 from orchestrator.rehearsal.local_nodes import LocalNodes
 from orchestrator.rehearsal.trace_player import Script, TracePlayer
@@ -119,7 +119,7 @@ def measure(log: Path) -> EffectiveTime | None:
         ValueError: it is damaged.
     """
     records = list(events.read(log))
-    return effective_time(history_of(records), emulated=is_emulated(records))
+    return effective_time(fold(records).recovery, emulated=is_emulated(records))
 
 
 def is_emulated(records: list[Record]) -> bool:

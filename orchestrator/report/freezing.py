@@ -157,14 +157,9 @@ def _counts(run: RunRecord) -> str:
 def _frozen_shares(run: RunRecord) -> tuple[dict[int, list[float]], str]:
     """(rank -> per parameter of the layers that it held last, the share of backward passes in which it was frozen; over
     which steps, in words)."""
-    passes = run.plan.microbatches * run.plan.replicas if run.plan is not None else 0
-    counted = run.freeze.counted.add_up(run.steps, passes)
+    counted = run.frozen_counts()
     if counted is None:
-        return {
-            rank: [count / report.passes for _, _, count in report.counts]
-            for rank, report in run.freeze.counts.items()
-            if report.passes and report.counts
-        }, "Since each rank began with its newest plan: this log tells of no more."
+        return {}, ""
     shares: dict[int, list[float]] = defaultdict(list)
     for layer in counted.layers.values():
         if layer.passes:

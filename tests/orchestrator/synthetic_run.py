@@ -157,7 +157,7 @@ def records(*, device: str = "cpu", steps: int = STEPS, sample: str | None = Non
     generation = Generation(
         number=1, epoch=1, members=(0, 1, 2, 3), store_host="10.0.0.4", store_port=29500, timeout_s=300.0
     )
-    put(Formed(generation=generation, start=None))
+    put(Formed(generation=generation, start=None, step=0))
     for step in range(1, steps + 1):
         report = step_report(step, random, skipped=step == 88)
         clock_s += report.step_s

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from elastic_run import ElasticRun, eventful, life, rehearse
 from hypothesis import given
@@ -13,12 +11,11 @@ from orchestrator.analysis.effective_time import EffectiveTime, effective_time
 from orchestrator.analysis.node_time import Use
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Paused, RankFailed, Record
-from orchestrator.history.recovery_history import history_of
-from workers.protocol import StepReport
+from orchestrator.history.job_view import fold
 
 
 def measure(run: ElasticRun) -> EffectiveTime:
-    found = effective_time(history_of(run.records), emulated=True)
+    found = effective_time(fold(run.records).recovery, emulated=True)
     assert found is not None
     return found
 
@@ -164,20 +161,7 @@ def test_a_job_that_fails_wastes_what_is_left_of_the_trace() -> None:
 
 
 def test_without_a_rehearsal_there_are_no_node_seconds() -> None:
-    assert effective_time(history_of(eventful().records), emulated=False) is None
-
-
-def test_an_older_log_is_timed_by_its_records() -> None:
-    run = eventful()
-    rehearse(run, (life(3, 990),), began_s=1001, ended_s=1022.4)
-    ours = measure(run).node_seconds
-    run.records = [
-        replace(record, event=replace(record.event, committed_s=0.0))
-        if isinstance(record.event, StepReport)
-        else record
-        for record in run.records
-    ]
-    assert measure(run).node_seconds == ours
+    assert effective_time(fold(eventful().records).recovery, emulated=False) is None
 
 
 @st.composite

@@ -44,7 +44,7 @@ def step(number: int, step_s: float, *, tokens: int = 100) -> StepReport:
 
 def formed(start: CheckpointRef | None) -> events.Formed:
     generation = Generation(number=1, epoch=1, members=(0, 1), store_host="h", store_port=1, timeout_s=1.0)
-    return events.Formed(generation=generation, start=start)
+    return events.Formed(generation=generation, start=start, step=start.step if start else 0)
 
 
 def logged(folder: Path, *given: tuple[float, events.Event]) -> Path:

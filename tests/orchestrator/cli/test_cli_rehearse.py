@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from orchestrator.analysis.effective_time import effective_time
 from orchestrator.cli.main import USER_ERROR, app
 from orchestrator.cli.rehearsing import Options, performance_of
-from orchestrator.history.recovery_history import history_of
+from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.rehearsal import Performance, node_resources, on_nodes
 from orchestrator.report.rehearsal_text import lines
 from workers.protocol import JobError
@@ -131,7 +131,7 @@ def test_the_numbers_are_told_in_words() -> None:
     run = eventful()
     lives = (life(0, 990, 1012.9), life(1, 990, 1012.9), life(2, 990, 1004.5), life(3, 990), life(4, 1007))
     rehearse(run, lives, began_s=1001, ended_s=1022.4)
-    found = effective_time(history_of(run.records), emulated=True)
+    found = effective_time(fold(run.records).recovery, emulated=True)
     assert found is not None
     text = "\n".join(lines(found))
     assert text.startswith(

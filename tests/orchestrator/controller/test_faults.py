@@ -19,16 +19,9 @@ from orchestrator.cli.main import USER_ERROR, app
 from orchestrator.cli.progress import LineProgress
 from orchestrator.cli.train import observer
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.faults import (
-    Drill,
-    check_step,
-    choose_node,
-    choose_rank,
-    inject,
-    injected_text,
-    when,
-)
+from orchestrator.controller.faults import Drill, check_step, choose_node, choose_rank, inject, when
 from orchestrator.events.types import Record
+from orchestrator.events.wording import injected_text
 from orchestrator.history.run_record import Note, fold
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase

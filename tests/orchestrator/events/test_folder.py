@@ -89,7 +89,7 @@ def test_a_run_that_never_made_a_step_may_start_again(tmp_path: Path) -> None:
     log(
         tmp_path,
         events.Submitted(job="mine", epoch=1, spec={}, resume=False),
-        events.Formed(generation=GENERATION, start=None),
+        events.Formed(generation=GENERATION, start=None, step=0),
     )
     folder.admit("mine", resume=False)
     assert folder.incarnations() == (1, 4)

@@ -38,7 +38,7 @@ def test_a_resume_voids_what_is_run_again() -> None:
     generation = Generation(
         number=2, epoch=2, members=(0, 1, 2, 3), store_host="10.0.0.4", store_port=29500, timeout_s=300.0
     )
-    take(run, Formed(generation=generation, start=CheckpointRef(path="c", step=5)))
+    take(run, Formed(generation=generation, start=CheckpointRef(path="c", step=5), step=5))
     take(run, *(part(9, rank) for rank in range(1, RANKS)))
     assert list(run.curvature.samples) == [3, 5]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.history.freeze_history import FreezeHistory, freeze_history_of, freeze_plans_of
+from orchestrator.history import job_view
+from orchestrator.history.freeze_history import FreezeHistory
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from workers.protocol import CheckpointRef, FreezeStarted, Generation, TimelineReport
@@ -48,7 +49,7 @@ def run(epoch: int, *, start: int | None, plan: Plan = PLAN) -> list[events.Even
     return [
         events.Submitted(job="j", epoch=epoch, spec={}, resume=start is not None),
         events.Issued(plan=plan),
-        events.Formed(generation=generation, start=ref),
+        events.Formed(generation=generation, start=ref, step=start or 0),
     ]
 
 
@@ -61,7 +62,8 @@ def timelines(first: int, last: int, step_s: float = 1.0) -> list[TimelineReport
 
 
 def fold(*log: events.Event) -> FreezeHistory:
-    return freeze_history_of(events.Record(time_s=0.0, event=event) for event in log)
+    records = (events.Record(time_s=0.0, event=event) for event in log)
+    return job_view.fold(records).freeze_history()
 
 
 def test_a_log_without_freezing_says_nothing() -> None:
@@ -74,7 +76,6 @@ def test_decisions_come_by_start_each_once() -> None:
     # Gone on with from step 8, the run takes the first decision up again.
     log += [*run(2, start=8), FreezeStarted(plan=FIRST)]
     assert fold(*log).plans == (FIRST, SECOND)
-    assert freeze_plans_of(events.Record(time_s=0.0, event=event) for event in log) == (FIRST, SECOND)
 
 
 def test_the_newest_solution_is_kept_with_its_decision() -> None:

@@ -8,12 +8,13 @@ from lifecycle_jobs import SOLUTION, checkpoint_report, order_of, plan_of, step_
 
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Assess, Log, Reclaim, Train
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.reports import heard
 from orchestrator.lifecycle.states import Assessing, Pending, Reclaiming, Stopping, Training
 from orchestrator.lifecycle.stimuli import RankLost, Reclaimed, Reported, Start
-from orchestrator.lifecycle.takeover import over, since_start, taken_over
+from orchestrator.lifecycle.takeover import taken_over
 from orchestrator.prepare.resolve import expand
 from workers.protocol import (
     CheckpointRef,
@@ -84,32 +85,24 @@ RUN: tuple[events.Event, ...] = (
 )
 
 
-def records(*logged: events.Event) -> tuple[events.Record, ...]:
-    return tuple(events.Record(time_s=float(index), event=event) for index, event in enumerate(logged))
-
-
-def test_only_what_happened_since_the_newest_start_counts() -> None:
-    earlier = records(submitted(1), events.Finished(step=1, stopped=True, state_sha256=None))
-    both = since_start([*earlier, *records(*RUN, submitted(4, takeover=True))])
-    assert [record.event for record in both] == [*RUN, submitted(4, takeover=True)]
-    assert over(earlier)
-    assert not over(both)
+def view(*logged: events.Event) -> JobView:
+    return fold(events.Record(time_s=float(index), event=event) for index, event in enumerate(logged))
 
 
 def test_the_roster_is_what_the_log_says() -> None:
-    order = taken_over(ORDER, records(*RUN), expand)
+    order = taken_over(ORDER, view(*RUN), expand)
     assert (order.epoch, order.plan.epoch, order.generation) == (4, 4, 7)
     roster = order.roster
     assert roster is not None
     assert (roster.plan, roster.schedule, roster.members) == (SHRUNK, expand(SHRUNK), (0, 2))
     assert (roster.alive, roster.idle, roster.next_rank) == ({0, 2, 3}, {3}, 4)
-    assert roster.nodes == {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
+    assert roster.nodes == {0: "n0", 2: "n2", 3: "n3"}
     assert (roster.generation, roster.step, roster.trained) == (6, 7, True)
     assert [ref.path for ref in roster.checkpoints] == ["/5", "/4"]
 
 
 def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
-    order = taken_over(ORDER, records(*RUN, step_report(9, generation=6)), expand)
+    order = taken_over(ORDER, view(*RUN, step_report(9, generation=6)), expand)
     assert order.roster is not None
     assert order.roster.step == 9
     roster, news = heard(order.roster, step_report(10, generation=6))
@@ -118,7 +111,7 @@ def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
 
 def test_what_was_void_when_a_controller_died_stays_void() -> None:
     back = replace(formed(7, (0, 2), 5), start=CheckpointRef(path="/5", step=5))
-    order = taken_over(ORDER, records(*RUN, back), expand)
+    order = taken_over(ORDER, view(*RUN, back), expand)
     assert order.roster is not None
     assert heard(order.roster, step_report(8, generation=6)) == (order.roster, ())
     roster, news = heard(order.roster, step_report(6, generation=7))
@@ -126,12 +119,12 @@ def test_what_was_void_when_a_controller_died_stays_void() -> None:
 
 
 def test_a_second_takeover_has_a_higher_epoch_still() -> None:
-    order = taken_over(ORDER, records(*RUN, submitted(4, takeover=True)), expand)
+    order = taken_over(ORDER, view(*RUN, submitted(4, takeover=True)), expand)
     assert order.epoch == 5
 
 
 def test_ranks_that_train_on_are_listened_to_again() -> None:
-    order = taken_over(ORDER, records(*RUN), expand)
+    order = taken_over(ORDER, view(*RUN), expand)
     state, commands = handle(order, Pending(), Start())
     assert isinstance(state, Reclaiming)
     assert commands == (Reclaim(frozenset({0, 2, 3}), 1),)
@@ -142,7 +135,7 @@ def test_ranks_that_train_on_are_listened_to_again() -> None:
 
 
 def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
-    order = taken_over(ORDER, records(*RUN), expand)
+    order = taken_over(ORDER, view(*RUN), expand)
     state, _ = handle(order, Pending(), Start())
     state, _ = handle(order, state, RankLost(2, "gone", dead=True))
     for rank in (0, 3):
@@ -158,10 +151,10 @@ TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=()) for ra
 
 def test_what_was_measured_and_decided_of_freezing_stands() -> None:
     """Else a controller that takes over would have it measured again, or decide anew from less."""
-    order = taken_over(ORDER, records(*RUN, *TIMELINES, SOLVED), expand)
+    order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED), expand)
     assert order.freezing.monitored_with(SHRUNK) == TIMELINES
     assert (order.freezing.solved, order.freezing.plans) == (SOLVED, ())
-    order = taken_over(ORDER, records(*RUN, *TIMELINES, SOLVED, STARTED), expand)
+    order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED, STARTED), expand)
     assert order.freezing.plans == (STARTED.plan,)
     assert order.roster is not None
     assert (order.roster.freeze, order.roster.proposed) == ((STARTED.plan,), None)
@@ -169,20 +162,20 @@ def test_what_was_measured_and_decided_of_freezing_stands() -> None:
 
 def test_a_run_that_is_replayed_is_told_nothing_else() -> None:
     replayed = replace(ORDER, freezing=FreezeHistory(plans=(STARTED.plan,), replayed=True))
-    assert taken_over(replayed, records(*RUN, SOLVED), expand).freezing == replayed.freezing
+    assert taken_over(replayed, view(*RUN, SOLVED), expand).freezing == replayed.freezing
 
 
 def test_a_checkpoint_that_was_found_damaged_stays_out() -> None:
     """Else the older state of survivors would be given up for it."""
     damaged = events.Skipped(rank=0, damage=DamagedCheckpoint(path="/5", file="f", problem="is cut short"))
-    order = taken_over(ORDER, records(*RUN, damaged), expand)
+    order = taken_over(ORDER, view(*RUN, damaged), expand)
     assert order.roster is not None
     assert [ref.path for ref in order.roster.checkpoints] == ["/4"]
 
 
 def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     moved = replace(SHRUNK, version=3, layers=((0, 1), (1, 3)))
-    order = taken_over(ORDER, records(*RUN, events.Issued(plan=moved)), expand)
+    order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved)), expand)
     assert order.roster is not None
     assert (order.roster.plan, order.roster.prepared) == (SHRUNK, (moved, expand(moved)))
     state, _ = handle(order, Pending(), Start())
@@ -207,13 +200,13 @@ def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     assert isinstance(state, Training)
     assert (state.roster.plan, state.roster.schedule) == (moved, expand(moved))
     # Told before the controller was lost, it needs no second word.
-    order = taken_over(ORDER, records(*RUN, events.Issued(plan=moved), switched), expand)
+    order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved), switched), expand)
     assert order.roster is not None
     assert (order.roster.plan, order.roster.prepared) == (moved, None)
 
 
 def test_a_stop_that_was_asked_for_is_asked_again() -> None:
-    order = taken_over(ORDER, records(*RUN, events.Requested(request="stop")), expand)
+    order = taken_over(ORDER, view(*RUN, events.Requested(request="stop")), expand)
     state, _ = handle(order, Pending(), Start())
     for rank in (0, 2, 3):
         state, _ = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))

@@ -173,7 +173,7 @@ def test_a_failed_and_resumed_job_keeps_only_the_steps_that_led_to_its_weights()
             rank=0, damage=DamagedCheckpoint(path="step-40", file="layer-3.safetensors", problem="truncated")
         ),
         Issued(plan=plan()),
-        Formed(generation=generation, start=CheckpointRef(path="step-30", step=30)),
+        Formed(generation=generation, start=CheckpointRef(path="step-30", step=30), step=30),
     )
     assert list(run.steps) == list(range(1, 31))
     assert list(run.validations) == [25]

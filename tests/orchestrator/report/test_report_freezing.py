@@ -448,24 +448,11 @@ def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: Run
     for rank, layers in moved:
         bars = html[html.index(f"<title>Rank {rank}: how often") :].split("</svg>")[0]
         assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 4 * len(layers)
-    counted = shifted.freeze.counted.add_up(shifted.steps, MICROBATCHES)
+    counted = shifted.freeze.counted.add_up(shifted.step, MICROBATCHES)
     assert counted is not None
     assert (counted.steps, counted.whole) == (200, 199)
     assert [counted.layers[layer].passes for layer in (0, 9)] == [200 * MICROBATCHES, 199 * MICROBATCHES]
     assert "Whole for 199 of them" in html
-
-
-def test_an_older_log_tells_of_each_ranks_newest_plan() -> None:
-    old = RunRecord()
-    for record in freezing_records():
-        event = record.event
-        if isinstance(event, FreezeReport):
-            event = replace(event, passes=0, counts=())
-        old.take(Record(time_s=record.time_s, event=event))
-    html = render(old)
-    bars = html[html.index("<title>Rank 0: how often") :].split("</svg>")[0]
-    assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 12
-    assert "Since each rank began with its newest plan" in html
 
 
 def test_what_is_told_again_counts_once(run: RunRecord) -> None:
@@ -500,10 +487,11 @@ def test_a_method_without_a_solution_shows_what_was_frozen_of_late() -> None:
 def test_a_resume_voids_what_was_frozen_after_its_checkpoint() -> None:
     run = fold(freezing_records())
     formed = next(r.event for r in records(steps=1) if isinstance(r.event, Formed))
-    run.take(Record(time_s=run.ended_s, event=replace(formed, start=CheckpointRef(path="s", step=40))))
+    run.take(
+        Record(time_s=run.ended_s, event=replace(formed, start=CheckpointRef(path="s", step=40), step=40))
+    )
     assert max(run.freeze.steps) == 40
     assert max(run.measured) == PHASES.monitoring
-    assert run.freeze.counts == {}
     Page(render(run))
 
 

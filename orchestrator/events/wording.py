@@ -1,0 +1,30 @@
+"""Events in words, as log lines and pages show them. Pure."""
+
+from __future__ import annotations
+
+from orchestrator.events.types import Noticed
+from orchestrator.quantities import seconds
+from workers.protocol import FaultReport
+
+
+def noticed_text(notice: Noticed) -> str:
+    """What a notice tells a person."""
+    numbers = ", ".join(str(rank) for rank in notice.ranks)
+    where = f" on {notice.host}" if notice.host else ""
+    match len(notice.ranks):
+        case 0:
+            who = "a rank that is gone already is"
+        case 1:
+            who = f"rank {numbers}{where} is"
+        case _:
+            who = f"ranks {numbers}{where} are"
+    left = f", {seconds(notice.left_s)} left" if notice.left_s is not None else ""
+    return f"{who} to go ({notice.source}{left})"
+
+
+def injected_text(report: FaultReport) -> str:
+    """In words: what struck whom, and where."""
+    place = f" in phase {report.phase} of step {report.step}" if report.phase else ""
+    if report.file:
+        return f"drill: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
+    return f"drill: {report.fault} strikes rank {report.rank}{place}"

@@ -1,0 +1,332 @@
+"""The one fold of a job's event log: where the job stands and how it came there, bounded however long it trains.
+
+Controller, takeover, reports and resumed runs read this and fold nothing themselves; only the ledger audits the raw
+log. Reads event values; knows neither files nor pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from orchestrator.events.types import (
+    Failed,
+    Finished,
+    Formed,
+    FreezeSolved,
+    Issued,
+    Migrated,
+    Noticed,
+    Paused,
+    RankFailed,
+    RankStarted,
+    Record,
+    Regrouped,
+    Requested,
+    Skipped,
+    Submitted,
+)
+from orchestrator.history.curvature_record import CurvatureRecord
+from orchestrator.history.freeze_history import FreezeHistory, cut
+from orchestrator.history.freeze_record import FreezeRecord
+from orchestrator.history.frozen_counts import ParameterCounts
+from orchestrator.history.notes import Note, note_of
+from orchestrator.history.phase_bands import phase_bands, phases_of
+from orchestrator.history.ranks_view import RanksView
+from orchestrator.history.recovery_history import RecoveryHistory
+from orchestrator.history.thinning import EVERY, Grid, thin, up_to
+from orchestrator.pictures.charts import Band
+from planner.freezing import Phase
+from planner.plan import Plan
+from planner.search.alternatives import Alternative
+from workers.protocol import (
+    CheckpointReport,
+    CurvatureReport,
+    FreezeReport,
+    FreezeStarted,
+    Request,
+    SampleReport,
+    StepReport,
+    SwitchReport,
+    TimelineReport,
+    ValidationReport,
+)
+
+VERSION = 1
+"""Of what a view holds and how it is folded: a snapshot of another version is not read."""
+RECENT_TIMELINES = 20
+"""Of so many of the newest measured steps the timelines are kept, and those of the monitoring phase."""
+KEPT_SPANS = 6_000
+"""Actions in the timelines that are kept at most; of more monitored steps every other one goes."""
+KEPT_DECISIONS = 20
+KEPT_LINES = 300
+"""The newest notes, checkpoints, moves and requests, of each."""
+MONITORING = (Phase.UPPER, Phase.LOWER)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A plan that was issued, and what it was chosen from."""
+
+    time_s: float
+    plan: Plan
+    alternatives: tuple[Alternative, ...]
+    """Itself among them; empty if nothing was searched for."""
+
+
+@dataclass
+class JobView:
+    """A job, over all its starts."""
+
+    job: str = ""
+    state: str = "pending"
+    """`starting`, `training`, `waiting` for capacity, `finished`, `stopped` or `failed`."""
+    epoch: int = 0
+    """The newest controller's."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """The resolved spec of the newest start."""
+    step: int = 0
+    """Steps committed."""
+    tokens: int = 0
+    """In the committed steps, those that were run twice counted twice; samples where there are no tokens."""
+    runs: int = 0
+    """How often the job was submitted: once, and once per resume."""
+    events: int = 0
+    """Since the newest start, itself included."""
+    started_s: float = 0.0
+    """Of the newest start; seconds since the Unix epoch, like the next two."""
+    first_step_s: float | None = None
+    """When the first step of the newest start was reported."""
+    ended_s: float = 0.0
+    """When the last event was written."""
+    plan: Plan | None = None
+    """The newest one that was issued."""
+    formed: Plan | None = None
+    """That the newest generation formed with."""
+    followed: Plan | None = None
+    """That the ranks follow."""
+    decisions: list[Decision] = field(default_factory=list)
+    """The newest plans, each with its reason and alternatives."""
+    nodes: set[str] = field(default_factory=set)
+    """Where the ranks of the newest start live."""
+    ranks: RanksView = field(default_factory=RanksView)
+    steps: dict[int, StepReport] = field(default_factory=dict)
+    """The steps that led to the newest weights, by number; of older ones some stand for their neighbours."""
+    validations: dict[int, ValidationReport] = field(default_factory=dict)
+    validated: int = 0
+    """The last step that was validated since the newest start."""
+    checkpoints: list[CheckpointReport] = field(default_factory=list)
+    measured: dict[int, dict[int, TimelineReport]] = field(default_factory=dict)
+    """Step -> rank -> timeline, of the monitoring phase and of the newest measured steps."""
+    measured_since: int = 0
+    """Timelines of later steps are of the newest plan's partition."""
+    freeze: FreezeRecord = field(default_factory=FreezeRecord)
+    curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
+    recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
+    """Generations and what lies between them."""
+    moves: list[Migrated] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    stopping: bool = False
+    """Since the newest start someone asked for a stop."""
+    sample: SampleReport | None = None
+    notes: list[Note] = field(default_factory=list)
+    outcome: Finished | Failed | None = None
+    """None while the job runs, or if it was killed."""
+
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """What the plan was chosen from."""
+        return self.decisions[-1].alternatives if self.decisions else ()
+
+    @property
+    def emulated(self) -> bool:
+        """Whether times and rates come from modelled layer times."""
+        return self.spec.get("cluster", {}).get("device") == "emulated"
+
+    @property
+    def timelines(self) -> dict[int, TimelineReport]:
+        """By rank; all of one step, the newest that was measured."""
+        return self.measured[max(self.measured)] if self.measured else {}
+
+    @property
+    def phases(self) -> tuple[Band, ...]:
+        """The freezing phases that the job's steps went through; none where nothing is ever frozen."""
+        return phase_bands(self.spec.get("freeze", {}), self.step)
+
+    def freeze_history(self) -> FreezeHistory:
+        """What a run that goes on from here must know of freezing."""
+        monitored = (of for step, of in self.measured.items() if step > self.measured_since)
+        return FreezeHistory(
+            plans=tuple(plan for _, plan in sorted(self.freeze.plans.items())),
+            monitored=tuple(chain.from_iterable(of_step.values() for of_step in monitored)),
+            plan=self.plan,
+            solved=self.freeze.solved,
+        )
+
+    def frozen_counts(self) -> ParameterCounts | None:
+        """How often each parameter was frozen; None where none ever was counted."""
+        passes = self.plan.microbatches * self.plan.replicas if self.plan is not None else 0
+        return self.freeze.counted.add_up(self.step, passes)
+
+    def take(self, record: Record) -> None:
+        """Fold one more event in."""
+        self.ended_s = record.time_s
+        self.events += 1
+        self.recovery.take(record)
+        match record.event:
+            case StepReport() as step:
+                self._commit(step, record.time_s)
+            case FreezeSolved() | FreezeStarted() | FreezeReport() as frozen:
+                self.freeze.take(frozen)
+            case TimelineReport() as timeline:
+                self._measure(timeline)
+            case CurvatureReport() as part:
+                self.curvature.take(part, self.plan.pipeline_ranks if self.plan else 1)
+            case ValidationReport() as validation:
+                self.validations[validation.step] = validation
+                self.validated = max(self.validated, validation.step)
+            case CheckpointReport() as checkpoint:
+                self.ranks.save(checkpoint)
+                _keep(self.checkpoints, checkpoint)
+            case Submitted() as submitted:
+                self._start(submitted, record.time_s)
+            case Issued(plan=plan, alternatives=alternatives):
+                self._issue(Decision(time_s=record.time_s, plan=plan, alternatives=alternatives))
+            case Formed() as formed:
+                self.ranks.take(formed)
+                self._form(formed)
+            case SwitchReport(epoch=epoch, version=version):
+                plans = [decision.plan for decision in self.decisions]
+                self.followed = next(
+                    (plan for plan in plans if (plan.epoch, plan.version) == (epoch, version)), self.followed
+                )
+            case RankStarted() as up:
+                self.nodes.add(up.node)
+                self.ranks.take(up)
+            case RankFailed() | Regrouped() | Noticed() as change:
+                self.ranks.take(change)
+            case Skipped(damage=damage):
+                self.ranks.skip(damage)
+            case Migrated() as moved:
+                _keep(self.moves, moved)
+            case Requested(request=request):
+                self.stopping = self.stopping or request == Request.STOP
+                _keep(self.requests, request)
+            case Paused():
+                self.state = "waiting"
+            case Finished(stopped=stopped) as outcome:
+                self.outcome, self.state = outcome, "stopped" if stopped else "finished"
+            case Failed() as outcome:
+                self.outcome, self.state = outcome, "failed"
+            case SampleReport() as sample:
+                self.sample = sample
+            case _:
+                pass
+        note = note_of(record.event)
+        if note is not None:
+            _keep(self.notes, note)
+
+    def _start(self, submitted: Submitted, time_s: float) -> None:
+        self.epoch = submitted.epoch
+        if submitted.takeover:
+            return
+        self.job, self.spec, self.state = submitted.job, submitted.spec, "starting"
+        self.runs += 1
+        self.events = 1
+        self.started_s, self.first_step_s, self.outcome = time_s, None, None
+        self.nodes.clear()
+        self.ranks, self.formed, self.followed = RanksView(), None, None
+        self.stopping = False
+        self.validated = 0
+        self.freeze.begin(resume=submitted.resume)
+
+    def _issue(self, decision: Decision) -> None:
+        if self.plan is not None and cut(self.plan) != cut(decision.plan):
+            self.measured_since = max(self.measured, default=0)
+        self.plan = decision.plan
+        self.decisions = [*self.decisions[1 - KEPT_DECISIONS :], decision]
+
+    def _form(self, formed: Formed) -> None:
+        self.formed = self.followed = self.plan
+        self.state = "training"
+        self._take_back(formed.step)
+
+    def _take_back(self, step: int) -> None:
+        """The one rule for steps that a return to a checkpoint voids: a generation that begins at `step` runs the later
+        ones again, and nothing that was measured in them counts. What was decided stands."""
+        self.step = min(self.step, step)
+        self.validated = min(self.validated, step)
+        self.steps = up_to(self.steps, step)
+        self.validations = up_to(self.validations, step)
+        self.measured = up_to(self.measured, step)
+        self.measured_since = min(self.measured_since, step)
+        self.freeze.take_back(step)
+        self.curvature.take_back(step)
+        self.recovery.take_back(step)
+        if self.sample is not None and self.sample.step > step:
+            self.sample = None
+
+    def _commit(self, report: StepReport, time_s: float) -> None:
+        self.steps[report.step] = report
+        self.tokens += report.tokens or report.samples
+        if self.first_step_s is None:
+            self.first_step_s = time_s
+        if report.step > self.step:
+            # What is logged came in its order, or after a hole for which nobody is left to tell.
+            thinned, self.step = self.step // EVERY, report.step
+            if report.step // EVERY != thinned:
+                self._thin()
+
+    def _thin(self) -> None:
+        grid = Grid.at(self.step)
+        self.steps, self.validations = thin(self.steps, grid), thin(self.validations, grid)
+        self.freeze.thin(grid)
+        self.curvature.thin(grid)
+        self.recovery.thin(grid)
+
+    def _measure(self, timeline: TimelineReport) -> None:
+        self.measured.setdefault(timeline.step, {})[timeline.rank] = timeline
+        phases = phases_of(self.spec.get("freeze", {}))
+        monitored = [n for n in self.measured if phases is not None and phases.of(n) in MONITORING]
+        if len(self.measured) - len(monitored) > RECENT_TIMELINES:
+            del self.measured[min(self.measured.keys() - monitored)]
+        spans = sum(len(report.spans) for ranks in self.measured.values() for report in ranks.values())
+        if spans > KEPT_SPANS and len(self.measured) > 1:
+            older = monitored[:-1] or sorted(self.measured)[:-1]
+            for step in older[::2]:
+                del self.measured[step]
+
+    def to_json(self) -> bytes:
+        """The view as JSON, in less than 2 MB; numbers that are not finite are written by name."""
+        return _ADAPTER.dump_json((self,))
+
+    @staticmethod
+    def from_json(text: bytes) -> JobView:
+        """The view that `to_json` wrote.
+
+        Raises:
+            ValueError: it is not one of this version.
+        """
+        return _ADAPTER.validate_json(text)[0]
+
+
+_ADAPTER = TypeAdapter(tuple[JobView], config=ConfigDict(ser_json_inf_nan="strings"))
+
+
+def _keep(lines: list[T], line: T) -> None:
+    lines.append(line)
+    del lines[:-KEPT_LINES]
+
+
+def fold(records: Iterable[Record]) -> JobView:
+    """The job that `records`, oldest first, tell of."""
+    view = JobView()
+    for record in records:
+        view.take(record)
+    return view

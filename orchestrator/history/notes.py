@@ -1,0 +1,63 @@
+"""The lines of a job's history that a person must know. Pure: an event in, a line out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.events.types import (
+    Event,
+    Failed,
+    FreezeSolved,
+    Noticed,
+    RankFailed,
+    Requested,
+    Skipped,
+    Submitted,
+    Warned,
+)
+from orchestrator.events.wording import injected_text, noticed_text
+from workers.protocol import CheckpointReport, FaultReport, WarningReport
+
+Level = Literal["note", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line for people."""
+
+    level: Level
+    text: str
+
+
+def note_of(event: Event) -> Note | None:
+    """What a person must know of `event`, if anything."""
+    match event:
+        case Submitted(takeover=True, epoch=epoch):
+            return Note("warning", f"The controller was lost; another one took over, as epoch {epoch}.")
+        case Submitted(resume=True):
+            return Note("note", "The job was resumed.")
+        case Requested(request=request):
+            return Note("note", f"Someone asked the job to {request}.")
+        case Skipped(damage=damage):
+            text = f"A damaged checkpoint was passed over: {damage.path}, {damage.file}: {damage.problem}."
+            return Note("warning", text)
+        case CheckpointReport(step=step, error=str(error)):
+            return Note("warning", f"The checkpoint of step {step} failed, the ones before it stay: {error}")
+        case FreezeSolved(measured_unfrozen_s=None):
+            text = "The freeze ratios rest on the profile's times: the monitored steps did not time every action."
+            return Note("note", text)
+        case Noticed():
+            return Note("note", f"Word came: {noticed_text(event)}.")
+        case Warned(text=text):
+            return Note("warning", text)
+        case FaultReport():
+            return Note("note", f"{injected_text(event).capitalize()}.")
+        case WarningReport(rank=rank, text=text):
+            return Note("warning", f"Rank {rank}: {text}")
+        case RankFailed(rank=rank, error=error):
+            return Note("error", f"Rank {rank} failed: {error}")
+        case Failed(reason=reason):
+            return Note("error", f"The job failed: {reason}")
+        case _:
+            return None

@@ -1,0 +1,81 @@
+"""Which ranks a job has, since its newest start: what a controller that takes over needs to know of them.
+
+Reads event values only; part of a `JobView`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.events.types import Formed, Noticed, RankFailed, RankStarted, Regrouped
+from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint
+
+KEPT_CHECKPOINTS = 8
+"""How many of the newest checkpoints a controller remembers; the ranks delete older ones."""
+
+
+@dataclass
+class RanksView:
+    """The ranks of the newest start, and what they hold."""
+
+    members: tuple[int, ...] = ()
+    """Of the newest generation, by place."""
+    alive: set[int] = field(default_factory=set)
+    """Ranks that are up: members, spares and newcomers."""
+    going: set[int] = field(default_factory=set)
+    """Ranks whose node is to go."""
+    nodes: dict[int, str] = field(default_factory=dict)
+    """Where each rank lives, by node id."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """And by address."""
+    next_rank: int = 0
+    """The first number that no rank has had."""
+    generation: int | None = None
+    """Number of the newest generation; None: none has formed."""
+    began: int = 0
+    """The step at which it began to train."""
+    since: int | None = None
+    """The generation that went back to a checkpoint last; None: none did."""
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Newest first."""
+    damaged: tuple[str, ...] = ()
+    """Paths of checkpoints that were found damaged."""
+
+    @property
+    def spares(self) -> set[int]:
+        """Ranks that are up and have no place."""
+        return self.alive - {*self.members} - self.going
+
+    def take(self, event: Formed | RankStarted | RankFailed | Regrouped | Noticed) -> None:
+        """Fold one more event in."""
+        match event:
+            case Formed(generation=generation, step=step):
+                self.members, self.generation, self.began = generation.members, generation.number, step
+                if event.start is not None or step == 0:
+                    self.since = generation.number
+            case RankStarted(rank=rank, node=node, host=host):
+                self.alive.add(rank)
+                self.nodes[rank], self.hosts[rank] = node, host
+                self.next_rank = max(self.next_rank, rank + 1)
+            case RankFailed(rank=rank):
+                # One that only raised is found alive; the controller asks it then, like all others.
+                self.next_rank = max(self.next_rank, rank + 1)
+            case Regrouped(lost=lost):
+                self.alive -= {*lost}
+                for rank in lost:
+                    self.nodes.pop(rank, None)
+                    self.hosts.pop(rank, None)
+            case Noticed(ranks=ranks):
+                self.going |= {*ranks}
+
+    def save(self, report: CheckpointReport) -> None:
+        """Remember a checkpoint that was written."""
+        if report.error is None and all(ref.path != report.path for ref in self.checkpoints):
+            known = (CheckpointRef(path=report.path, step=report.step), *self.checkpoints)
+            newest = sorted(known, key=lambda ref: ref.step, reverse=True)
+            self.checkpoints = tuple(newest[:KEPT_CHECKPOINTS])
+
+    def skip(self, damage: DamagedCheckpoint) -> None:
+        """Forget a checkpoint that is damaged."""
+        self.checkpoints = tuple(ref for ref in self.checkpoints if ref.path != damage.path)
+        self.damaged = (*self.damaged, damage.path)[-10 * KEPT_CHECKPOINTS :]

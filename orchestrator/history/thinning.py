@@ -1,0 +1,79 @@
+"""Keeps a history bounded: recent steps stay single, older ones share an entry with their neighbours.
+
+Every series of a view is thinned on the same grid, so that their entries stand at the same steps. Knows no event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EVERY = 500
+"""Steps from one thinning to the next."""
+RECENT = 1000
+"""So many of the newest steps are never thinned."""
+OLDER = 500
+"""Entries that all steps before them have at most."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which steps share an entry."""
+
+    stride: int
+    whole: int
+    """Later steps stand alone."""
+
+    @staticmethod
+    def at(newest: int, *, recent: int = RECENT, older: int = OLDER) -> Grid:
+        """The grid of a job that has committed `newest` steps."""
+        whole = max(newest - recent, 0)
+        stride = 1
+        while whole > stride * older:
+            stride *= 2
+        return Grid(stride, whole)
+
+    def bucket(self, step: int) -> int:
+        """The last of the steps that `step` shares an entry with. The first step of a job stands alone."""
+        last = -(-step // self.stride) * self.stride
+        return min(last, self.whole) if 1 < step <= self.whole else step
+
+
+def thin(
+    series: dict[int, T], grid: Grid, merge: Callable[[T, T], T] = lambda earlier, later: later
+) -> dict[int, T]:
+    """`series`, by step, with one entry per bucket of `grid`, at the last step of those that it was made from.
+
+    Args:
+        merge: makes one entry of two; by default the later one stands for both.
+    """
+    thinned: dict[int, tuple[int, T]] = {}
+    for step in sorted(series):
+        bucket, entry = grid.bucket(step), series[step]
+        if bucket in thinned:
+            entry = merge(thinned[bucket][1], entry)
+        thinned[bucket] = step, entry
+    return dict(thinned.values())
+
+
+def thin_runs(
+    entries: Sequence[T], place: Callable[[T], tuple[object, ...]], merge: Callable[[T, T], T]
+) -> list[T]:
+    """`entries` with one in place of all neighbours that have the same `place`."""
+    thinned: list[T] = []
+    for entry in entries:
+        if thinned and place(thinned[-1]) == place(entry):
+            thinned[-1] = merge(thinned[-1], entry)
+        else:
+            thinned.append(entry)
+    return thinned
+
+
+def up_to(series: dict[int, T], step: int) -> dict[int, T]:
+    """The entries of `series` up to `step`."""
+    if not series or max(series) <= step:
+        return series
+    return {number: entry for number, entry in series.items() if number <= step}

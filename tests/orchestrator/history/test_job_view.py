@@ -1,0 +1,181 @@
+"""The one fold of the log: bounded, the same after a round trip, and one rule for steps that are taken back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from synthetic_run import records
+
+from orchestrator.events import types as events
+from orchestrator.history.job_view import JobView, fold
+from orchestrator.history.thinning import OLDER, RECENT, Grid, thin
+from workers.protocol import (
+    CheckpointRef,
+    FreezeReport,
+    FrozenAction,
+    Generation,
+    Span,
+    StepReport,
+    TimelineReport,
+)
+
+RANKS = 4
+PARAMETERS = 12
+LAYERS = 6
+
+
+def step_report(step: int, generation: int = 1) -> StepReport:
+    return StepReport(
+        generation=generation,
+        step=step,
+        loss=3.14159265358979 / step,
+        grad_norm=1.23456789012345,
+        lr=1.2345678e-4,
+        samples=32,
+        tokens=32_768,
+        step_s=0.123456789,
+        bubble=0.123456789,
+        skipped=False,
+        gradient_energy=1.23456789,
+        effective_update=0.912345678,
+        committed_s=1.7e9 + step,
+        samples_digest="0123456789abcdef",
+    )
+
+
+def freeze_report(step: int, rank: int) -> FreezeReport:
+    actions = tuple(
+        FrozenAction(stage=rank, microbatch=microbatch, planned=0.5, actual=0.25, parameters=0.125)
+        for microbatch in range(8)
+    )
+    counts = tuple((rank * LAYERS + layer, (step % 2,) * PARAMETERS) for layer in range(LAYERS))
+    return FreezeReport(step=step, rank=rank, actions=actions, passes=8, counts=counts)
+
+
+def timeline(step: int, rank: int) -> TimelineReport:
+    spans = tuple(
+        Span(action=f"{rank}{kind}{microbatch}", start_s=0.123456789, end_s=0.234567891)
+        for kind in "FIW"
+        for microbatch in range(8)
+    )
+    return TimelineReport(step=step, rank=rank, step_s=0.5, spans=spans)
+
+
+def generation(number: int) -> Generation:
+    return Generation(
+        number=number, epoch=1, members=(0, 1, 2, 3), store_host="h", store_port=1, timeout_s=1.0
+    )
+
+
+def take(view: JobView, *logged: events.Event) -> None:
+    for event in logged:
+        view.take(events.Record(time_s=view.ended_s + 1, event=event))
+
+
+def begun() -> JobView:
+    """A job of a synthetic run that has not begun to train."""
+    view = JobView()
+    for record in records(steps=1):
+        view.take(record)
+        if isinstance(record.event, events.Formed):
+            break
+    return view
+
+
+def back_to(step: int, number: int = 2) -> events.Formed:
+    return events.Formed(generation=generation(number), start=CheckpointRef(path="c", step=step), step=step)
+
+
+def trained(view: JobView, first: int, last: int, number: int = 1) -> None:
+    for step in range(first, last + 1):
+        take(view, step_report(step, number))
+        take(view, *(freeze_report(step, rank) for rank in range(RANKS)))
+        if step % 50 == 0:
+            take(view, *(timeline(step, rank) for rank in range(RANKS)))
+
+
+def test_a_round_trip_changes_nothing() -> None:
+    view = fold(records(steps=60))
+    trained(view, 61, 80)
+    take(view, back_to(70))
+    take(view, replace(step_report(71, 2), loss=float("inf")))
+    again = JobView.from_json(view.to_json())
+    assert again == view
+    take(view, step_report(72, 2))
+    take(again, step_report(72, 2))
+    assert again == view
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"[{}, 1]", b'[{"step": "many"}]', b"\xff"])
+def test_a_snapshot_that_is_none_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):
+        JobView.from_json(text)
+
+
+def test_a_hundred_thousand_steps_fit() -> None:
+    """Less than 2 MB, and less than 50 ms to serialize."""
+    view = begun()
+    last = 100_000
+    for step in range(1, last + 1):
+        view.take(events.Record(time_s=1.7e9 + step, event=step_report(step)))
+        if step % 100 == 0 or step > last - 300:
+            for rank in range(RANKS):
+                view.take(events.Record(time_s=1.7e9 + step, event=freeze_report(step, rank)))
+        if step % 1000 == 0:
+            for rank in range(RANKS):
+                view.take(events.Record(time_s=1.7e9 + step, event=timeline(step, rank)))
+    text = view.to_json()
+    taken_s = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        view.to_json()
+        taken_s.append(time.perf_counter() - began_s)
+    assert len(text) < 2_000_000
+    assert min(taken_s) < 0.05
+    assert (view.step, min(view.steps), max(view.steps)) == (last, 1, last)
+    assert len(view.steps) < RECENT + 2 * OLDER
+
+
+def test_the_newest_steps_stay_whole_and_older_ones_evenly() -> None:
+    series = thin({step: step for step in range(1, 10_001)}, Grid.at(10_000))
+    assert [step for step in series if step > 9_000] == [*range(9_001, 10_001)]
+    older = [step for step in series if 1 < step <= 8_992]
+    assert {after - before for before, after in pairwise(older)} == {32}
+    assert 1 in series
+
+
+def test_steps_that_are_taken_back_leave_no_trace_but_their_time() -> None:
+    view, other = begun(), begun()
+    trained(view, 1, 80)
+    take(view, back_to(60))
+    trained(other, 1, 60)
+    assert view.step == 60
+    for part in ("steps", "validations", "measured", "curvature"):
+        assert getattr(view, part) == getattr(other, part), part
+    assert (view.freeze.steps, view.freeze.counted) == (other.freeze.steps, other.freeze.counted)
+    assert [commit.step for commit in view.recovery.commits if commit.voided_by is not None] == [
+        *range(61, 81)
+    ]
+
+
+def test_a_return_far_back_in_a_long_run_keeps_what_is_known() -> None:
+    view = begun()
+    trained(view, 1, 4000)
+    counted = view.frozen_counts()
+    assert counted is not None
+    assert (counted.steps, counted.whole) == (4000, 4000)
+    assert counted.layers[0].counts == [2000] * PARAMETERS
+    assert view.freeze.average_ratio(view.step) == pytest.approx(0.125)
+    take(view, back_to(1000))
+    assert (view.step, max(view.steps)) == (1000, 1000)
+    counted = view.frozen_counts()
+    assert counted is not None
+    assert counted.steps == 1000
+    assert 850 <= counted.whole <= 1000
+    trained(view, 1001, 1010, 2)
+    stretches = list(view.recovery.stretches())
+    assert [stretch.stands for stretch in stretches] == [True, False, True]
+    assert sum(commit.steps for commit in view.recovery.commits) == 4010
