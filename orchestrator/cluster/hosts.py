@@ -66,6 +66,15 @@ class Hosts(Protocol):
         """For how many more ranks the cluster has room now."""
         ...
 
+    def started(self, rank: int) -> None:
+        """The rank is up: its node is like any other."""
+        ...
+
+    def failed(self, rank: int) -> str:
+        """The rank did not start: its node gets no other for a while, each time for longer; what that means, in words,
+        or nothing where its node is not known."""
+        ...
+
     def shun(self, node: str) -> None:
         """Start no rank on `node` any more: it is to go. Ids of nodes are never used again."""
         ...

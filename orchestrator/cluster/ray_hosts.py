@@ -24,6 +24,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.backoff import Backoff
 from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
@@ -32,6 +33,8 @@ from workers.actor import CONTROL, Home, RankActor, RankError
 
 CONTROL_THREADS = 4
 """Calls of a rank's control group that may be under way at once."""
+FIRST_LOOK_S, LOOK_EVERY_S = 0.01, 0.2
+"""Between two looks whether placement groups are placed, at first and in the end."""
 GIVEN_BACK_S = 10.0
 """How long the cluster may take to give reservations back."""
 
@@ -48,7 +51,10 @@ class RayHosts:
         self._controller = controller
         self._groups: dict[int, PlacementGroup] = {}
         self._actors: dict[int, Any] = {}
+        self._placed: dict[int, str] = {}
+        """Rank -> the id of the node on which its placement group is."""
         self._shunned: set[str] = set()
+        self._backoff = Backoff()
         hosted: Any = ray.remote(concurrency_groups={CONTROL: CONTROL_THREADS})  # pyright: ignore[reportCallIssue]
         self._remote: Any = hosted(RankActor)
 
@@ -63,7 +69,9 @@ class RayHosts:
                 lifetime="detached",
                 _soft_target_node_id=target,  # pyright: ignore[reportArgumentType]
             )
-        if await asyncio.to_thread(_all_ready, [self._groups[rank] for rank in ranks], wait_s):
+        placed = await _placed([self._groups[rank] for rank in ranks], wait_s)
+        if placed is not None:
+            self._placed |= dict(zip(ranks, placed, strict=True))
             return None
         # What the cluster has now, what was free when the job came: our own groups hold some of it.
         nodes = await self._nodes()
@@ -101,6 +109,7 @@ class RayHosts:
 
     async def end(self, rank: int) -> None:
         actor, group = self._actors.pop(rank, None), self._groups.pop(rank, None)
+        self._placed.pop(rank, None)
         if actor is not None:
             ray.kill(actor)
         if group is not None:
@@ -110,12 +119,28 @@ class RayHosts:
     async def room(self) -> int:
         return sum(fits(node.available, self._setup.per_rank) for node in await self._nodes())
 
+    def started(self, rank: int) -> None:
+        if rank in self._placed:
+            self._backoff.started(self._placed[rank])
+
+    def failed(self, rank: int) -> str:
+        node = self._placed.get(rank)
+        if node is None:
+            return ""
+        pause_s = self._backoff.failed(node, time.monotonic())
+        return f"rank {rank} did not start on node {node}, which gets no other rank for {pause_s:g} s"
+
     def shun(self, node: str) -> None:
         self._shunned.add(node)
 
     async def _nodes(self) -> tuple[Node, ...]:
         """Where ranks may be started."""
-        return tuple(node for node in await asyncio.to_thread(cluster.nodes) if node.id not in self._shunned)
+        now_s, nodes = time.monotonic(), await asyncio.to_thread(cluster.nodes)
+        return tuple(
+            node
+            for node in nodes
+            if node.id not in self._shunned and not self._backoff.avoids(node.id, now_s)
+        )
 
     async def release(self) -> None:
         groups = list(self._groups.values())
@@ -199,10 +224,30 @@ def _heard(answer: asyncio.Task[Any]) -> None:
         answer.exception()
 
 
-def _all_ready(groups: list[PlacementGroup], wait_s: float) -> bool:
-    """Whether all groups are placed within `wait_s`. Blocks."""
-    deadline = time.monotonic() + wait_s
-    return all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups)
+async def _placed(groups: list[PlacementGroup], wait_s: float) -> list[str] | None:
+    """Per group the id of its node, once all are placed; None if they are not within `wait_s`.
+
+    It looks now and then, for a wait inside Ray would hold a thread of the pool on which planning depends.
+    """
+    deadline_s, pause_s = time.monotonic() + wait_s, FIRST_LOOK_S
+    while (nodes := await asyncio.to_thread(_nodes_of, groups)) is None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        await asyncio.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, LOOK_EVERY_S)
+    return nodes
+
+
+def _nodes_of(groups: list[PlacementGroup]) -> list[str] | None:
+    """Per group the id of its node; None: not all are placed."""
+    nodes = []
+    for group in groups:
+        table = placement_group_table(group)
+        if table.get("state") != "CREATED":
+            return None
+        nodes.append(table["bundles_to_node_id"][0])
+    return nodes
 
 
 def _any_stands(groups: list[PlacementGroup]) -> bool:

@@ -215,19 +215,27 @@ class Runtime:
             async with asyncio.timeout(self._setup.wait_s):
                 home: Home = await self._hosts.call(rank, "setup")
         except TimeoutError:
+            self._avoid_node_of(rank)
             await self._hosts.end(rank)
             self._tell(RankLost(rank, f"did not start within {self._setup.wait_s:g} s"))
         except Gone as error:
+            self._avoid_node_of(rank)
             await self._hosts.end(rank)
             died = str(error) if error.stillborn else f"its process died as it started: {error}"
             self._tell(RankLost(rank, died, dead=not error.stillborn))
         except RankError as error:
+            self._avoid_node_of(rank)
             self._tell(_raised(rank, error, 0))
         else:
+            self._hosts.started(rank)
             self._up(rank, home)
             self._tell(Ready(rank, home.node, home.host, home.pid))
         finally:
             self._calling.discard(rank)
+
+    def _avoid_node_of(self, rank: int) -> None:
+        if text := self._hosts.failed(rank):
+            self._tell(Noted(Warned(text=text)))
 
     def _up(self, rank: int, home: Home) -> None:
         self._homes[rank] = home

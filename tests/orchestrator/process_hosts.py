@@ -208,6 +208,12 @@ class ProcessHosts:
     async def room(self) -> int:
         return self.most - len(self._reserved)
 
+    def started(self, rank: int) -> None:
+        return
+
+    def failed(self, rank: int) -> str:
+        return ""
+
     def shun(self, node: str) -> None:
         self.shunned.append(node)
 

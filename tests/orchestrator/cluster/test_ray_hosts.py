@@ -1,0 +1,101 @@
+"""Ranks on Ray, with Ray's own tables made up: waits hold no threads, and a node that starts no rank is avoided."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from process_hosts import ElasticJob
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.cluster import ray_hosts
+from orchestrator.cluster.hosts import Gone
+from orchestrator.cluster.placement import Node
+from orchestrator.cluster.ray_hosts import RayHosts
+from orchestrator.controller.runtime import Runtime
+from orchestrator.events.types import Warned
+from orchestrator.lifecycle.commands import Recruit
+from orchestrator.lifecycle.stimuli import Noted, RankLost, Stimulus
+
+BAD = Node(id="bad", host="10.0.0.1", total={"CPU": 8.0}, available={"CPU": 8.0})
+GOOD = Node(id="good", host="10.0.0.2", total={"CPU": 2.0}, available={"CPU": 2.0})
+
+
+def test_waiting_for_placement_holds_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = "PENDING"
+
+    def table(group: object) -> dict[str, Any]:
+        return {"state": state, "bundles_to_node_id": {0: f"node of {group}"}}
+
+    monkeypatch.setattr(ray_hosts, "placement_group_table", table)
+
+    async def wait() -> list[list[str] | None]:
+        nonlocal state
+        groups = [cast(Any, f"group {number}") for number in range(100)]
+        waiting = [asyncio.ensure_future(ray_hosts._placed([group], 30.0)) for group in groups]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(2.0):
+            await asyncio.to_thread(threading.get_ident)
+        state = "CREATED"
+        return await asyncio.gather(*waiting)
+
+    assert asyncio.run(wait()) == [[f"node of group {number}"] for number in range(100)]
+
+
+def test_what_is_not_placed_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_hosts, "placement_group_table", lambda group: {"state": "PENDING"})
+    assert asyncio.run(ray_hosts._placed([cast(Any, "group")], 0.1)) is None
+
+
+class Unlucky(RayHosts):
+    """Ranks that die as they start on the node that every group is placed on."""
+
+    def start(self, rank: int) -> None:
+        return
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.set_exception(Gone("exit code 3"))
+        return answer
+
+    async def end(self, rank: int) -> None:
+        return
+
+
+def test_a_node_on_which_ranks_do_not_start_is_avoided_for_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"state": "CREATED", "bundles_to_node_id": {0: "bad"}}
+    monkeypatch.setattr(ray_hosts, "placement_group_table", lambda group: table)
+    monkeypatch.setattr(ray_hosts, "placement_group", lambda *arguments, **options: "group")
+    monkeypatch.setattr(ray_hosts.cluster, "nodes", lambda: (BAD, GOOD))
+
+    async def recruit() -> None:
+        setup = replace(ElasticJob(resolved(tiny(tmp_path, "unlucky"))).setup, per_rank={"CPU": 1.0})
+        hosts = Unlucky(setup, cast(Any, None))
+        told = list[Stimulus]()
+        runtime = Runtime(setup, hosts, told.append, asyncio.ensure_future)
+        assert await hosts.room() == 10
+        for rank in (4, 5):
+            work = runtime.carry_out(Recruit((rank,)))
+            assert work is not None
+            await work
+        assert await hosts.room() == 2
+        text = "rank {} did not start on node bad, which gets no other rank for {} s"
+        died = "its process died as it started: exit code 3"
+        assert told == [
+            Noted(Warned(text=text.format(4, 2))),
+            RankLost(4, died, dead=True),
+            Noted(Warned(text=text.format(5, 4))),
+            RankLost(5, died, dead=True),
+        ]
+        hosts.started(5)
+        assert await hosts.room() == 10
+
+    asyncio.run(recruit())
