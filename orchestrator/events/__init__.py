@@ -1,0 +1,4 @@
+"""The job's event log and its folder: typed events, one JSON line each.
+
+Not here: What a log adds up to (`orchestrator/history/`).
+"""

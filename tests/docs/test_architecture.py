@@ -1,0 +1,104 @@
+"""The map in docs/architecture.md is the tree: every room is on it, and what it draws and names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+MAP = ARCHITECTURE.split("```mermaid\n")[1].split("```")[0]
+PACKAGES = ("planner", "workers", "orchestrator")
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if page.name not in ("spec.md", "profile.md")
+]
+
+
+def rooms_of(package: str) -> set[str]:
+    """The sub-packages of `package`, as dotted names."""
+    return {
+        ".".join(init.parent.relative_to(ROOT).parts)
+        for init in (ROOT / package).rglob("__init__.py")
+        if init.parent != ROOT / package
+    }
+
+
+def drawn() -> dict[str, str]:
+    """Node of the map -> dotted name of the room."""
+    return {
+        node: f"{package}.{label.replace('/', '.')}"
+        for package, body in re.findall(r'subgraph (\w+)\["[^"]*"\]\n(.*?)\n  end', MAP, re.DOTALL)
+        for node, label in re.findall(r"^\s*(\w+)\[([\w/]+)\]$", body, re.MULTILINE)
+    }
+
+
+def arrows() -> list[tuple[str, str]]:
+    """The map's arrows, as dotted names of rooms or packages."""
+    named = drawn() | {package: package for package in PACKAGES}
+    return [
+        (named[source], named[target]) for source, target in re.findall(r"^\s*(\w+) --> (\w+)$", MAP, re.M)
+    ]
+
+
+def imports(source: str, target: str) -> bool:
+    """Whether a module of `source`, rooms within it left aside, imports one of `target`."""
+    folder = ROOT / source.replace(".", "/")
+    files = folder.rglob("*.py") if source in PACKAGES else folder.glob("*.py")
+    return any(name == target or name.startswith(target + ".") for file in files for name in imported(file))
+
+
+def imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_is_on_the_map_and_none_that_does_not_exist(package: str) -> None:
+    assert {room for room in drawn().values() if room.startswith(package + ".")} == rooms_of(package)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_sentence_of_a_room_is_the_first_of_its_docstring(package: str) -> None:
+    section = ARCHITECTURE.split(f"### {package}/")[1].split("\n#")[0]
+    said = dict(re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", section, re.MULTILINE))
+    written = {}
+    for room in rooms_of(package):
+        folder = room.replace(".", "/")
+        docstring = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+        assert "Not here: " in docstring, f"{folder}/__init__.py does not say what is not in it"
+        written[folder.removeprefix(package + "/")] = docstring.split("\n\n")[0].replace("\n", " ")
+    assert said == written
+
+
+def test_arrows_agree_with_the_imports_and_never_run_both_ways() -> None:
+    assert len(arrows()) > 20
+    for source, target in arrows():
+        assert imports(source, target), f"{source} does not import {target}"
+        assert not imports(target, source), f"{target} imports {source}, against the arrow"
+
+
+def test_package_doors_import_nothing() -> None:
+    for package in (*PACKAGES, "dashboard"):
+        for door in (ROOT / package).rglob("__init__.py"):
+            assert not list(imported(door)), door
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_links_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    files = set(
+        re.findall(r"`((?:planner|workers|orchestrator|tests|benchmarks|examples|docs)/[\w./-]+)`", text)
+    )
+    assert not [name for name in files if not (ROOT / name).exists()]
+    links = {link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link}
+    assert not [link for link in links if link and not (page.parent / link).exists()]
