@@ -9,6 +9,9 @@ from planner.search.alternatives import Alternative
 from planner.search.evaluate import Evaluator
 from planner.simulation.predict import Prediction
 
+_ROUNDED = 0.0005
+"""Less than this is no percentage to speak of: it prints as 0.0%."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -32,8 +35,8 @@ class Candidate:
         shape = self.evaluator.shape
         return sum(self.prediction.excess_bytes), self.per_microbatch_s, shape.ranks, shape.microbatches
 
-    def told(self, best: Candidate) -> Alternative:
-        """For people: with the reason why `best` was taken instead."""
+    def told(self, best: Candidate, partition: str | tuple[int, ...]) -> Alternative:
+        """For people: with the reason why `best` was taken instead, where `partition` was asked for."""
         shape = self.evaluator.shape
         return Alternative(
             name=self.name,
@@ -42,10 +45,10 @@ class Candidate:
             microbatches=shape.microbatches,
             layers=self.layers,
             predicted_step_s=self.prediction.step_s,
-            why_not=self._why_not(best),
+            why_not=self._why_not(best, partition),
         )
 
-    def _why_not(self, best: Candidate) -> str:
+    def _why_not(self, best: Candidate, partition: str | tuple[int, ...]) -> str:
         lacking = max(self.prediction.excess_bytes)
         if lacking:
             return f"rank {self.prediction.excess_bytes.index(lacking)} lacks {lacking:,} bytes of memory"
@@ -53,4 +56,10 @@ class Candidate:
             return ""
         ratio = self.per_microbatch_s / best.per_microbatch_s
         unit = "" if self.evaluator.shape.microbatches == best.evaluator.shape.microbatches else " per sample"
-        return f"{ratio - 1:.1%} slower{unit}" if ratio > 1 else f"no faster{unit}"
+        if abs(ratio - 1) < _ROUNDED:
+            return f"as fast{unit}"
+        if ratio > 1:
+            return f"{ratio - 1:.1%} slower{unit}"
+        # What is allowed loses to what is faster: this cut was only tried.
+        wanted = repr(partition) if isinstance(partition, str) else str(list(partition))
+        return f"{1 - ratio:.1%} faster{unit}, but partition = {wanted} is asked for"

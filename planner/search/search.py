@@ -170,12 +170,14 @@ def choose_among(
         schedule=best.evaluator.schedule(best.layers),
         prediction=best.prediction,
         alternatives=(
-            *(candidate.told(best) for candidate in dict.fromkeys([*tried, *others])),
+            *(candidate.told(best, partition) for candidate in dict.fromkeys([*tried, *others])),
             *(failure for search in searches for failure in search.failed.values()),
             *dropped,
             *refused,
         ),
-        programs=next(search.told(best) for search in searches if search.evaluator is best.evaluator),
+        programs=next(
+            search.told(best, partition) for search in searches if search.evaluator is best.evaluator
+        ),
     )
 
 
@@ -191,9 +193,9 @@ class _Search:
     allowed: tuple[Candidate, ...]
     """What may be taken."""
 
-    def told(self, best: Candidate) -> dict[str, Alternative]:
+    def told(self, best: Candidate, partition: str | tuple[int, ...]) -> dict[str, Alternative]:
         return {
-            name: self.picks[name].told(best) if name in self.picks else self.failed[name]
+            name: self.picks[name].told(best, partition) if name in self.picks else self.failed[name]
             for name in PROGRAMS
         }
 

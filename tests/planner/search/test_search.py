@@ -75,6 +75,20 @@ def test_an_early_bottleneck_that_equation_5_hides_is_not_taken():
     assert min(worse) >= 0
 
 
+@pytest.mark.parametrize("partition", ["parameter", (4, 2, 2, 2)])
+def test_a_faster_cut_that_is_not_asked_for_says_so(partition: str | tuple[int, ...]):
+    choice = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8, partition=partition))
+    step_s = choice.prediction.step_s
+    wanted = "'parameter'" if partition == "parameter" else "[4, 2, 2, 2]"
+    faster = 0
+    for each in choice.alternatives:
+        if each.predicted_step_s is not None and each.predicted_step_s < step_s * 0.99:
+            faster += 1
+            gain = 1 - each.predicted_step_s / step_s
+            assert each.why_not == f"{gain:.1%} faster, but partition = {wanted} is asked for"
+    assert faster
+
+
 @pytest.mark.parametrize("name", ["parameter", "memory", "time", "bottleneck"])
 def test_a_named_program_is_taken_at_its_word(name: str):
     choice = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8, partition=name))
