@@ -230,6 +230,8 @@ def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
             # Killed, it is started again, and goes on from its log.
             max_restarts=-1,
             num_cpus=0,
+            # Each report is a call: the record of each would stay in the cluster's memory.
+            enable_task_events=False,
             # Beside the driver, whose files it shares. Not softly: Ray then takes any node, spot instances too.
             scheduling_strategy=beside_us,
         ).remote(order, setup, spec.model_dump(mode="json"))

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
+from orchestrator.cluster.draining import draining
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.drains import draining
 from workers.protocol import JobError
 
 NAMESPACE = "freshet"

@@ -28,7 +28,7 @@ from orchestrator.cluster.backoff import Backoff
 from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
-from orchestrator.controller.config import ControllerConfig
+from orchestrator.cluster.rank_setup import RankSetup
 from workers.actor import CONTROL, Home, RankActor, RankError
 
 CONTROL_THREADS = 4
@@ -46,7 +46,7 @@ class RayHosts:
         controller: the actor that the ranks report to.
     """
 
-    def __init__(self, setup: ControllerConfig, controller: ActorHandle) -> None:
+    def __init__(self, setup: RankSetup, controller: ActorHandle) -> None:
         self._setup = setup
         self._controller = controller
         self._groups: dict[int, PlacementGroup] = {}
@@ -86,6 +86,8 @@ class RayHosts:
             namespace=cluster.NAMESPACE,
             lifetime="detached",
             max_restarts=0,
+            # A heartbeat is a call: the record of each would stay in the cluster's memory.
+            enable_task_events=False,
             scheduling_strategy=strategy,
             **actor_resources(setup.per_rank),
         ).remote(setup.config, rank, self._controller, setup.marker, setup.secret)

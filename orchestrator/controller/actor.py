@@ -108,7 +108,7 @@ class Controller:
     def _take_on(self, order: Order) -> None:
         self._order = order
         self._loop = EventLoop(order, self._record)
-        self._hosts = RayHosts(self._setup, self._own)
+        self._hosts = RayHosts(self._setup.ranks, self._own)
         self._runtime = self._make_runtime()
         self._watch = FreezeWatch(order.freezing)
 

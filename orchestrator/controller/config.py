@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.cluster.rank_setup import RankSetup
 from orchestrator.prepare.replanning import Replanner
 from planner.profile import Profile
 from workers.config import WorkerConfig
@@ -28,3 +29,8 @@ class ControllerConfig:
     """By which ranks know each other where they hand layers over."""
     profile: Profile | None = None
     """That the plan was made with, if it needed one."""
+
+    @property
+    def ranks(self) -> RankSetup:
+        """What each rank's process is started with."""
+        return RankSetup(config=self.config, per_rank=self.per_rank, marker=self.marker, secret=self.secret)

@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from orchestrator.cluster.draining import Table, draining
 from orchestrator.events.types import Warned
 from orchestrator.lifecycle.stimuli import Going, Noted
 
 EVERY_S = 0.5
 """Between two looks at Ray's table."""
-
-Table = Mapping[str, int]
-"""Draining node -> its deadline in milliseconds since the Unix epoch; 0: none is known."""
 
 
 class Home(Protocol):
@@ -47,14 +45,14 @@ def drained(table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
 
 
 class Fresh:
-    """Which drains are new: a node is told of again if its deadline moves or a further rank lives there."""
+    """Which drains are new: a node counts again if its deadline moves or a further rank lives there."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[int, frozenset[int]]] = {}
         """Node -> its deadline in ms and its ranks, as told."""
 
     def take(self, table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
-        """Those of `drained` that were not told before; a drain that was called off is forgotten."""
+        """Those of `drained` that are new; a drain that was called off is forgotten."""
         self._told = {node: told for node, told in self._told.items() if node in table}
         fresh: list[Going] = []
         for going in drained(table, homes, now_s):
@@ -72,11 +70,11 @@ async def watch_drains(
     table: Callable[[], Table] | None = None,
     every_s: float = EVERY_S,
 ) -> None:
-    """Tell each drain of a node with ranks, once; ends when it is cancelled.
+    """Post each drain of a node with ranks, once; ends when it is cancelled.
 
     Args:
         homes: asked before each look.
-        tell: takes the stimuli, and a warning, once, if Ray gives no answer.
+        post: takes the stimuli, and a warning, once, if Ray gives no answer.
         table: gives the draining nodes; may block. None: Ray's own.
         every_s: between two looks.
     """
@@ -94,13 +92,6 @@ async def watch_drains(
             for going in fresh.take(seen, homes(), time.time()):
                 post(going)
         await asyncio.sleep(every_s)
-
-
-def draining() -> Table:
-    """The nodes that Ray drains, of the cluster that this process is connected to."""
-    from ray._private.state import state
-
-    return state.get_draining_nodes()
 
 
 def _ranks_on(node: str, homes: Homes) -> frozenset[int]:

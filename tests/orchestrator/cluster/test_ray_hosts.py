@@ -78,7 +78,7 @@ def test_a_node_on_which_ranks_do_not_start_is_avoided_for_longer_each_time(
 
     async def recruit() -> None:
         setup = replace(ElasticJob(resolved(tiny(tmp_path, "unlucky"))).setup, per_rank={"CPU": 1.0})
-        hosts = Unlucky(setup, cast(Any, None))
+        hosts = Unlucky(setup.ranks, cast(Any, None))
         told = list[Stimulus]()
         runtime = Runtime(setup, hosts, told.append, asyncio.ensure_future)
         assert await hosts.room() == 10

@@ -15,7 +15,7 @@ from tiny_jobs import tiny
 from orchestrator.cli.jobs import fault_job
 from orchestrator.cli.main import DONE, USER_ERROR
 from orchestrator.cluster import connection as cluster
-from orchestrator.controller.drains import draining
+from orchestrator.cluster.draining import draining
 from orchestrator.controller.faults import Drill
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec

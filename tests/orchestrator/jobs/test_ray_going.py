@@ -16,7 +16,7 @@ from ray_jobs import Log, assert_nothing_left, drain, driver_of, started, state_
 from tiny_jobs import tiny
 
 from orchestrator.cluster.connection import nodes
-from orchestrator.controller.drains import draining
+from orchestrator.cluster.draining import draining
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer

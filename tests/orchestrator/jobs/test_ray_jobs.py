@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray._private.state import state
+from ray.core.generated.gcs_pb2 import TaskEvents
 from ray_jobs import Log, assert_nothing_left, job_of, state_sha256, two_node_cluster
 from tiny_jobs import STEPS, tiny
 
@@ -160,6 +164,35 @@ def test_a_killed_rank_fails_the_job_by_name_and_leaves_nothing(tmp_path: Path) 
     assert result.checkpoint is None or Path(result.checkpoint.path).is_dir()
     assert log.of(events.Failed)[0].reason.startswith("rank 1: its process")
     log.assert_processes_gone()
+
+
+def recorded_tasks() -> set[str]:
+    """Names of the tasks that the cluster keeps records of, once it has heard of one that runs now."""
+
+    @ray.remote
+    def probe() -> None:
+        return
+
+    ray.get(probe.remote())
+    deadline = time.monotonic() + 30
+    while True:
+        records = state._connect_and_get_accessor().get_task_events()
+        names = {TaskEvents.FromString(record).task_info.name for record in records}
+        if any(name.endswith("probe") for name in names):
+            return names
+        assert time.monotonic() < deadline, names
+        time.sleep(0.1)
+
+
+def test_neither_reports_nor_heartbeats_stay_in_the_memory_of_the_cluster(tmp_path: Path) -> None:
+    log = Log()
+    assert (
+        PipelineTrainer(tiny(tmp_path, "forgotten", pipeline={"ranks": 2}), observe=log).fit().error is None
+    )
+    assert len(log.of(StepReport)) == STEPS
+    kept = {name for name in recorded_tasks() if name.startswith(("Controller.", "RankActor."))}
+    # The measuring ranks of other jobs are called a few times.
+    assert not kept & {"Controller.report", "Controller.read", "RankActor.ping", "RankActor.train"}
 
 
 def test_what_a_rank_raises_is_the_jobs_error(tmp_path: Path) -> None:

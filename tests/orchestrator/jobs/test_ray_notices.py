@@ -17,7 +17,8 @@ from ray_jobs import drain, job_of, two_node_cluster, wait_for
 from tiny_jobs import tiny
 
 from orchestrator.cluster import connection as cluster
-from orchestrator.controller.drains import drained, draining
+from orchestrator.cluster.draining import draining
+from orchestrator.controller.drains import drained
 from workers.actor import CONTROL, Home, RankActor
 from workers.protocol import NoticeReport, Report, WarningReport
 
