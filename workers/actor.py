@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
 from workers.process.host_memory import collect_objects, settle_objects
 from workers.process.name_lookups import keep_lookups_short
+from workers.process.output import keep_output
 from workers.process.stacks import stacks
 from workers.profiling.measured import Measured
 from workers.protocol import (
@@ -109,6 +110,7 @@ class RankActor:
         from workers.rank import Rank
 
         self._config = config
+        self._number = rank
         self._marker = marker
         self._mail = ReportMail(_to(controller), _arrived)
         self._outcome: Outcome | Parted | RankError | None = None
@@ -127,6 +129,9 @@ class RankActor:
         with travelling_errors():
             if self._marker is not None:
                 check_folder(self._config.output, self._marker, self._host)
+                # A disk that takes no log is no reason not to train.
+                with suppress(OSError):
+                    keep_output(self._config.output, self._number)
             self._rank.setup()
         settle_objects()
         return self._home()
