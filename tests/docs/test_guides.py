@@ -1,0 +1,163 @@
+"""What the README and the guides tell people to type: run where that is cheap, else held against the real parts.
+
+Every `freshet` line is parsed by the real command line, every TOML block by the real spec. The first job, and the
+model and the data of one's own, are trained.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command_line import freshet_here
+
+from orchestrator.cli.main import app
+from orchestrator.prepare.model_outline import absolute, outline_model
+from orchestrator.prepare.resolve import resolve
+from orchestrator.spec.job_spec import Spec, load, parse_override
+from workers.launch.ranks import Job, run_threads
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+SMALL = ("job.steps=2", "job.sample_tokens=0", "model.width=16", "model.context=16", "cluster.wait_s=240")
+"""Makes the first job one of a second; `cluster.wait_s` is for a machine that is busy."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: Path
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The file that its first line names, as in `# my.toml`."""
+        named = re.match(r"# ([\w-]+\.(?:toml|py))\n", self.text)
+        return named and named.group(1)
+
+    def __str__(self) -> str:
+        return f"{self.page.stem}-{self.file or self.language}"
+
+
+BLOCKS = [
+    Block(page, language, text)
+    for page in PAGES
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+]
+LINES = [line for block in BLOCKS if block.language == "sh" for line in block.text.splitlines()]
+TYPED = sorted({line.split("#")[0].strip() for line in LINES if line.startswith("freshet ")})
+
+
+def write_files(folder: Path) -> None:
+    """Write the files that the pages show, and the README that the first job reads."""
+    for block in BLOCKS:
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    (folder / "README.md").write_text((ROOT / "README.md").read_text())
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_the_command_line_takes_what_a_page_types(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    commands: Any = typer.main.get_command(app)
+    command = commands.commands[name]
+    if "--help" in arguments:
+        return
+    context = command.make_context(name, list(arguments))
+    for override in context.params.get("overrides") or ():
+        key, value = parse_override(override)
+        spec: dict[str, object] = {"job": {"name": "any"}}
+        table = spec.setdefault(key[0], {})
+        assert isinstance(table, dict)
+        table[key[1]] = value
+        Spec.model_validate(spec)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "toml"], ids=str)
+def test_the_spec_takes_every_toml_block(block: Block) -> None:
+    tables = tomllib.loads(block.text)
+    assert block.file is None or "job" in tables
+    Spec.model_validate({"job": {"name": "any"}, **tables})
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "python"], ids=str)
+def test_python_blocks_compile(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+def test_make_targets_that_the_readme_names_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"\bmake (run|test|check|bench|format|clean)\b", readme))
+    assert {"run", "test"} <= targets
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    assert len(readme.splitlines()) <= 120
+
+
+@pytest.mark.xdist_group("test_guides")
+def test_the_first_job_runs_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`freshet train my.toml` as a process of its own, then what the guide types on its folder."""
+    write_files(tmp_path)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "train", "my.toml", *(f"--set={key}" for key in SMALL)],
+        cwd=tmp_path,
+        env={**environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "done: 2 steps" in done.stdout
+    run = tmp_path / "runs" / "mine"
+    assert {"report.html", "events.jsonl", "job.json", "checkpoints"} <= {file.name for file in run.iterdir()}
+
+    monkeypatch.chdir(tmp_path)
+    typed = [line for line in TYPED if re.match(r"freshet (verify|timeline|export) runs/mine", line)]
+    assert len(typed) == 4
+    for line in (*typed, *(line for line in TYPED if line.startswith("freshet schedule"))):
+        assert freshet_here(*shlex.split(line)[1:]) in (0, None), line
+    assert "proved" in capsys.readouterr().out
+    assert {"step.svg", "mine.safetensors", "1f1b.csv"} <= {file.name for file in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("factory", "source"), [("my_net:build", "my_data:open_blobs"), ("my_language_model:build", "text")]
+)
+def test_models_and_data_of_the_guides_train(
+    factory: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = {"path": "README.md"} if source == "text" else {}
+    given = {
+        "job": {"name": "own", "steps": 2, "output": "runs/own", "sample_tokens": 0},
+        "model": {"factory": factory, "context": 16},
+        "data": {"source": source, **text},
+        "pipeline": {"ranks": 2, "microbatches": 2, "microbatch_size": 2},
+        "cluster": {"device": "cpu"},
+    }
+    spec = absolute(Spec.model_validate(given))
+    found = outline_model(spec)
+    resolved = resolve(spec, found, {}, epoch=1)
+    done = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
+    assert all(outcome.layer_digests for outcome in done.outcomes)
+
+
+def test_the_spec_of_the_first_job_is_whole(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    assert load(tmp_path / "my.toml", SMALL).job.name == "mine"
+    assert load(tmp_path / "own.toml").model.factory == "my_net:build"
