@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 SCHEMA = 1
 """Version of the JSON form; another one is refused."""
-Built = TypeVar("Built")
-_PLAIN: Mapping[Any, type] = {"float": float, "int": int, "str": str}
-"""Annotation of a field that holds no other value -> what JSON must bring for it."""
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""A number that JSON brings as text, or a field that is not known, is an error."""
+_POSITIVE = ("bytes_per_s", "slowdown", "memory_bytes", "microbatch_size", "threads")
+"""Fields that cannot be 0; no number is below it."""
 
 
 class ProfileError(ValueError):
@@ -26,6 +31,8 @@ class ProfileError(ValueError):
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
     """One parameter whose gradient waits for the weight-gradient action."""
+
+    __pydantic_config__ = _STRICT
 
     name: str
     """Within the layer."""
@@ -43,6 +50,8 @@ class Matrix:
 class LayerProfile:
     """One layer, one microbatch. The last layer's times include the loss; the first's and the last's forward includes
     reading the batch."""
+
+    __pydantic_config__ = _STRICT
 
     name: str
     """Unique in the model."""
@@ -100,6 +109,8 @@ class LayerProfile:
 class ModelProfile:
     """The layers in order, and what their costs were measured with."""
 
+    __pydantic_config__ = _STRICT
+
     layers: tuple[LayerProfile, ...]
     """In order."""
     microbatch_size: int
@@ -116,6 +127,8 @@ class ModelProfile:
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
     """Where one rank computes."""
+
+    __pydantic_config__ = _STRICT
 
     kind: str
     """`cpu`, `cuda` or `emulated`."""
@@ -134,6 +147,8 @@ class Link:
     """From one rank to another. A message of n bytes holds its sender's computation for
     `sender_s + n * sender_s_per_byte`, occupies the link for `n / bytes_per_s`, arrives `latency_s` after that, and
     holds its receiver for `receiver_s + n * receiver_s_per_byte` when it is taken in."""
+
+    __pydantic_config__ = _STRICT
 
     latency_s: float
     """From the end of the transfer to the arrival."""
@@ -156,6 +171,8 @@ class Link:
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The ranks' devices and the links between them."""
+
+    __pydantic_config__ = _STRICT
 
     devices: tuple[DeviceProfile, ...]
     """By rank."""
@@ -189,6 +206,8 @@ class Cluster:
 class Profile:
     """A model on a cluster."""
 
+    __pydantic_config__ = _STRICT
+
     model: ModelProfile
     """What its layers cost."""
     cluster: Cluster
@@ -206,125 +225,112 @@ class Profile:
         """The profile that `to_json` wrote.
 
         Raises:
-            ProfileError: no JSON, another schema, or a field that is missing, unknown, negative, NaN, or a time of
-                zero where none can be.
+            ProfileError: no JSON, another schema, or a field that is missing, unknown, negative, NaN, or zero where it
+                cannot be.
         """
         try:
             data = json.loads(text)
         except ValueError as error:
             raise ProfileError(f"{where} is not JSON: {error}") from error
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise ProfileError(f"{where} has not schema {SCHEMA}; make it anew with freshet profile")
-        model = _section(data, "model", where)
-        layers = _list(model, "layers", f"{where}: model")
-        if not layers:
-            raise ProfileError(f"{where}: model.layers is empty; a model has at least one layer")
-        if "settings" in model:
-            model["settings"] = _section(model, "settings", f"{where}: model")
-        cluster = _section(data, "cluster", where)
-        devices = [
-            _build(DeviceProfile, device, f"{where}: device of rank {rank}")
-            for rank, device in enumerate(_list(cluster, "devices", f"{where}: cluster"))
-        ]
-        if not devices:
-            raise ProfileError(f"{where}: cluster.devices is empty; a job has at least one rank")
-        rows = _list(cluster, "links", f"{where}: cluster")
-        if len(rows) != len(devices) or any(not isinstance(r, list) or len(r) != len(rows) for r in rows):
-            raise ProfileError(
-                f"{where}: cluster.links must hold one link per pair of its {len(devices)} devices"
-            )
-        links = tuple(
-            tuple(
-                None if source == target else _build(Link, link, f"{where}: link {source} -> {target}")
-                for target, link in enumerate(row)
-            )
-            for source, row in enumerate(rows)
-        )
-        built = tuple(_layer(layer, f"{where}: layer {index}") for index, layer in enumerate(layers))
-        return _build(
-            Profile,
-            {
-                **data,
-                "model": _build(ModelProfile, {**model, "layers": built}, f"{where}: model"),
-                "cluster": _build(
-                    Cluster, {**cluster, "devices": tuple(devices), "links": links}, f"{where}: cluster"
-                ),
-            },
-            where,
-        )
+            raise ProfileError(f"{where} is not of schema {SCHEMA}; measure it again with freshet profile")
+        try:
+            # As JSON, whose arrays are tuples: strictly taken, Python's lists are not.
+            profile = _adapter().validate_json(json.dumps(data))
+        except ValidationError as error:
+            raise ProfileError(_in_words(error.errors(include_url=False), data, where)) from None
+        for problem in _problems(profile, where):
+            raise ProfileError(problem)
+        return profile
 
 
-def _layer(data: Any, where: str) -> LayerProfile:
-    if not isinstance(data, dict):
-        raise ProfileError(f"{where} is no table of fields")
-    name = data.get("name")
-    where = f"{where} ({name})" if name else where
-    given = {name: _list(data, name, where) for name in ("matrices", "uncovered") if name in data}
-    matrices = tuple(
-        _matrix(matrix, f"{where}: matrix {number}")
-        for number, matrix in enumerate(given.get("matrices", ()))
-    )
-    uncovered = tuple(_checked("uncovered", name, str, where) for name in given.get("uncovered", ()))
-    return _build(LayerProfile, {**data, "matrices": matrices, "uncovered": uncovered}, where)
+@cache
+def _adapter() -> TypeAdapter[Profile]:
+    return TypeAdapter(Profile)
 
 
-def _matrix(data: Any, where: str) -> Matrix:
-    if isinstance(data, dict) and "shape" in data:
-        data = {
-            **data,
-            "shape": tuple(_checked("shape", size, int, where) for size in _list(data, "shape", where)),
-        }
-    return _build(Matrix, data, where)
+def _in_words(errors: Sequence[ErrorDetails], data: Any, where: str) -> str:
+    """What the first of `errors` says; of fields that one table lacks, what all of them say."""
+    first = errors[0]
+    *table, name = first["loc"] or ("",)
+    place, value = _place(tuple(table), data, where), first["input"]
+    kind = first["type"]
+    if kind == "missing":
+        lacking = [str(e["loc"][-1]) for e in errors if e["type"] == kind and list(e["loc"][:-1]) == table]
+        return f"{place} lacks {', '.join(sorted(lacking))}; make it with freshet profile"
+    if kind == "unexpected_keyword_argument":
+        return f"{place}: unknown field {name}; it is none of a profile of schema {SCHEMA}"
+    if kind == "dataclass_type":
+        return f"{_place(first['loc'], data, where)} is no table of fields"
+    if isinstance(name, int):
+        # An element of a list of plain values.
+        place, name = _place(tuple(table[:-1]), data, where), table[-1]
+    needed = {
+        "string_type": "it must be text",
+        "dict_type": "it must be a table of values",
+        "tuple_type": "it must be a list",
+    }.get(kind)
+    if needed is None:
+        finite = isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
+        needed = "it must be a whole number" if finite else "a measured number is finite"
+    text = str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}…"
+    return f"{place}: {name} is {text}; {needed}"
 
 
-def _section(data: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
-    if not isinstance(data.get(name), dict):
-        raise ProfileError(f"{where} has no section {name}")
-    return dict(data[name])
+def _place(path: tuple[int | str, ...], data: Any, where: str) -> str:
+    """Where in the profile `path` leads to, in words."""
+    match path:
+        case ("model", "layers", int(number), *rest):
+            layer = data["model"]["layers"][number]
+            name = layer.get("name") if isinstance(layer, dict) else None
+            place = f"{where}: layer {number}{f' ({name})' if name else ''}"
+            return f"{place}: matrix {rest[1]}" if rest[:1] == ["matrices"] and len(rest) > 1 else place
+        case ("cluster", "devices", int(rank), *_):
+            return f"{where}: device of rank {rank}"
+        case ("cluster", "links", int(source), int(target), *_):
+            return f"{where}: link {source} -> {target}"
+        case ():
+            return where
+        case _:
+            return f"{where}: {'.'.join(map(str, path))}"
 
 
-def _list(data: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    if not isinstance(data.get(name), list):
-        raise ProfileError(f"{where} has no list {name}")
-    return data[name]
+def _problems(profile: Profile, where: str) -> Iterator[str]:
+    """What types do not say: empty lists, links that lack or are too many, numbers out of range."""
+    layers, devices, links = profile.model.layers, profile.cluster.devices, profile.cluster.links
+    if not layers:
+        yield f"{where}: model.layers is empty; a model has at least one layer"
+    if not devices:
+        yield f"{where}: cluster.devices is empty; a job has at least one rank"
+    if len(links) != len(devices) or any(len(row) != len(devices) for row in links):
+        yield f"{where}: cluster.links must hold one link per pair of its {len(devices)} devices"
+    for source, row in enumerate(links):
+        for target, link in enumerate(row):
+            if (link is None) != (source == target):
+                wrong = "must be null" if source == target else "is no table of fields"
+                yield f"{where}: link {source} -> {target} {wrong}"
+    for path, value in _numbers((), profile):
+        if not _is_finite(value):
+            wrong = f"{str(value)[:40]}…; a measured number is finite"
+        elif value < 0:
+            wrong = f"{value}, below zero; measure again"
+        elif value == 0 and path[-1] in _POSITIVE:
+            wrong = f"{value}; it must be more, measure again"
+        else:
+            continue
+        yield f"{_place(path[:-1], asdict(profile), where)}: {path[-1]} is {wrong}"
 
 
-def _build(kind: type[Built], data: Any, where: str) -> Built:
-    if not isinstance(data, dict):
-        raise ProfileError(f"{where} is no table of fields")
-    known = {one.name for one in fields(kind)}  # pyright: ignore[reportArgumentType]
-    for name in data:
-        if name not in known:
-            raise ProfileError(f"{where}: unknown field {name}; known: {', '.join(sorted(known))}")
-    for one in fields(kind):  # pyright: ignore[reportArgumentType]
-        if one.type in _PLAIN and one.name in data:
-            _checked(one.name, data[one.name], _PLAIN[one.type], where)
-    try:
-        return kind(**data)
-    except TypeError as error:
-        missing = sorted(known - data.keys())
-        raise ProfileError(
-            f"{where} lacks {', '.join(missing) or error}; make it with freshet profile"
-        ) from None
-
-
-def _checked(name: str, value: Any, kind: type, where: str) -> Any:
-    """`value`, if a field of this name and kind may have it."""
-    if kind is str:
-        if not isinstance(value, str):
-            raise ProfileError(f"{where}: {name} is {value}; it must be text")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
-        text = str(value) if len(str(value)) <= 40 else f"{str(value)[:40]}…"
-        raise ProfileError(f"{where}: {name} is {text}; a measured number is finite")
-    if kind is int and not isinstance(value, int):
-        raise ProfileError(f"{where}: {name} is {value}; it must be a whole number")
-    if value < 0:
-        raise ProfileError(f"{where}: {name} is {value}, below zero; measure again")
-    positive = name in ("bytes_per_s", "slowdown", "memory_bytes", "microbatch_size", "threads")
-    if value == 0 and (positive or name == "forward_s"):
-        raise ProfileError(f"{where}: {name} is 0; it must be more, measure again")
-    return value
+def _numbers(path: tuple[int | str, ...], value: Any) -> Iterator[tuple[tuple[int | str, ...], int | float]]:
+    """Every number that a field of `value` holds, and the way to it."""
+    if isinstance(value, int | float):
+        yield path, value
+    elif isinstance(value, tuple):
+        for number, each in enumerate(value):
+            yield from _numbers((*path, number), each)
+    elif is_dataclass(value):
+        for one in fields(value):
+            yield from _numbers((*path, one.name), getattr(value, one.name))
 
 
 def _is_finite(value: int | float) -> bool:

@@ -45,7 +45,9 @@ def note_of(event: Event) -> Note | None:
         case CheckpointReport(step=step, error=str(error)):
             return Note("warning", f"The checkpoint of step {step} failed, the ones before it stay: {error}")
         case FreezeSolved(measured_unfrozen_s=None):
-            text = "The freeze ratios rest on the profile's times: the monitored steps did not time every action."
+            text = (
+                "The freeze ratios rest on the profile's times: the monitored steps did not time all actions."
+            )
             return Note("note", text)
         case Noticed():
             return Note("note", f"Word came: {noticed_text(event)}.")

@@ -71,7 +71,7 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     """Solve the freeze program with the monitored times.
 
     Raises:
-        MonitoringError: they do not say what every action takes, and there is no profile that does.
+        MonitoringError: they do not time some kind of action on some stage, and there is no profile that does.
         ValueError: the program has no solution.
     """
     question = replace(question, profile=_fitting(question.profile, question.plan.pipeline_ranks))

@@ -1,6 +1,7 @@
-"""Monitored steps -> the longest and the shortest time of every action (TimelyFreeze, section 3.1).
+"""Monitored steps -> the longest and the shortest time of each kind of action on each stage.
 
-Knows neither ranks as processes nor the freeze program: spans in, `Costs` out.
+TimelyFreeze bounds every single action (section 3.1); here all actions of one kind on one stage share their mean. Knows
+neither ranks as processes nor the freeze program: spans in, `Costs` out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Key = tuple[Kind, int]
 
 
 class MonitoringError(ValueError):
-    """The monitored steps do not say what every action takes."""
+    """The monitored steps do not time some kind of action on some stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What the actions of a step take, and the step around them."""
+    """What each kind of action takes on each stage, and the step around them."""
 
     upper: Costs
     """With nothing frozen."""
@@ -59,11 +60,11 @@ def complete(observations: Iterable[Observation], phases: Phases, world_size: in
 
 
 def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observation]) -> Bounds:
-    """The bounds of every action, and the time of a message between ranks.
+    """The bounds of each kind of action on each stage, and the time of a message between ranks.
 
-    An action's time is its kind's mean on its stage, over a step's microbatches and replicas, because a window is a sum
-    of actions; of these the median over steps, because a single step may be disturbed. What freezing does not shorten
-    (F, I, R) has one time, from both halves.
+    The time is the mean over a step's microbatches and replicas, because a window is a sum of actions; of these means
+    it is the median over steps, because a single step may be disturbed. What freezing does not shorten (F, I, R) has
+    one time, from both halves.
 
     Raises:
         MonitoringError: a half was not observed, or lacks a kind of action on a stage.

@@ -1,6 +1,7 @@
 """The schedule tables of PyTorch's pipelining as CSV text: a row per rank, a token or a bubble per cell.
 
-The format has no R and no U. Reading and writing files is the caller's; this module sees text only.
+The format has no R and no U. A cell `(0F1;1B0)OVERLAP_F_B` is read as its actions one after the other, as PyTorch's
+own runtime executes it. Reading and writing files is the caller's; this module sees text only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from planner.schedule.graph import build_graph
 from planner.schedule.validate import ScheduleError, validate
 
 _NOT_IN_FORMAT = (Kind.RECOMPUTE, Kind.UPDATE)
-_COMMUNICATION = re.compile(r"SEND|RECV|SHARD|REDUCE_GRAD|OVERLAP")
+_COMMUNICATION = re.compile(r"SEND|RECV|SHARD|REDUCE_GRAD")
+_OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,22 @@ def _rows(text: str, name: str) -> list[tuple[int, list[str]]]:
 def _cells(name: str, number: int, row: list[str]) -> list[_Cell]:
     cells = [
         _Cell(_action(name, number, column, token), number, column)
-        for column, token in enumerate(row, start=1)
-        if token.strip()
+        for column, cell in enumerate(row, start=1)
+        if cell.strip()
+        for token in _tokens(cell)
     ]
     if not cells:
-        raise ScheduleError(f"{name}: row {number} has no action: every row is the program of one rank")
+        raise ScheduleError(
+            f"{name}: row {number} has no action: its rank has nothing to do. Every row is the program of one rank,"
+            " which holds a stage: remove the row and use one rank fewer"
+        )
     return cells
+
+
+def _tokens(cell: str) -> list[str]:
+    """One per action, in the order in which they run."""
+    overlapped = _OVERLAPPED.fullmatch(cell.strip())
+    return [cell] if overlapped is None else overlapped[1].split(";")
 
 
 def _action(name: str, row: int, column: int, token: str) -> Action:

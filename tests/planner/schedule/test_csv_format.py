@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_text import forwards_of, freeze_prefix, lines, text
-from torch.distributed.pipelining.schedules import _Action, _validate_schedule
+from torch.distributed.pipelining.schedules import ScheduleDualPipeV, _Action, _validate_schedule
 
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
@@ -66,6 +68,24 @@ def test_bubbles_blanks_and_line_ends_do_not_matter():
     assert (schedule.name, schedule.stages, schedule.microbatches) == ("csv:x", 2, 1)
 
 
+def test_overlapped_actions_run_one_after_the_other():
+    schedule = parse("0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2", "csv:x")
+    assert text(schedule) == "0F0 0F1 0F2 0B0 0B1 0B2"
+
+
+def test_pytorchs_schedule_with_overlaps_is_read():
+    stages = [SimpleNamespace(stage_index=stage, group_size=2, num_stages=4) for stage in (0, 3)]
+    order = ScheduleDualPipeV._calculate_single_rank_operations
+    own = SimpleNamespace(
+        _num_stages=4, _n_microbatches=6, pp_group_size=2, rank=0, num_stages=4, rank_stages=stages
+    )
+    rows = [[str(action or "") for action in order(own, rank)] for rank in range(2)]
+    assert any("OVERLAP_F_B" in cell for row in rows for cell in row)
+    schedule = parse("\n".join(",".join(row) for row in rows), "csv:dualpipev")
+    assert (schedule.stages, schedule.microbatches) == (4, 6)
+    assert schedule.rank_of_stage == {0: 0, 3: 0, 1: 1, 2: 1}
+
+
 TRAPS = {
     "prefix match": (
         "0F0,0B0\n1F0,2F0x",
@@ -75,10 +95,19 @@ TRAPS = {
     "communication": ("0F0,0SEND_F0", "csv:x: row 1, column 2: '0SEND_F0' is communication or bookkeeping"),
     "sharding": ("0UNSHARD,0F0", "csv:x: row 1, column 1: '0UNSHARD' is communication or bookkeeping"),
     "gradient reduction": ("0F0,0B0,0REDUCE_GRAD", "csv:x: row 1, column 3: '0REDUCE_GRAD' is communication"),
-    "overlap": ("(0F1;1B0)OVERLAP_F_B", "csv:x: row 1, column 1: '(0F1;1B0)OVERLAP_F_B' is communication"),
+    "overlap of a send": (
+        "0F0,(0SEND_F1;0B0)OVERLAP_F_B",
+        "csv:x: row 1, column 2: '0SEND_F1' is communication",
+    ),
+    "overlap of nothing": ("0F0,()OVERLAP_F_B", "csv:x: row 1, column 2: '' is not an action"),
+    "overlap with itself": (
+        "0F0,(0F1;0F1)OVERLAP_F_B",
+        "row 1, column 2: csv:x: rank 0, position 2, 0F1: doubled: already at",
+    ),
     "recompute": ("0F0,0R0,0B0", "csv:x: row 1, column 2: 0R0 has kind R, which this format does not know"),
     "update": ("0F0,0B0,0U0", "csv:x: row 1, column 3: 0U0 has kind U, which this format does not know"),
-    "empty row": ("0F0,0B0\n,,\n1F0,1B0", "csv:x: row 2 has no action: every row is the program of one rank"),
+    "empty row": ("0F0,0B0\n,,\n1F0,1B0", "csv:x: row 2 has no action: its rank has nothing to do."),
+    "empty last row": ("0F0,0B0\n,", "csv:x: row 2 has no action: its rank has nothing to do."),
     "empty file": ("", "csv:x: no actions: expected one row per rank"),
     "blank file": (" \n\n", "csv:x: no actions: expected one row per rank"),
     "open quote": ('0F0,"0B0', "csv:x: line 1 is not CSV: unexpected end of data"),

@@ -13,7 +13,7 @@ from planner.ir import Kind
 from planner.partition.refine import refine
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.plan import PlanError
-from planner.profile import Link
+from planner.profile import Link, Profile
 from planner.schedule.registry import build, families
 from planner.schedule.validate import ScheduleError
 from planner.search.convergence import Convergence
@@ -87,6 +87,14 @@ def test_a_faster_cut_that_is_not_asked_for_says_so(partition: str | tuple[int, 
             gain = 1 - each.predicted_step_s / step_s
             assert each.why_not == f"{gain:.1%} faster, but partition = {wanted} is asked for"
     assert faster
+
+
+def test_a_layer_that_takes_no_time_is_planned_with():
+    idle = layer("idle", forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0, update_s=0.0)
+    model = Profile.from_json(profile(idle, layer(), idle, layer(), idle, ranks=2).to_json())
+    choice = choose(model, Wish(ranks=2, schedule=None, microbatches=4))
+    assert choice.prediction.step_s > 0
+    assert all(any(layer in (1, 3) for layer in range(*stage)) for stage in choice.plan.layers)
 
 
 @pytest.mark.parametrize("name", ["parameter", "memory", "time", "bottleneck"])
