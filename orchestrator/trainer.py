@@ -8,8 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rich.console import Console
+
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.summary import summarize
+from orchestrator.cli.progress import open_progress
+from orchestrator.cli.wording import observer
 from orchestrator.client.following import Run
 from orchestrator.client.submit import run
 from orchestrator.events import types as events
@@ -30,6 +34,7 @@ class PipelineTrainer:
         profile: plan with this file instead of measuring.
         replay: freeze as this event log says.
         observe: is given every event of the job as it comes.
+        progress: show the job's progress on standard output, as `freshet train` does.
     """
 
     def __init__(
@@ -40,12 +45,14 @@ class PipelineTrainer:
         profile: Path | None = None,
         replay: Path | None = None,
         observe: Callable[[events.Record], None] = lambda record: None,
+        progress: bool = True,
     ) -> None:
         self._spec = spec
         self._resume = resume
         self._profile = profile
         self._replay = replay
         self._observe = observe
+        self._progress = progress
 
     def fit(self) -> ray.train.Result:
         """Train to the end. Ctrl-C stops with a checkpoint; a job that fails has its `error` in the result.
@@ -60,20 +67,24 @@ class PipelineTrainer:
         """
         started_s = time.time()
         steps: list[dict[str, object]] = []
+        console = Console(quiet=not self._progress)
+        with open_progress(console, self._spec.job.name, self._spec.job.steps) as progress:
+            show = observer(progress)
 
-        def observe(record: events.Record) -> None:
-            if isinstance(record.event, events.StepReport):
-                steps.append(_row(record.event))
-            self._observe(record)
+            def observe(record: events.Record) -> None:
+                if isinstance(record.event, events.StepReport):
+                    steps.append(_row(record.event))
+                show(record)
+                self._observe(record)
 
-        done = run(
-            self._spec,
-            resume=self._resume,
-            profile=self._profile,
-            replay=self._replay,
-            observe=observe,
-            say=lambda text: None,
-        )
+            done = run(
+                self._spec,
+                resume=self._resume,
+                profile=self._profile,
+                replay=self._replay,
+                observe=observe,
+                say=progress.note,
+            )
         return _result(done, steps, started_s)
 
 

@@ -42,7 +42,8 @@ def status_lines(address: str) -> Iterator[str]:
             if status is None:
                 yield f"{name}: its controller does not answer: being started again, or hung; {there} there"
             else:
-                yield f"{status.job}: {status.state}, step {status.step} of {status.steps}, {status.output}"
+                up = f"ranks {', '.join(map(str, status.ranks))}, " if status.ranks else ""
+                yield f"{status.job}: {status.state}, step {status.step} of {status.steps}, {up}{status.output}"
         for name, count in sorted(ranks.items()):
             yield f"{name}: abandoned, {counted(count, 'rank')} without a controller; clear with freshet reap {name}"
         if not names and not ranks:
@@ -102,6 +103,17 @@ def stop_job(job: str, address: str, *, now: bool) -> None:
             ask(job, controller, "abort")
         else:
             ask(job, controller, "request", Request.STOP)
+
+
+def checkpoint_job(job: str, address: str) -> str:
+    """Ask `job` for a checkpoint; returns what will happen, in words.
+
+    Raises:
+        JobError: there is no such cluster or job, or its controller does not answer.
+    """
+    with joined(address):
+        ask(job, known_controller(job, address), "request", Request.CHECKPOINT)
+        return f"{job} writes a checkpoint after the step in flight"
 
 
 def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from itertools import count
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestrator.cli.main import DONE, FAILED, INTERRUPTED
+from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.progress import open_progress
-from orchestrator.cli.train import observer
+from orchestrator.cli.wording import observer
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.rehearsal.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
@@ -90,7 +90,7 @@ def performance_of(options: Options, spec: Spec) -> Performance:
     grace_s = _grace(options.grace)
     trace, source = _trace(options, spec)
     ranks = ranks_of(spec, options.ranks, trace.most)
-    folder = str(options.out) if options.out is not None else _free_folder(spec)
+    folder = str(options.out) if options.out is not None else _folder(spec, options.overrides)
     return Performance(
         spec=spec.model_copy(update={"job": spec.job.model_copy(update={"output": folder})}),
         trace=trace,
@@ -159,8 +159,15 @@ def _grace(text: str) -> float | None:
     return grace_s
 
 
-def _free_folder(spec: Spec) -> str:
-    """A folder for the rehearsal that holds no run yet."""
+def _folder(spec: Spec, overrides: Sequence[str]) -> str:
+    """The folder that `--set` names, else one for the rehearsal that holds no run yet.
+
+    `job.output` of the file is the job's own: a rehearsal does not write there.
+    """
+    if spec.job.output is not None and any(
+        override.partition("=")[0].strip() == "job.output" for override in overrides
+    ):
+        return spec.job.output
     for number in count(1):
         folder = f"runs/{spec.job.name}-rehearsal" + (f"-{number}" if number > 1 else "")
         if JobFolder(folder).marker() is None:

@@ -1,17 +1,20 @@
-"""Ctrl-C and SIGTERM for a driver: before a job runs they end the program, while it runs they are counted."""
+"""Ctrl-C, SIGTERM and SIGHUP for a driver: before a job runs they end the program, while it runs they are counted."""
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+import termios
 import threading
 from types import FrameType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """A context that handles both signals; in any but the main thread it does nothing."""
+    """A context that handles these signals; in any but the main thread it does nothing."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,10 +40,26 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # as under nohup
             before = signal.signal(number, self._handle)
             self._before.setdefault(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_lost_terminal()
         if not self._held:
             raise KeyboardInterrupt
         self.count += 1
+
+
+def _leave_lost_terminal() -> None:
+    """Send the output nowhere where its terminal is gone: writing there would raise before the job has stopped."""
+    for output in (1, 2):
+        try:
+            termios.tcgetattr(output)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, output)
+                os.close(nowhere)

@@ -107,11 +107,26 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
     try:
         _initialise(address, options)
         patience_s = SHUTDOWN_S
-        yield Connection(set(psutil.Process().children()) - before)
+        with _without_ray_errors():
+            yield Connection(set(psutil.Process().children()) - before)
     finally:
         family = _family(set(psutil.Process().children()) - before) if address == "local" else set()
         ray.shutdown()
         _wait_or_kill(family, patience_s)
+
+
+@contextmanager
+def _without_ray_errors() -> Iterator[None]:
+    """Keep what Ray's processes publish to every driver off the terminal: a raylet's death alone makes fifty lines of
+    Ray's own state. Freshet says in its own words what failed, and Ray's log files have the rest."""
+    from ray._private import worker
+
+    printed = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda data, ignore_prefix: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printed
 
 
 def _initialise(address: str, options: Mapping[str, Any]) -> None:
@@ -190,9 +205,13 @@ def _is_on_loopback(environment: Mapping[str, str]) -> bool:
 
 def _check_reachable(address: str) -> None:
     """Knock before Ray does: it would wait for minutes."""
+    if address in ("local", "auto"):
+        return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
-        return
+        raise JobError(
+            f"cluster.address = {address!r} is no address: use 'local', 'auto', 'HOST:PORT' or 'ray://HOST:PORT'"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:

@@ -72,6 +72,8 @@ class Status:
     output: str
     pid: int
     """Of the controller's process."""
+    ranks: tuple[int, ...]
+    """Numbers of the ranks that are up."""
 
 
 class Controller:
@@ -279,6 +281,7 @@ class Controller:
             steps=self._setup.config.steps,
             output=self._setup.config.output,
             pid=os.getpid(),
+            ranks=tuple(sorted(self._view.ranks.alive)),
         )
 
     async def read(self, after: int, wait_s: float) -> Page:

@@ -171,7 +171,7 @@ class JobFolder:
         if steps or self._folder.child(CHECKPOINTS).names():
             raise JobError(
                 f"job.output = {self.location} holds a run of {name!r} with {steps} steps: go on from its"
-                " newest checkpoint with --resume, or choose another job.output"
+                " newest checkpoint with --resume (in Python: resume=True), or choose another job.output"
             )
 
     def _names(self) -> tuple[str, ...]:

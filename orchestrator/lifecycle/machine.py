@@ -154,11 +154,11 @@ def _ended(order: Order, state: Training | Stopping, stimulus: Ended) -> Step:
     log = Log(events.RankEnded(outcome=stimulus.outcome))
     if waiting:
         return replace(state, waiting=waiting, outcomes=outcomes), (log,)
-    closing, commands = close(_end(outcomes))
+    closing, commands = close(_end(roster, outcomes))
     return closing, (log, *commands)
 
 
-def _end(outcomes: tuple[Outcome, ...]) -> Finished | Failed:
+def _end(roster: Roster, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
     """How a job ended whose ranks all ended as planned."""
     digests: dict[int, str] = {}
     for outcome in outcomes:
@@ -173,11 +173,18 @@ def _end(outcomes: tuple[Outcome, ...]) -> Finished | Failed:
         if outcome.checkpoint_error is not None:
             return Failed(
                 f"trained to step {step}, but its checkpoint was not written: {outcome.checkpoint_error}."
-                " The checkpoints before it stay: make room, then go on with --resume",
+                f" {_way_out(roster)}",
                 user_error=False,
             )
     stopped = any(outcome.stopped for outcome in outcomes)
     return Finished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]))
+
+
+def _way_out(roster: Roster) -> str:
+    """What is left of a job whose last checkpoint was not written."""
+    if not roster.checkpoints:
+        return "No earlier checkpoint exists, so these steps are lost: make room, then train in another job.output"
+    return f"Make room: --resume goes on from the checkpoint of step {roster.checkpoints[0].step}"
 
 
 def _departed(order: Order, state: Training | Stopping, stimulus: Departed) -> Step:

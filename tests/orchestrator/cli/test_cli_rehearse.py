@@ -12,7 +12,8 @@ from tiny_jobs import tiny, write_spec
 from typer.testing import CliRunner
 
 from orchestrator.analysis.effective_time import effective_time
-from orchestrator.cli.main import USER_ERROR, app
+from orchestrator.cli.exit_codes import USER_ERROR
+from orchestrator.cli.main import app
 from orchestrator.cli.rehearsing import Options, performance_of
 from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.rehearsal import Performance, node_resources, on_nodes
@@ -43,6 +44,12 @@ def test_a_trace_is_cut_to_as_many_slots_as_the_job_has_ranks(options: Options, 
     assert (done.ranks, done.trace.losses, done.trace.end_ms, done.grace_s) == (5, 1, 60000, 30)
     assert done.source == "trace.csv, minutes 1-2, 5 nodes"
     assert done.spec.job.output == str(tmp_path / "o")
+
+
+def test_a_folder_that_is_set_is_the_rehearsals(options: Options, tmp_path: Path) -> None:
+    spec = tiny(tmp_path, "a")
+    there = replace(options, overrides=(f"job.output={spec.job.output}",))
+    assert performance_of(there, spec).spec.job.output == spec.job.output
 
 
 def test_a_synthetic_trace_is_as_long_as_asked(options: Options, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from command_line import freshet_here
 from made_profile import made_profile
 from synthetic_run import STEPS, freezing_records, plan, records, timelines
 
-from orchestrator.cli.main import DONE, USER_ERROR
+from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.events.folder import PROFILE
 from orchestrator.events.types import Issued, Record, StepReport, Submitted
 from orchestrator.pictures.memory_use import bytes_text

@@ -18,7 +18,7 @@ from command_line import freshet_here
 from safetensors.torch import load_file
 from tiny_jobs import STEPS, tiny, write_spec
 
-from orchestrator.cli.main import DONE, INTERRUPTED, USER_ERROR
+from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import resolve

@@ -77,3 +77,17 @@ def test_a_cluster_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: p
         raise AssertionError("it did not start")
     assert len(slow.left) == ATTEMPTS
     assert not any(process.is_running() for process in slow.left)
+
+
+def test_what_rays_processes_publish_stays_off_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ray._private import worker
+
+    message = {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}
+    monkeypatch.setattr("orchestrator.cluster.connection._initialise", lambda address, options: None)
+    with connected("local", cpus=1):
+        worker.print_to_stdstream(message, ignore_prefix=False)
+        assert capsys.readouterr().out == ""
+    worker.print_to_stdstream(message, ignore_prefix=False)
+    assert "Raylet is terminated." in capsys.readouterr().out

@@ -14,10 +14,11 @@ from command_line import freshet_here
 from rich.console import Console
 from typer.core import TyperGroup
 
-from orchestrator.cli.faults import drill_of
-from orchestrator.cli.main import USER_ERROR, app
+from orchestrator.cli.commands.fault import drill_of
+from orchestrator.cli.exit_codes import USER_ERROR
+from orchestrator.cli.main import app
 from orchestrator.cli.progress import LineProgress
-from orchestrator.cli.train import observer
+from orchestrator.cli.wording import observer
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.faults import Drill, check_step, choose_node, choose_rank, inject, when
 from orchestrator.events.types import Record

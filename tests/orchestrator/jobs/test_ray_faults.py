@@ -12,8 +12,8 @@ from command_line import freshet_here
 from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster, wait_for
 from tiny_jobs import tiny
 
+from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.cli.jobs import fault_job
-from orchestrator.cli.main import DONE, USER_ERROR
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.draining import draining
 from orchestrator.controller.faults import Drill

@@ -18,9 +18,9 @@ import ray
 from ray_jobs import Log, assert_nothing_left, two_node_cluster
 from test_ray_recovery import DRIVER, job, logged, wait_for
 
+from orchestrator.cli.exit_codes import DONE, INTERRUPTED
 from orchestrator.cli.jobs import fault_job, move_layers, reap_job, status_lines, stop_job
-from orchestrator.cli.main import DONE, INTERRUPTED
-from orchestrator.cli.train import follow_command
+from orchestrator.cli.training import follow_command
 from orchestrator.client.following import attached
 from orchestrator.cluster import connection as cluster
 from orchestrator.controller.actor import find

@@ -13,7 +13,7 @@ from command_line import freshet_here
 from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
 from tiny_jobs import tiny
 
-from orchestrator.cli.main import DONE, USER_ERROR
+from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.controller.actor import find
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec

@@ -13,7 +13,7 @@ import psutil
 from ray_jobs import state_sha256
 from tiny_jobs import tiny, write_spec
 
-from orchestrator.cli.main import INTERRUPTED
+from orchestrator.cli.exit_codes import INTERRUPTED
 from orchestrator.report.page import REPORT_NAME
 from orchestrator.verify.verification import verify_run
 

@@ -166,6 +166,16 @@ def test_an_unwritten_last_checkpoint_is_a_failure() -> None:
     assert isinstance(job.state.end, Failed)
     assert "trained to step 9" in job.state.end.reason
     assert "disk full" in job.state.end.reason
+    # `--resume` would say the same.
+    assert "No earlier checkpoint exists" in job.state.end.reason
+
+
+def test_an_unwritten_last_checkpoint_leaves_the_one_before_it() -> None:
+    saved = Reported(checkpoint_report(5))
+    job = Job().take(*TO_TRAINING, saved, Ended(outcome(0)), Ended(outcome(1, checkpoint_error="disk full")))
+    assert isinstance(job.state, Closing)
+    assert isinstance(job.state.end, Failed)
+    assert "--resume goes on from the checkpoint of step 5" in job.state.end.reason
 
 
 def test_siblings_that_differ_are_a_failure() -> None:

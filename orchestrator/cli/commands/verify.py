@@ -11,7 +11,7 @@ def verify(
     run: Annotated[str, typer.Argument(help="A job's output folder, or its name.", metavar="JOB_OR_FOLDER")],
 ) -> None:
     """Prove from the log that no step is missing or doubled, no sample used twice or skipped, no checkpoint altered."""
-    from orchestrator.cli.main import FAILED
+    from orchestrator.cli.exit_codes import FAILED
     from orchestrator.verify.verification import verify_run
 
     ledger, lines = verify_run(run)

@@ -45,7 +45,10 @@ def rehearse(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The job's folder; unset: runs/NAME-rehearsal, or the next one free.")
+        Path | None,
+        typer.Option(
+            help="The job's folder; unset: --set job.output, else runs/NAME-rehearsal, or the next one free."
+        ),
     ] = None,
     finish: Annotated[
         bool, typer.Option(help="Train to the last step after the trace, where --speedup is given.")
@@ -56,7 +59,7 @@ def rehearse(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Replay a spot trace against a job, on Ray nodes of this machine that are killed and added as it says."""
-    from orchestrator.cli.main import INTERRUPTED
+    from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.rehearsing import Options, rehearse_command
 
     options = Options(

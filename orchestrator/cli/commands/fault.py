@@ -18,7 +18,7 @@ def fault(
     kind: Annotated[FaultKind, typer.Argument(help="What to do, see above.")],
     rank: Annotated[
         int | None,
-        typer.Option(help="Number of the rank to strike, as `rank started` in the job's output says."),
+        typer.Option(help="Number of the rank to strike; freshet status lists a job's ranks."),
     ] = None,
     step: Annotated[
         int | None, typer.Option(help="Strike in this step, or the first later one that has the phase.")

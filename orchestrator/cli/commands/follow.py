@@ -14,8 +14,8 @@ def follow(
     """Follow a running job from now on, as freshet train does: its lines, the report at its end, the exit code. For a
     job whose freshet train was killed, or that trains elsewhere. Ctrl-C only stops following, and the job goes on; to
     end it, use freshet stop."""
-    from orchestrator.cli.main import INTERRUPTED
-    from orchestrator.cli.train import follow_command
+    from orchestrator.cli.exit_codes import INTERRUPTED
+    from orchestrator.cli.training import follow_command
 
     try:
         code = follow_command(job, address)

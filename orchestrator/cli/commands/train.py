@@ -1,0 +1,41 @@
+"""`freshet train`: runs a job to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.exit_codes import INTERRUPTED
+
+
+def train(
+    spec: Annotated[Path, typer.Argument(help="The job's TOML file; docs/spec.md lists every key.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in job.output.")] = False,
+    profile: Annotated[
+        Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Freeze as this event log says: a recorded run once more, to the bit."),
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write the run's numbers to this file, as JSON.")
+    ] = None,
+) -> None:
+    """Train. Ctrl-C stops after the step in flight, with a checkpoint; a second one ends at once."""
+    from orchestrator.cli.training import train_command
+
+    try:
+        code = train_command(
+            spec, overrides or [], resume=resume, profile=profile, replay=replay, summary=summary
+        )
+    except KeyboardInterrupt:
+        typer.echo("freshet: interrupted before the job was running", err=True)
+        code = INTERRUPTED
+    raise typer.Exit(code)
