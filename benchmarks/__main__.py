@@ -1,4 +1,4 @@
-"""Runs the long soaks, then every benchmark, one after the other: `make bench`.
+"""Runs the long soaks, then one benchmark after the other: `make bench`.
 
 python -m benchmarks [NAME ...]
 """

@@ -1,4 +1,4 @@
-"""The partition programs' objectives, written down once more layer by layer, and the best of all cuts under them."""
+"""The objectives of the partition programs, written a second time layer by layer, and the best cut under each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def slowest_resource_s(profile: Profile, layers: Ranges, microbatches: int) -> f
 
 
 def merged_s(profile: Profile, layers: Ranges, microbatches: int) -> float:
-    """`dynpipe`: eq. 4 to 7 with the corrected third case, one device per stage."""
+    """`dynpipe`: eq. 4 to 7 with the third case corrected, one device per stage."""
     return iteration_s(
         profile,
         tuple(

@@ -2,9 +2,9 @@
 
     python -m benchmarks.first_step [--rounds N] [--set KEY=VALUE ...]
 
-`--set pipeline.partition=parameter --set freeze.method=none` is the job that needs no profile. Each round starts a new
-cluster in a new process, as a user does; the figure is the run's own `first_step_after_s`, counted from the start of
-the process.
+`--set pipeline.partition=parameter --set freeze.method=none` makes the job one that needs no profile. Each round starts
+a new cluster in a new process, as a user does. The figure is the run's own `first_step_after_s`, which counts from the
+start of the process.
 """
 
 from __future__ import annotations

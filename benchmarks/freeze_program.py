@@ -2,9 +2,10 @@
 
     python -m benchmarks.freeze_program [--rounds N]
 
-Times are medians over the rounds, in which the kinds of solve alternate: wall, and in brackets the processor time of
-this process, which a busy machine disturbs less. "Each stage its own": F, I and W of a stage are drawn from 0.7 to
-1.3, alike for its microbatches, as profiles and monitoring give them; "each action its own" puts 5 % on top.
+Times are medians over the rounds, in which the kinds of solve alternate. The first is wall time; the one in brackets is
+the processor time of this process, which a busy machine disturbs less. "Each stage its own" draws F, I and W of a stage
+from 0.7 to 1.3, the same for all its microbatches, as profiles and monitoring give them. "Each action its own" puts
+5 % on top.
 """
 
 from __future__ import annotations

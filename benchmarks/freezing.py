@@ -2,12 +2,13 @@
 
     python -m benchmarks.freezing [--quick] [--parts throughput,loss,sweep] [--method ...] [--page OUT]
 
-`throughput`: steps with r_max 0.8 and with nothing frozen take turns in one run; a round's ratio is the median of
-those of a frozen step and its two neighbours.
-`loss`: the validation loss after 300 steps with and without, from scratch and going on from a trained model, as the
-paper does. `sweep`: r_max, T_APF and P_Auto on the same job, throughput against validation loss (figure 6 of
-TimelyFreeze); throughput is told as in `throughput`, with the shares that the run froze. `--page` writes it as a page.
-What monitoring costs is told by `benchmarks.monitoring`.
+`throughput`: steps with r_max 0.8 take turns with steps that freeze nothing, in one run. A ratio compares a frozen step
+with its two neighbours; a round's figure is the median ratio.
+`loss`: the validation loss after 300 steps with and without freezing, from scratch and going on from a trained model,
+as the paper does.
+`sweep`: r_max, T_APF and P_Auto on the same job, throughput against validation loss (figure 6 of TimelyFreeze).
+Throughput is measured as in `throughput`, with the shares that the run froze. `--page` writes a page.
+`benchmarks.monitoring` measures what monitoring costs.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Trained:
 
     @property
     def unfrozen(self) -> list[StepReport]:
-        """Steps before anything was frozen, but the first two: the monitored ones if there are any."""
+        """Steps before anything froze, without the first two: the monitored ones if there are any."""
         phases = self.freeze.phases
         if phases is not None:
             return [step for step in self.steps[2:] if phases.warm_up < step.step <= phases.middle]
@@ -85,7 +86,7 @@ class Trained:
 
     @property
     def frozen(self) -> list[StepReport]:
-        """Steps with full freezing; where nothing is solved for, the second half."""
+        """Steps with full freezing; for methods without a solution, the second half of the run."""
         phases = self.freeze.phases
         if phases is not None:
             return [step for step in self.steps if step.step > phases.ramp]
@@ -236,7 +237,7 @@ def compare_throughput(rounds: int, pairs: int, folder: Path) -> None:
 
 
 def compare_loss(steps: int, folder: Path, method: Timely) -> None:
-    """Print what freezing does to the validation loss, from scratch and from the model that was trained so."""
+    """Print how freezing changes the validation loss, from scratch and going on from that trained model."""
     none = train(steps, folder, NONE)
     _print_losses(f"{steps} steps from scratch", none, train(steps, folder, timely(steps, method=method)))
     base = none.checkpoint

@@ -1,10 +1,10 @@
-"""A layer that changes ranks while four emulated ranks train: what steps take meanwhile, and what the switch costs.
+"""What a step takes while a layer moves between four emulated ranks that train, and what the switch costs.
 
     python -m benchmarks.migration [--moves N] [--width W] [--pass-ms M] [--mode live|stop|deferred ...]
 
-In each mode a job of its own moves a layer to the next rank and back, again and again; a quiet job says which bits are
-right. A step's time is that from commit to commit. The steps of a move are those from when it was asked for until the
-layer's last copy is where the plan has it; all others but the first ones are normal.
+Each mode runs a job that moves a layer to the next rank and back, many times. A job without moves gives the right bits.
+A step's time runs from commit to commit. The steps of a move run from its request until the layer's last copy is where
+the plan has it; all others but the first ones are normal.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a layer's state on its way costs training on a slow link: DynPipe's table III as step times, side by side.
+"""What the transfer of a layer's state costs training on a slow link: DynPipe's table III as step times.
 
     python -m benchmarks.migration_network [--mbit N] [--state-mb N] [--rounds N] [--no-bands]
 
-Two ranks train in two network namespaces over one shaped link, and a state is fetched from the first by the second
-while they do, in turn with each of the four flows (pipelined or not, prioritized or not). A cell's figure is the median
-step within a transfer over the median of the steps just before it. Needs root, `ip` and `tc`.
+Two ranks train in two network namespaces over one shaped link. Meanwhile the second fetches a state from the first, in
+turn with each of the four flows (pipelined or not, prioritized or not). A figure is the median step within a transfer
+over the median of the steps just before it. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def post(**message: Any) -> None:
 
 
 def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None:
-    """One rank: trains, and serves or fetches as its standard input says, until that says stop."""
+    """One rank: it trains, and serves or fetches as its standard input says, until that says stop."""
 
     def take(report: Report) -> None:
         if isinstance(report, StepReport):
@@ -144,7 +144,7 @@ def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None
 
 
 class Sides:
-    """Both ranks, started on the link, and what they say."""
+    """Both ranks, started on the link, and their messages."""
 
     def __init__(self, link: ShapedLink, arguments: Sequence[str]) -> None:
         self.steps: list[Step] = []
@@ -171,7 +171,7 @@ class Sides:
         self._said.put({"ended": True})
 
     def hear(self, key: str) -> dict[str, Any]:
-        """Take in what is said until a message with `key` comes."""
+        """Read messages until one with `key` comes."""
         while True:
             message = self._said.get(timeout=300)
             if "step" in message:

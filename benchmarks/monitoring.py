@@ -2,9 +2,9 @@
 
     python -m benchmarks.monitoring [--rounds N]
 
-Each round trains a small model on two ranks under Ray with `freeze.method = "timelyfreeze"`. Counted are the steps from
-the end of monitoring until the solution is in force, and the time by which the steps that were timed, and those of the
-solving, are longer than the ones of the warm-up.
+Each round trains a small model on two ranks under Ray with `freeze.method = "timelyfreeze"`. The figure counts the
+steps from the end of monitoring until the solution is in force, and adds the time by which timed steps, and steps
+during the solve, are longer than those of the warm-up.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train(folder: Path) -> Path:
 
 
 def delay(path: Path) -> Delay:
-    """What the log at `path` tells."""
+    """The delay that the log at `path` shows."""
     seen = [record.event for record in events.read(path)]
     step_s = {event.step: event.step_s for event in seen if isinstance(event, StepReport)}
     start = next(event.plan.start for event in seen if isinstance(event, FreezeStarted))

@@ -1,8 +1,8 @@
-"""Partition programs against brute force, the plan taken against every simulated cut, and how long planning takes.
+"""Partition programs against brute force, the chosen plan against every simulated cut, and the time of planning.
 
     python -m benchmarks.partition [--instances N] [--searches N]
 
-No training: all costs are drawn at random, all steps are simulated.
+It trains nothing: costs are drawn at random, and steps are simulated.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m benchmarks.pipelining [--schedules gpipe,1f1b,interleaved,zbv] [--rounds N] [--steps N]
 
-Rounds of ours and theirs alternate; the ratio printed is the median over rounds of ours over theirs, each round's
-figure the median of its steps after the first two.
+Rounds of ours and theirs alternate. A round's figure is the median of its steps after the first two. The printed ratio
+is the median over rounds of our throughput over theirs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The planner's part of a freezing job without Ray: watches the ranks' reports, solves after monitoring, hands out."""
+"""The planner of a freezing job without Ray: it reads the ranks' reports, solves after monitoring, hands out plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlannerInProcess:
         self.solve_s = 0.0
 
     def __call__(self, report: Report) -> FreezePlan | None:
-        """Take a report in; the plan, once it is time."""
+        """Take a report; return the plan once monitoring has ended."""
         question = self._question
         if not isinstance(report, TimelineReport) or question.phases.of(report.step) not in (
             Phase.UPPER,

@@ -3,15 +3,16 @@
     python -m benchmarks.prediction [--parts real,emulated,memory] [--families ...] [--rounds N] [--cycles N]
                                     [--layer-ms MS]
 
-`real`: two ranks. The machine's speed drifts within a run by more than what is asked of the simulator, so a step is
-predicted from the measured costs of its neighbours in time, with message costs from the profile. Without freezing these
-are the steps before and after it. With freezing the run goes through cycles of four steps: nothing frozen, r_max 0.5,
-everything frozen, r_max 0.8; so each frozen step stands between the two bounds of its actions (TimelyFreeze eq. 4).
-What chance adds to a step of expected times comes as a factor from Monte Carlo draws over the profile.
+`real`: two ranks. The machine's speed drifts within a run by more than the simulator may be off, so a step is
+predicted from the measured costs of its neighbours in time, with message costs from the profile. Without freezing
+these are the steps before and after it. With freezing the run goes through cycles of four steps: nothing frozen,
+r_max 0.5, everything frozen, r_max 0.8. So each frozen step stands between the two bounds of its actions
+(TimelyFreeze eq. 4). Monte Carlo draws over the profile give the factor that chance adds to a step of expected times.
 
-`emulated`: eight ranks whose modelled times do not drift: predicted from the profile alone. A layer's pass takes
-`--layer-ms`, which must be many times what its small real computation and a message take: eight ranks share the host's
-cores. `memory`: the peak of the fullest rank, from the profile against counted storages.
+`emulated`: eight ranks whose modelled times do not drift, predicted from the profile alone. A layer's pass takes
+`--layer-ms`, which must be many times its small real computation and a message, because eight ranks share the host's
+cores.
+`memory`: the peak of the fullest rank, from the profile against counted storages.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Timelines = list[TimelineReport]
 
 @dataclass(frozen=True)
 class Setting:
-    """How much is frozen, and what chance adds to the time of such a step."""
+    """How much a step freezes, and what chance adds to its time."""
 
     name: str
     r_max: float

@@ -1,10 +1,10 @@
-"""From a loss to the next committed step: eight emulated ranks on four real Ray nodes of this machine.
+"""From a failure to the next committed step: eight emulated ranks on four real Ray nodes of this machine.
 
     python -m benchmarks.recovery [--ranks-lost N] [--nodes-lost N] [--width W] [--seed S]
 
-Ranks are struck by SIGKILL at any moment of a step, and so are whole nodes with the two ranks that live there. Who is
-left goes on at once; before the next loss a new process, or a new node, has made up for the one before, and every
-copy is current again. What a loss took: from the signal to the commit of the next step, less a step as it was before.
+SIGKILL ends ranks at any moment of a step, and whole nodes with the two ranks that live there. The survivors go on at
+once. Before the next failure a new process, or a new node, has replaced the old one, and every copy is current again.
+A figure runs from the signal to the commit of the next step, less a normal step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Loss:
     node: bool
     normal_s: float
     """A step before it."""
-    struck_s: float = 0.0
+    killed_s: float = 0.0
     """Seconds since the Unix epoch."""
     regrouped: events.Regrouped | None = None
     committed_s: float | None = None
@@ -61,11 +61,11 @@ class Loss:
     def took_s(self) -> float:
         """Beyond a normal step."""
         assert self.committed_s is not None
-        return self.committed_s - self.struck_s - self.normal_s
+        return self.committed_s - self.killed_s - self.normal_s
 
 
-class Striker:
-    """Strikes a job again and again, each time that it has come to rest, then stops it.
+class Killer:
+    """Kills ranks or nodes of a job, each time that it has come to rest, then stops the job.
 
     Args:
         losses: in their order; True for a node.
@@ -116,8 +116,8 @@ class Striker:
         normal_s = median(self._steps_s[-CALM_STEPS:])
         loss = Loss(self._left.pop(0), normal_s)
         self.losses.append(loss)
-        strike = self._node() if loss.node else self._rank()
-        threading.Timer(self._random.uniform(0, normal_s), self._strike, (loss, strike)).start()
+        kill = self._node() if loss.node else self._rank()
+        threading.Timer(self._random.uniform(0, normal_s), self._kill, (loss, kill)).start()
 
     def _stop(self) -> None:
         # Brings Ray along, which reads the environment of the nodes as it is imported.
@@ -134,9 +134,9 @@ class Striker:
         name = self._random.choice(names)
         return lambda: self._nodes.kill(name)
 
-    def _strike(self, loss: Loss, strike: Callable[[], None]) -> None:
-        loss.struck_s = time.time()
-        strike()
+    def _kill(self, loss: Loss, kill: Callable[[], None]) -> None:
+        loss.killed_s = time.time()
+        kill()
 
     def _make_up(self, loss: Loss) -> None:
         if loss.node:
@@ -168,7 +168,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
-def post(what: str, losses: Sequence[Loss]) -> None:
+def show(what: str, losses: Sequence[Loss]) -> None:
     """Print what losses of one kind took."""
 
     def row(values: Sequence[float]) -> str:
@@ -182,7 +182,7 @@ def post(what: str, losses: Sequence[Loss]) -> None:
     ]
     print(
         f"{len(losses)} {what}: p50/p95/max {row([loss.took_s for loss in losses])} s beyond a normal step of"
-        f" {median(loss.normal_s for loss in losses):.2f} s; {parts}, until heard of and first step {row(rest)} s;"
+        f" {median(loss.normal_s for loss in losses):.2f} s; {parts}, detection and first step {row(rest)} s;"
         f" {sum(r.rerun for r in found)} steps run again, {sum(r.steps_lost for r in found)} committed steps lost",
         flush=True,
     )
@@ -206,22 +206,22 @@ def main() -> None:
             nodes.add(name, {"CPU": RANKS / NODES})
         nodes.wait_for(set(names), 300.0)
         kinds = [False] * options.ranks_lost + [True] * options.nodes_lost
-        striker = Striker(nodes, kinds, options.seed)
+        killer = Killer(nodes, kinds, options.seed)
         begun_load = psutil.getloadavg()[0]
         done = run(
             make_spec(Path(folder), nodes.address, options.width),
             resume=False,
-            observe=striker,
+            observe=killer,
             say=lambda text: None,
         )
         assert isinstance(done.end, events.Finished), done.end
     print(
-        f"{RANKS} emulated ranks on {NODES} Ray nodes of one machine; state of {striker.state_bytes / 1e6:.1f} MB;"
+        f"{RANKS} emulated ranks on {NODES} Ray nodes of one machine; state of {killer.state_bytes / 1e6:.1f} MB;"
         f" load of the machine {begun_load:.1f} at first, {psutil.getloadavg()[0]:.1f} at last"
     )
     for node, what in ((False, "ranks killed"), (True, "nodes of two ranks killed")):
-        if losses := [each for each in striker.losses if each.node is node and each.committed_s is not None]:
-            post(what, losses)
+        if losses := [each for each in killer.losses if each.node is node and each.committed_s is not None]:
+            show(what, losses)
 
 
 if __name__ == "__main__":

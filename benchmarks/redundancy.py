@@ -1,11 +1,11 @@
-"""What staying safe costs a job in which nothing fails: copies on another rank, and checkpoints in the background.
+"""What redundancy costs a job in which nothing fails: copies on another rank, and checkpoints in the background.
 
     python -m benchmarks.redundancy [--schedule 1f1b] [--rounds N] [--steps N] [--only-checkpoints]
 
-The job of `benchmarks.pipelining`: two CPU ranks of one thread. The three take turns in each round; a ratio is over the
-same round's job without either, of the mean step after the first two, and the median over rounds is printed. What a
-checkpoint adds is also told from the steps of its own run, which the machine's drift from run to run does not touch:
-those while it is written, over the others.
+The job is that of `benchmarks.pipelining`: two CPU ranks of one thread. Three variants take turns in each round. A
+ratio compares the mean step after the first two with that of the same round's job without copies and checkpoints; the
+median over rounds is printed. A second figure compares, within one run, the steps in which a checkpoint is written
+with the others: the machine's drift from run to run does not touch it.
 """
 
 from __future__ import annotations

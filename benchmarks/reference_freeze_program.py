@@ -1,4 +1,4 @@
-"""The freeze program written down as in the paper, for `scipy.optimize.linprog`: a reference.
+"""The freeze program as the paper writes it, for `scipy.optimize.linprog`: a reference.
 
 TimelyFreeze, section 3.2.2: variables P_i and w_i, constraints [1] to [4]. Eq. 6's small lambda is a second program
 that holds the makespan.

@@ -2,8 +2,8 @@
 
     python -m benchmarks.rehearsal [--trace FILE[:A-B] ...] [--speedup X] [--nodes N] [--out FOLDER]
 
-Each trace is rehearsed by `freshet rehearse`, as a user does, and its run proved by `freshet verify`; `:A-B` takes only
-these minutes of it. Without a trace, a synthetic one. The ranks train until the trace is over.
+`freshet rehearse` replays each trace, as a user does, and `freshet verify` proves its run. `:A-B` takes only these
+minutes of a trace. Without a trace it makes up a synthetic one. The ranks train until the trace is over.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def rehearse(spec: Path, arguments: list[str], out: Path) -> dict[str, Any]:
 
 
 def proved(out: Path) -> str:
-    """What `freshet verify` says last; raises if anything is wrong."""
+    """The last line of `freshet verify`; raises if anything is wrong."""
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", "verify", str(out)],
         check=True,
@@ -81,7 +81,7 @@ def proved(out: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def post(name: str, numbers: dict[str, Any], proof: str) -> None:
+def show(name: str, numbers: dict[str, Any], proof: str) -> None:
     """Print what matters of one rehearsal."""
     found = numbers["rehearsal"]
     print(
@@ -129,11 +129,11 @@ def main() -> None:
             arguments += ["--nodes", str(options.nodes), "--speedup", f"{options.speedup:g}"]
             out = folder / f"run-{number}"
             numbers = rehearse(spec, arguments, out)
-            post(Path(name).name, numbers, proved(out))
+            show(Path(name).name, numbers, proved(out))
 
 
 def trace_arguments(trace: str) -> list[str]:
-    """What to tell `freshet rehearse` of `FILE` or `FILE:A-B`."""
+    """The arguments of `freshet rehearse` for `FILE` or `FILE:A-B`."""
     file, colon, window = trace.rpartition(":")
     return ["--trace", file, "--window", window] if colon else ["--trace", trace]
 

@@ -1,4 +1,4 @@
-"""Two network namespaces joined by a link of a given rate, as two machines are by their network cards. Needs root."""
+"""Two network namespaces joined by a link of a given rate, like two machines on a network. Needs root."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Throughput of the plan that a job gets when ranks are lost, over that of the best plan for the ranks that are left.
+"""Throughput of the plan that a job gets after a failure, over that of the best plan for the ranks that are left.
 
     python -m benchmarks.shrink [--families ...] [--replicas 1,2] [--losses 1,2,4] [--steps N]
         [--rounds N] [--simulated]
 
-Eight emulated ranks, 24 layers of uneven times. The plan is what a controller would ask for, within tens of
-milliseconds; the best one is searched for seconds, over the same family and over all of them. Both are simulated, and
-where they differ both are run on emulated ranks; copies of layers are kept by neither. Figures are of emulated devices.
+Eight emulated ranks, 24 layers of uneven times. A controller makes the plan within tens of milliseconds. The best plan
+is searched for seconds, over the same family and over all of them. Both are simulated, and where they differ both run
+on emulated ranks. Neither keeps copies of layers. Figures are of emulated devices.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def simulated_s(profile: Profile, plan: Plan, schedule: Schedule) -> float:
     return predict(profile, plan, schedule).step_s
 
 
-def post(job: Job, profile: Profile, each: Compared, family: str, rounds: int) -> float:
+def show(job: Job, profile: Profile, each: Compared, family: str, rounds: int) -> float:
     """Print one comparison, measured in `rounds` rounds.
 
     Returns:
@@ -189,7 +189,7 @@ def main() -> None:
                     # Windows of several replicas in one pipeline are simulated only.
                     whole = each.plan.windows == each.best.plan.windows == 1
                     shares.append(
-                        post(
+                        show(
                             job,
                             profile,
                             each,

@@ -2,9 +2,9 @@
 
     python -m benchmarks.soak [--kills N] [--seed S]
 
-Four ranks as plain processes under the real lifecycle, two more that stand ready, peer redundancy, no freezing. Half
-of the kills wait for a phase of a step in the rank that they strike, the others come at any moment. At the end no
-committed step may be lost, no loss may cost more than one step, and the state must have the bits of a quiet run.
+Four ranks run as plain processes under the real lifecycle, with two spares, peer redundancy and no freezing. Half of
+the kills wait for a phase of a step in their rank, the others come at any moment. At the end no committed step may be
+lost, no failure may cost more than one step, and the state must have the bits of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PATIENCE_STEPS = 200
 
 
 @dataclass
-class _Strike:
+class _Kill:
     """One kill, on its way or done."""
 
     what: str
@@ -67,7 +67,7 @@ class _Strike:
     dead: bool = False
 
 
-class Striker:
+class Killer:
     """Kills ranks of a job one after the other, then stops it.
 
     Args:
@@ -78,12 +78,12 @@ class Striker:
         self._left = kills
         self._random = random.Random(seed)
         self._job = Resting(least=RANKS + SPARES, standbys=True)
-        self._now: _Strike | None = None
+        self._now: _Kill | None = None
         self._formed = True
-        """Whether the job has formed anew since the newest kill, where that took a member."""
+        """Whether the job has formed a generation since the newest kill, where that took a member."""
         self._over = False
-        self.struck: Counter[str] = Counter()
-        """Kills by the phase in which they struck."""
+        self.kills_by_phase: Counter[str] = Counter()
+        """Kills by the phase in which they came."""
 
     def __call__(self, running: ElasticJob, event: events.Event) -> None:
         self._job.see(event)
@@ -93,23 +93,23 @@ class Striker:
             if event.rank == now.rank:
                 now.dead = True
                 self._formed = now.rank not in self._job.members
-            self.struck[now.what if now.dead else ANY_MOMENT] += 1
+            self.kills_by_phase[now.what if now.dead else ANY_MOMENT] += 1
         if isinstance(event, events.Regrouped):
             self._formed = True
         assert now is None or now.dead or self._job.step <= now.step + PATIENCE_STEPS, f"{now} never came"
         if self._over or not self._formed or (now is not None and not now.dead) or not self._job.at_rest:
             return
         if self._left > 0:
-            self._strike(running)
+            self._kill(running)
         else:
             self._over = True
             running.post(Asked(Request.STOP))
 
-    def _strike(self, running: ElasticJob) -> None:
+    def _kill(self, running: ElasticJob) -> None:
         members, draw = self._job.members, self._random
         if draw.random() < 0.5:
             rank = draw.choice(sorted(self._job.up))
-            self._now = _Strike(ANY_MOMENT, rank, self._job.step)
+            self._now = _Kill(ANY_MOMENT, rank, self._job.step)
             asyncio.get_running_loop().call_later(draw.uniform(0, MOMENT_S), running.signal, rank)
             return
         phase = draw.choice(PHASES)
@@ -117,7 +117,7 @@ class Striker:
         if phase is Phase.MIGRATING:
             # Layers move to whoever takes another's place.
             rank = min(self._job.up - set(members), default=rank)
-        self._now = _Strike(phase, rank, self._job.step)
+        self._now = _Kill(phase, rank, self._job.step)
         calls = [(rank, "arm", Fault(kind=FaultKind.KILL, phase=phase))]
         # What brings the phase about comes once the kill is armed.
         match phase:
@@ -133,7 +133,7 @@ class Striker:
 
 
 def make_job(folder: Path, ranks: int = RANKS) -> Resolved:
-    """A small GPT; it trains until it is stopped. On one rank it is the quiet run, which is soonest done there."""
+    """A small GPT that trains until it is stopped. On one rank it is the undisturbed run, which is fastest there."""
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(300)))
     spec = Spec(
@@ -164,7 +164,7 @@ def faults_of(ran: Ran, quiet_sha256: str) -> list[str]:
         wrong.append(f"the state is {ran.state_sha256}, of the undisturbed run {quiet_sha256}")
     for each in ran.of(events.RankFailed):
         if each.error.endswith("and was killed"):
-            wrong.append(f"rank {each.rank} {each.error}, and nobody had struck it:\n{each.details}")
+            wrong.append(f"rank {each.rank} {each.error}, and nobody had killed it:\n{each.details}")
     if left := [pid for pid in ran.pids if psutil.pid_exists(pid)]:
         wrong.append(f"processes {left} are left")
     return wrong
@@ -182,9 +182,9 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         job = make_job(Path(folder))
-        striker = Striker(options.kills, options.seed)
+        killer = Killer(options.kills, options.seed)
         begun_s = time.monotonic()
-        ran = ElasticJob(job, striker, room=RANKS + SPARES).run(60.0 + 30.0 * options.kills)
+        ran = ElasticJob(job, killer, room=RANKS + SPARES).run(60.0 + 30.0 * options.kills)
         took_s = time.monotonic() - begun_s
         assert isinstance(ran.state, Finished), ran.state
         calm = make_job(Path(folder), ranks=1)
@@ -193,10 +193,10 @@ def main() -> None:
     took = sorted(
         each.detect_s + each.settle_s + each.plan_s + each.move_s + each.resume_s for each in regrouped
     )
-    where = ", ".join(f"{count} {what}" for what, count in sorted(striker.struck.items()))
-    print(f"{striker.struck.total()} kills in {took_s:.0f} s: {where}")
+    where = ", ".join(f"{count} {what}" for what, count in sorted(killer.kills_by_phase.items()))
+    print(f"{killer.kills_by_phase.total()} kills in {took_s:.0f} s: {where}")
     print(
-        f"{ran.state.step} steps, {len(ran.of(StepReport))} told of; {len(regrouped)} times formed anew,"
+        f"{ran.state.step} steps, {len(ran.of(StepReport))} reported; {len(regrouped)} generations formed,"
         f" {took[len(took) // 2]:.2f} s (median) to {took[-1]:.2f} s from the loss to training on;"
         f" {sum(each.rerun for each in regrouped)} steps run again,"
         f" at most {max(each.rerun for each in regrouped)} per loss;"

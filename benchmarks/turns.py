@@ -1,5 +1,5 @@
-"""Steps that take turns in what they freeze: settings are compared within one run, step beside step, because the
-machine's speed drifts between runs by more than what is asked."""
+"""Steps that take turns in what they freeze. Settings are compared within one run, step beside step, because the
+machine's speed drifts between runs by more than the differences that matter."""
 
 from __future__ import annotations
 
