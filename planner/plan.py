@@ -10,6 +10,14 @@ class PlanError(ValueError):
     """No plan can be made as asked: what stands in the way, by how much, and what would help."""
 
 
+def recomputable(layers: int) -> tuple[int, ...]:
+    """The layers that recompute where all are to, of a model with `layers` of them: all but the last.
+
+    The loss keeps the last layer's outputs until its backward, so recomputing that layer costs memory.
+    """
+    return tuple(range(layers - 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How the model is cut and run from one commit on.

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON form; another one is refused."""
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """A number that JSON brings as text, or a field that is not known, is an error."""
@@ -84,6 +84,11 @@ class LayerProfile:
     """Its outputs: the message to the next stage, if the model is cut behind this layer."""
     boundary_grad_bytes: int
     """The gradient of those outputs that carry one: the message back."""
+    loss_bytes: int = 0
+    """Part of `activation_bytes` of the last layer: what the loss keeps until its backward, whether or not the layer
+    recomputes: the outputs, the targets, and what it saves itself."""
+    loss_input_bytes: int = 0
+    """Part of `loss_bytes`: the outputs, which a recomputation makes a second time."""
     statistics_bytes: int = 0
     """What the job's method of freezing keeps of it, as part of its state. A job's, not a measurement's."""
     sample_bytes: int = 0
@@ -98,6 +103,15 @@ class LayerProfile:
     @property
     def backward_s(self) -> float:
         return self.input_grad_s + self.weight_grad_s
+
+    def kept_bytes(self, *, recomputes: bool) -> int:
+        """What it keeps of one microbatch from its forward on, beside inputs that nobody else keeps."""
+        return self.loss_bytes if recomputes else self.activation_bytes
+
+    def rebuilt_bytes(self, *, first: bool) -> int:
+        """What a recomputation adds to what it keeps; `first`: of the model's first layer, whose inputs are kept."""
+        saved_by_loss = self.loss_bytes - self.loss_input_bytes
+        return self.activation_bytes - saved_by_loss - (self.input_bytes if first else 0)
 
     @property
     def state_bytes(self) -> int:
@@ -184,6 +198,9 @@ class Cluster:
     slowest link that was."""
     commit_s: float = 0.0
     """The collective at the end of a step."""
+    sends_kept: int = 0
+    """How many messages that have left a rank keeps in memory at most, on every stream together. With the next one it
+    lets go of all but half of them."""
     receives_ahead: int = 0
     """Messages of one direction and stage whose memory a receiver sets aside before they come."""
 

@@ -14,7 +14,7 @@ from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import ClusterConfig, PipelineConfig, Spec
 from planner.ir import Schedule
 from planner.partition import explicit, parameter
-from planner.plan import Plan
+from planner.plan import Plan, recomputable
 from planner.search.standbys import assign
 from workers.config import ElasticConfig, WorkerConfig
 from workers.protocol import JobError
@@ -199,7 +199,7 @@ def recomputed_layers(spec: Spec, layers: int) -> tuple[int, ...]:
     """
     wanted = spec.pipeline.recompute
     if isinstance(wanted, bool):
-        return tuple(range(layers)) if wanted else ()
+        return recomputable(layers) if wanted else ()
     beyond = [layer for layer in wanted if layer >= layers]
     if beyond:
         raise JobError(

@@ -86,7 +86,8 @@ class PipelineConfig(Section):
     communication included; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other programs
     and the cuts near them. All but `parameter` measure the model first. A list gives the layers per stage, in order."""
     recompute: bool | tuple[NonNegative, ...] = False
-    """Layers whose activations are recomputed in the backward pass: all, none, or a list of layer indices."""
+    """Layers whose activations are recomputed in the backward pass: none, a list of layer indices, or `true`: all but
+    the last. The loss keeps the last layer's outputs anyway, so recomputing that layer takes more memory, not less."""
 
 
 class ClusterConfig(Section):

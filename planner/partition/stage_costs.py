@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir import Kind, Schedule
-from planner.profile import LayerProfile, Link, Profile
+from planner.profile import Link, Profile
 
 Matrix = NDArray[np.float64]
 """`matrix[stop, first]` of the layers [first, stop), float64[L + 1, L + 1]; of no meaning where first >= stop."""
@@ -139,7 +139,7 @@ class StageCosts:
     def _kept_bytes(self) -> Matrix:
         """Of one microbatch, from forward to backward."""
         return self._spans(
-            self._own_input_bytes(index) + (0 if index in self.recompute else layer.activation_bytes)
+            self._own_input_bytes(index) + layer.kept_bytes(recomputes=index in self.recompute)
             for index, layer in enumerate(self.profile.model.layers)
         )
 
@@ -153,12 +153,8 @@ class StageCosts:
     @cached_property
     def _rebuilt_bytes(self) -> Matrix:
         """What a recomputation brings back, of one microbatch."""
-
-        def rebuilt(index: int, layer: LayerProfile) -> int:
-            return layer.activation_bytes - (layer.input_bytes if index == 0 else 0)
-
         return self._spans(
-            rebuilt(index, layer) if index in self.recompute else 0
+            layer.rebuilt_bytes(first=index == 0) if index in self.recompute else 0
             for index, layer in enumerate(self.profile.model.layers)
         )
 

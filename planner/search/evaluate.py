@@ -12,7 +12,7 @@ from functools import cached_property
 from planner.ir import Schedule
 from planner.partition import bottleneck, dynpipe, memory, parameter, time
 from planner.partition.stage_costs import Ranges, StageCosts
-from planner.plan import Plan
+from planner.plan import Plan, recomputable
 from planner.profile import Profile
 from planner.schedule.passes import add_recompute
 from planner.search.shapes import Shape
@@ -85,12 +85,12 @@ class Evaluator:
         return windows * compute_s / sum(1 / device.slowdown for device in devices)
 
     def recomputing(self) -> Evaluator | None:
-        """A judge of the same with every layer recomputed; None if this one is it."""
-        every = tuple(range(self.layers))
+        """The same with every layer recomputed but the last; None if that would recompute no more."""
+        every = tuple(sorted({*recomputable(self.layers), *self._recompute}))
         return None if self._recompute == every else self._but(every, self._domains)
 
     def without_copies(self) -> Evaluator | None:
-        """A judge of the same with no standbys; None if this one is it."""
+        """The same with no standbys; None if this one is it."""
         return None if self._domains is None else self._but(self._recompute, None)
 
     def _but(self, recompute: tuple[int, ...], domains: Sequence[str] | None) -> Evaluator:

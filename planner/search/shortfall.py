@@ -12,7 +12,7 @@ def shortfall(
 
     Args:
         closest: the plan that lacks least.
-        recomputing: the same with every layer recomputed; None if it is that already.
+        recomputing: the same with every layer recomputed but the last; None if it is that already.
         without_copies: the same with no standbys; None if it has none.
     """
     devices = closest.profile.cluster.devices
@@ -41,11 +41,11 @@ def _help(state: int, limit: int, recomputing: Prediction | None) -> str:
         return f"What would help: {larger}; the state alone does not fit, whatever the microbatch"
     smaller = f"a smaller pipeline.microbatch_size, {larger}"
     if recomputing is None:
-        return f"What would help: {smaller}; every layer recomputes already"
+        return f"What would help: {smaller}; every layer that can save memory so recomputes already"
     lacking = max(recomputing.excess_bytes)
     if lacking:
         return (
-            f"What would help: {smaller}; recomputing every layer (pipeline.recompute = true) leaves {lacking:,}"
+            f"What would help: {smaller}; recomputing (pipeline.recompute = true) leaves {lacking:,}"
             " bytes over"
         )
     return f"What would help: pipeline.recompute = true, with which it fits; {smaller}"

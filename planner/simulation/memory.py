@@ -15,7 +15,7 @@ from operator import itemgetter
 from planner.freezing import Ratios
 from planner.ir import Action, Kind
 from planner.plan import Plan
-from planner.profile import LayerProfile, Profile
+from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.graph import Graph, build_graph
 from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.simulate import Simulation
@@ -46,8 +46,8 @@ class MemoryParts:
     weight_grad_holds: int
     """Per microbatch from the end of its input gradient to the end of its weight gradient; frozen shares hold none."""
     messages: int
-    """Outputs that the next stage has not taken in yet, on the rank that made them and unless they are activations,
-    and what receives that are posted ahead have set aside."""
+    """Outputs that the next stage has not taken in yet or the outbox still holds, on the rank that made them and unless
+    they are activations, and what receives that are posted ahead have set aside."""
     working: int
     """Of the action that runs."""
 
@@ -133,9 +133,7 @@ def _ranks(
         splits=any(kind is Kind.WEIGHT_GRAD for kind, _, _ in graph.alike),
     )
     _check_recomputes(graph, plan, schedule.frozen_stages)
-    changes = _Changes(
-        graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster.receives_ahead
-    )
+    changes = _Changes(graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster)
     layers: list[list[LayerProfile]] = [[] for _ in schedule.programs]
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
         layers[rank] += profile.model.layers[first:stop]
@@ -155,7 +153,7 @@ class _Changes:
         stages: Sequence[StageMemory],
         forward_bytes: Sequence[int],
         backward_bytes: Sequence[int],
-        receives_ahead: int,
+        cluster: Cluster,
     ) -> None:
         self._graph = graph
         self._start_s, self._end_s = simulation.start_s, simulation.end_s
@@ -165,11 +163,12 @@ class _Changes:
         ranks = range(simulation.schedule.ranks)
         self._own: list[list[_Change]] = [[] for _ in ranks]
         self._released: list[list[_Change]] = [[] for _ in ranks]
+        self._left_s = self._leave(cluster.sends_kept)
         for node, action in enumerate(graph.actions):
             self._compute(node, action)
             self._send(node, action)
-        if receives_ahead:
-            self._receive(receives_ahead)
+        if cluster.receives_ahead:
+            self._receive(cluster.receives_ahead)
 
     def of_rank(self, rank: int) -> list[_Change]:
         """In order of time; at one moment, what others release comes first, then the rank's own in program order."""
@@ -211,16 +210,50 @@ class _Changes:
                 pass
 
     def _send(self, node: int, action: Action) -> None:
-        """An output stays with its maker until the next stage takes it in."""
+        """An output stays with its maker until the next stage has taken it in and the maker's outbox lets go of it."""
         consumer = self._graph.consumers[node]
-        if consumer is None or self._start_s[consumer] <= self._end_s[node]:
+        if consumer is None:
             return
-        forward = action.kind is Kind.FORWARD
-        size = self._stages[action.stage].unsent if forward else self._backward_bytes[action.stage]
-        if size:
+        from_s, until_s = self._end_s[node], max(self._start_s[consumer], self._left_s.get(node, 0.0))
+        if action.kind is Kind.FORWARD:
+            size = self._stages[action.stage].unsent
+            if not size:
+                # It is one of the activations until the backward is through.
+                size, from_s = self._forward_bytes[action.stage], self._end_s[self._backward_of(action)]
+        else:
+            size = self._backward_bytes[action.stage]
+        if size and until_s > from_s:
             rank = self._graph.ranks[node]
-            self._own[rank].append((self._end_s[node], _Part.MESSAGES, size))
-            self._released[rank].append((self._start_s[consumer], _Part.MESSAGES, -size))
+            self._own[rank].append((from_s, _Part.MESSAGES, size))
+            self._released[rank].append((until_s, _Part.MESSAGES, -size))
+
+    def _backward_of(self, forward: Action) -> int:
+        nodes = self._graph.node_of
+        whole = Action(Kind.BACKWARD, forward.stage, forward.index)
+        return nodes[whole] if whole in nodes else nodes[replace(whole, kind=Kind.INPUT_GRAD)]
+
+    def _leave(self, kept: int) -> dict[int, float]:
+        """When the sender of each message to another rank frees it.
+
+        A sender keeps up to `kept` messages that have left; with the next one it frees all but half of them, and the
+        rest at the end of its window.
+        """
+        graph, left_s = self._graph, dict[int, float]()
+        if not kept:
+            return left_s
+        for rank in range(len(self._own)):
+            own = [node for node, of in enumerate(graph.ranks) if of == rank]
+            held: list[int] = []
+            for node in own:
+                consumer = graph.consumers[node]
+                if consumer is None or not graph.crosses_ranks(node, consumer):
+                    continue
+                held.append(node)
+                if len(held) > kept:
+                    gone, held = held[: -(kept // 2)], held[-(kept // 2) :]
+                    left_s.update((earlier, self._end_s[node]) for earlier in gone)
+            left_s.update((node, self._end_s[own[-1]]) for node in held)
+        return left_s
 
     def _receive(self, ahead: int) -> None:
         """From the begin of the step, each stream has memory for its next `ahead` messages, as far as they come."""

@@ -62,14 +62,13 @@ def stage_memory(
     def rebuilt(layer: int) -> int:
         if layer not in recompute:
             return 0
-        return layers[layer].activation_bytes - (layers[0].input_bytes if layer == 0 else 0)
+        return layers[layer].rebuilt_bytes(first=layer == 0)
 
     stages: list[StageMemory] = []
     for stage, (first, stop) in enumerate(plan.layers):
         part, numbers = layers[first:stop], range(first, stop)
         kept = [
-            own_input(layer) + (0 if layer in recompute else layers[layer].activation_bytes)
-            for layer in numbers
+            own_input(layer) + layers[layer].kept_bytes(recomputes=layer in recompute) for layer in numbers
         ]
         again = [rebuilt(layer) for layer in numbers]
         rows = None if ratios is None else ratios[first:stop]

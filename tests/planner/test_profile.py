@@ -57,7 +57,7 @@ def test_a_uniform_cluster_has_a_link_for_every_pair():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"schema": 2}', changed(lambda d: d.update(schema=0))]
+    "text", ["", "{", "[]", "null", '{"schema": 1}', changed(lambda d: d.update(schema=0))]
 )
 def test_no_json_or_another_schema(text: str):
     with pytest.raises(ProfileError, match=r"mine\.json (is not JSON|is not of schema)"):

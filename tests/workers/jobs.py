@@ -53,7 +53,7 @@ def job(
     schedule: str = "gpipe",
     counts: tuple[int, ...] | None = None,
     layers: int = 8,
-    recompute: bool = False,
+    recompute: bool | tuple[int, ...] = False,
     **fields: Any,
 ) -> Job:
     """`config` on `ranks` ranks per pipeline; `counts` are layers per stage, even when not given."""
@@ -64,8 +64,10 @@ def job(
     assert len(counts) == stages
     starts = [sum(counts[:i]) for i in range(stages)]
     table = build(schedule, ranks, config.microbatches, chunks)
-    if recompute:
-        table = add_recompute(table, range(stages))
+    again = recompute if isinstance(recompute, tuple) else tuple(range(sum(counts))) if recompute else ()
+    if again:
+        cuts = enumerate(zip(starts, counts, strict=True))
+        table = add_recompute(table, [s for s, (at, n) in cuts if set(again) & set(range(at, at + n))])
     plan = Plan(
         epoch=1,
         version=1,
@@ -76,6 +78,6 @@ def job(
         chunks=chunks,
         microbatches=config.microbatches,
         replicas=config.replicas,
-        recompute=tuple(range(sum(counts))) if recompute else (),
+        recompute=again,
     )
     return Job(config, plan, table, **fields)

@@ -1,5 +1,7 @@
 """Small models with one awkward trait each, as factories and a data source for engine tests."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -133,9 +135,9 @@ class Attention(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, classes: int = 5) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, 5)
+        self.linear = nn.Linear(WIDTH, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
@@ -153,8 +155,8 @@ class TiedHead(nn.Module):
         return self.linear(torch.tanh(self.up(x)))
 
 
-def model(trait: str) -> ModelDefinition:
-    """A model of 8 layers with `trait` in the middle."""
+def model(trait: str, classes: int = 5) -> ModelDefinition:
+    """A model of 8 layers with `trait` in the middle, and a head of `classes` (tied: of its own)."""
     plain = [Residual] * 3
     middle = {
         "plain": [Residual, Residual],
@@ -167,7 +169,7 @@ def model(trait: str) -> ModelDefinition:
         "attention": [Attention, Residual],
         "tied": [Residual, Residual],
     }[trait]
-    head = TiedHead if trait == "tied" else Head
+    head = TiedHead if trait == "tied" else partial(Head, classes)
     kinds = [*plain, *middle, Residual, Residual, head]
     ties = ()
     if trait == "tied":

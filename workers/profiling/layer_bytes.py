@@ -20,6 +20,8 @@ class LayerBytes:
     boundary_bytes: int
     boundary_grad_bytes: int
     working_bytes: int
+    loss_bytes: int
+    loss_input_bytes: int
 
 
 def count_bytes(chain: Chain, begin: Callable[[], Flight], fresh: bool) -> list[LayerBytes]:
@@ -37,6 +39,7 @@ def count_bytes(chain: Chain, begin: Callable[[], Flight], fresh: bool) -> list[
         for _ in range(2):
             counting.holds()
         activations = counting.activations()
+        counting.loss_keeps()
         holds = counting.holds()
     return [
         LayerBytes(
@@ -46,6 +49,8 @@ def count_bytes(chain: Chain, begin: Callable[[], Flight], fresh: bool) -> list[
             boundary_bytes=counting.outputs[number],
             boundary_grad_bytes=counting.output_grads[number],
             working_bytes=counting.working[number],
+            loss_bytes=counting.loss if number == numbers[-1] else 0,
+            loss_input_bytes=counting.loss_inputs if number == numbers[-1] else 0,
         )
         for number in numbers
     ]
@@ -63,10 +68,24 @@ class _Counting:
         layers = len(chain.layers)
         self.inputs, self.outputs, self.output_grads = [0] * layers, [0] * layers, [0] * layers
         self.working = [0] * layers
+        self.loss = self.loss_inputs = 0
+        """What the loss keeps of its own and of the last layer's outputs, and those outputs; 0 where none follows."""
 
     def activations(self) -> list[int]:
         flight = self._forward(self._fresh)
         return self._drop(flight, lambda number: None)
+
+    def loss_keeps(self) -> None:
+        flight = self._forward(self._fresh)
+        if flight.loss_pass is None:
+            return
+        flight.tensors = ()
+        self.loss_inputs = _bytes(flight.loss_pass.inputs)
+        # As where the layer recomputes: its own activations are dropped first.
+        flight.passes.pop()
+        before = self._live.live_bytes
+        flight.loss_pass = None
+        self.loss = before - self._live.live_bytes
 
     def holds(self) -> list[int]:
         # The layer before has let go of its outputs by now.
@@ -83,6 +102,8 @@ class _Counting:
 
     def _forward(self, fresh: bool) -> Flight:
         flight = self._begin()
+        # Each microbatch reads targets of its own; the loss keeps them if it needs them.
+        flight.targets = tuple(t.clone() for t in flight.targets)
         if fresh:
             flight.tensors = tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in flight.tensors)
         last = len(self._chain.layers) - 1
@@ -92,6 +113,7 @@ class _Counting:
             if flight.loss_pass is None:
                 self.outputs[number] = _bytes(flight.tensors)
                 self.output_grads[number] = _bytes(tuple(t for t in flight.tensors if t.requires_grad))
+        flight.targets = ()
         return flight
 
     def _watched(self, number: int, action: Callable[[], None]) -> None:

@@ -28,6 +28,8 @@ class Measured:
     commit_s: float
     receives_ahead: int
     """See `Cluster.receives_ahead`."""
+    sends_kept: int
+    """See `Cluster.sends_kept`."""
 
 
 def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
@@ -54,6 +56,7 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
             links=measured[0].links,
             commit_s=max(one.commit_s for one in measured),
             receives_ahead=measured[0].receives_ahead,
+            sends_kept=measured[0].sends_kept,
         ),
         key="",
         source="",

@@ -98,6 +98,7 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
         ),
         commit_s=probe_commit(subject.channel, len(profiles), subject.config.microbatches, sleeps=sleeps),
         receives_ahead=subject.channel.receives_ahead,
+        sends_kept=subject.channel.sends_kept,
     )
 
 

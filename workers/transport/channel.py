@@ -83,6 +83,8 @@ class Channel(ABC):
     size: int
     receives_ahead: int = 0
     """Messages of a stream for which memory is set aside before they come."""
+    sends_kept: int = 0
+    """Messages that have left whose memory is kept, on all streams together; with the next one all but half go."""
 
     @abstractmethod
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
-from workers.transport.outbox import Outbox
+from workers.transport.outbox import MOST, Outbox
 from workers.transport.send_queues import SendQueues
 from workers.transport.waiter import Waiter
 
@@ -43,6 +43,7 @@ class ProcessGroupChannel(Channel):
     """
 
     receives_ahead = POSTED_AHEAD
+    sends_kept = MOST
 
     def __init__(self, generation: Generation, rank: int, device: torch.device) -> None:
         self.rank = generation.members.index(rank)

@@ -198,6 +198,7 @@ def slow(rank: int, repeats_s: tuple[float, ...], like: Profile) -> Measured:
         links=((None,) * 3,) * 3,
         commit_s=0.0,
         receives_ahead=4,
+        sends_kept=4,
     )
 
 
