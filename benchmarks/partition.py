@@ -89,11 +89,10 @@ def end_to_end_deviation(rng: Random) -> float:
         profile,
         lambda stages: 1 + growth * stages,
         microbatches=microbatches,
-        microbatches_per_update=microbatches,
         sizes=sizes,
     )
     best = min(
-        (1 + growth * stages) * iteration_s(profile, pipeline, microbatches)
+        (1 + growth * stages) * microbatches * iteration_s(profile, pipeline, microbatches)
         for stages in range(1, layers + 1)
         for pipeline in all_pipelines(profile, stages, sizes)
     )

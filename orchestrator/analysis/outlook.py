@@ -1,6 +1,7 @@
 """How many updates a plan needs to converge, by what a run's log tells: DynPipe's T(S) x W(S).
 
-Shown beside a plan, never what it is chosen by: the engine's schedules are synchronous, whose T does not depend on it.
+Shown beside a plan, never what it is chosen by: the engine's schedules are synchronous, whose T does not depend on it,
+and no engine here runs an asynchronous one yet.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ class Outlook:
     convergence: Convergence
     steps: int
     """T of the plan's own schedule."""
+    samples_per_update: int
+    """Of a step, and of an update of the asynchronous pipeline: both train on so many."""
     wall_clock_s: float
     """Of so many predicted steps, with nothing frozen: the theorem knows no freezing."""
     asynchronous: EndToEnd | None
-    """The pipeline with the least T(S) x W(S) if stages did not wait for each other's microbatches; every one of its
-    updates taken to have the second moment of a whole step's."""
+    """The pipeline with the least T(S) x W(S) if it did not drain before an update; its updates have a step's samples,
+    and so a step's second moment, and its memory holds the stashed weights. Theorem 1 takes stage i to be S - i updates
+    behind, which many microbatches per update stay below: T(S) is high rather than low."""
     why_not: str = ""
     """Why there is none."""
 
@@ -86,6 +90,7 @@ def outlook(choice: Choice, convergence: Convergence) -> Outlook:
     return Outlook(
         convergence=convergence,
         steps=steps,
+        samples_per_update=choice.plan.replicas * choice.plan.microbatches * profile.model.microbatch_size,
         wall_clock_s=steps * choice.prediction.step_s,
         asynchronous=asynchronous,
         why_not=why_not,

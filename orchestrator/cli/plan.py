@@ -116,12 +116,15 @@ def _convergence(foreseen: Outlook) -> dict[str, Any]:
         "smoothness": foreseen.convergence.smoothness,
         "second_moment": foreseen.convergence.second_moment,
         "steps": foreseen.steps,
+        "samples": foreseen.steps * foreseen.samples_per_update,
         "wall_clock_s": foreseen.wall_clock_s,
         "asynchronous": None
         if found is None
         else {
             "stages": len(found.stages),
             "updates": found.updates,
+            "samples": found.updates * foreseen.samples_per_update,
+            "microbatches_per_update": found.microbatches_per_update,
             "iteration_s": found.iteration_s,
             "wall_clock_s": found.wall_clock_s,
         },

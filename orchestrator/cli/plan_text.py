@@ -174,15 +174,18 @@ def _outlook(outlook: Outlook) -> str:
     job = outlook.convergence
     told = (
         f"to a mean squared gradient norm of {significant(job.target)} (L = {significant(job.smoothness)}, ξ² ="
-        f" {significant(job.second_moment)}): T = {outlook.steps:,} steps, whatever S, as the schedule is synchronous:"
+        f" {significant(job.second_moment)}): T = {outlook.steps:,} steps of"
+        f" {outlook.samples_per_update:,} samples, whatever S, as the schedule is synchronous:"
         f" {seconds(outlook.wall_clock_s)}"
     )
     found = outlook.asynchronous
     if found is None:
         return f"{told}; asynchronous: {outlook.why_not}"
+    microbatches = counted(found.microbatches_per_update, "microbatch", "microbatches")
     return (
-        f"{told}; asynchronous with {counted(len(found.stages), 'stage')}, T(S) x W(S) = {found.updates:,} x"
-        f" {seconds(found.iteration_s)} = {seconds(found.wall_clock_s)}, which no engine here runs"
+        f"{told}; asynchronous with {counted(len(found.stages), 'stage')}, T(S) x W(S) = {found.updates:,} updates of"
+        f" as many samples x {microbatches} x {seconds(found.iteration_s)} = {seconds(found.wall_clock_s)}, with"
+        " stashed weights in memory; no engine here runs it yet"
     )
 
 

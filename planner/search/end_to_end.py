@@ -2,7 +2,8 @@
 
 A stage's devices are neighbours within one machine and share its microbatches evenly: r = r_data x r_tensor of eq. 6
 with r_tensor = 1, so there is no all-gather. The engine runs one device per stage and whole pipelines as replicas, so
-this answer is for the report; `planner/search/search.py` takes cuts with r = 1.
+this answer is for the report; `planner/search/search.py` takes cuts with r = 1. No engine here runs an asynchronous
+pipeline yet.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ class EndToEnd:
 
     stages: tuple[SharedStage, ...]
     iteration_s: float
-    """W(S)."""
+    """W(S), per microbatch."""
     updates: float
     """T(S)."""
+    microbatches_per_update: int
 
     @property
     def wall_clock_s(self) -> float:
-        return self.updates * self.iteration_s
+        return self.updates * self.microbatches_per_update * self.iteration_s
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def plan(
     updates: Callable[[int], float],
     *,
     microbatches: int,
-    microbatches_per_update: int = 1,
+    synchronous: bool = True,
     sizes: Sequence[int] = SIZES,
     recompute: Collection[int] = (),
 ) -> tuple[EndToEnd, ...]:
@@ -83,14 +85,15 @@ def plan(
 
     Args:
         updates: S -> T(S); constant for a synchronous schedule.
-        microbatches: of a step; a stage keeps as many as there are stages from it on, this many at most.
-        microbatches_per_update: how many microbatches share one gradient all-reduce: all of a synchronous step.
+        microbatches: of one update. They share one gradient all-reduce.
+        synchronous: whether the pipeline drains before an update. If not, microbatches of later updates follow at once,
+            and a stage stashes each version of its weights that a microbatch in flight has seen.
 
     Raises:
         PlanError: no pipeline uses all devices, or none fits the memory.
         ConvergenceError: no number of stages reaches the target error.
     """
-    program = Program(profile, microbatches, microbatches_per_update, sizes, recompute)
+    program = Program(profile, microbatches, sizes, recompute, synchronous=synchronous)
     count = len(profile.cluster.devices)
     free = program.solve(None)
     found: list[EndToEnd] = []
@@ -107,7 +110,14 @@ def plan(
         if best is not None and not program.fits(best):
             best = program.best(program.solve(stages), stages, stages)
         if best is not None:
-            found.append(EndToEnd(stages=best, iteration_s=program.iteration_s(best), updates=needed))
+            found.append(
+                EndToEnd(
+                    stages=best,
+                    iteration_s=program.iteration_s(best),
+                    updates=needed,
+                    microbatches_per_update=microbatches,
+                )
+            )
     if found:
         return tuple(found)
     if refusal is not None:
@@ -135,17 +145,18 @@ class Program:
         self,
         profile: Profile,
         microbatches: int,
-        microbatches_per_update: int,
         sizes: Sequence[int],
         recompute: Collection[int],
+        *,
+        synchronous: bool = True,
     ) -> None:
         self._cluster = profile.cluster
         self._microbatches = microbatches
-        self._per_update = microbatches_per_update
+        self._synchronous = synchronous
         self._costs = StageCosts(profile, (), (), frozenset(recompute))
         layers = profile.model.layers
-        gradient_bytes = np.concatenate([[0.0], np.cumsum([layer.gradient_bytes for layer in layers])])
-        self._gradient_bytes: Matrix = gradient_bytes[:, None] - gradient_bytes[None, :]
+        self._gradient_bytes = _of_runs([layer.gradient_bytes for layer in layers])
+        self._weight_bytes = _of_runs([layer.parameter_bytes for layer in layers])
         self._message_bytes = self._costs.forward_bytes + self._costs.backward_bytes
         machines = [device.machine for device in self._cluster.devices]
         self.groups = [
@@ -174,7 +185,7 @@ class Program:
             links = [self._cluster.link(a, b) for a in group.devices for b in group.devices if a != b]
             each_s = self._gradient_bytes / group.size / min(link.bytes_per_s for link in links)
             latency_s = max(link.latency_s for link in links)
-            time_s = time_s + 2 * (group.size - 1) * (each_s + latency_s) / self._per_update
+            time_s = time_s + 2 * (group.size - 1) * (each_s + latency_s) / self._microbatches
         return time_s
 
     def communication_s(self, before: Group, after: Group) -> Vector:
@@ -195,11 +206,16 @@ class Program:
         """Whether a run of layers fits the group's memory with `kept` microbatches in flight, bool[L + 1, L + 1]."""
         limit = min(self._cluster.devices[device].memory_bytes for device in group.devices)
         shared = self._costs.activation_bytes([(kept, 0)], arrives=group.first > 0)
-        return self._costs.state_bytes + shared / group.size <= limit
+        stashed = self.stashes(kept) * self._weight_bytes
+        return self._costs.state_bytes + stashed + shared / group.size <= limit
 
     def kept(self, stage: int, stages: int) -> int:
-        """Microbatches in flight on `stage` of `stages` in 1F1B."""
-        return min(self._microbatches, stages - stage)
+        """Microbatches in flight on `stage` of `stages` in 1F1B: one per stage from it on, as far as there are."""
+        return min(self._microbatches, stages - stage) if self._synchronous else stages - stage
+
+    def stashes(self, kept: int) -> int:
+        """Older versions of the weights that `kept` consecutive microbatches in flight can have seen."""
+        return 0 if self._synchronous else -(-(kept - 1) // self._microbatches)
 
     def fits(self, stages: tuple[SharedStage, ...]) -> bool:
         return all(
@@ -272,3 +288,9 @@ class Program:
         if stages is None:
             return self._stage_s[group]
         return np.where(self.allowed(group, self.kept(stage, stages)), self._stage_s[group], np.inf)
+
+
+def _of_runs(sizes: Sequence[int]) -> Matrix:
+    """The sum over every run of layers, `matrix[stop, first]`."""
+    sums = np.concatenate([[0.0], np.cumsum(sizes, dtype=np.float64)])
+    return sums[:, None] - sums[None, :]

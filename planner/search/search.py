@@ -85,12 +85,13 @@ class Choice:
         self, convergence: Convergence | None = None, *, synchronous: bool | None = None
     ) -> EndToEnd:
         """What DynPipe's Algorithm 1 would do with several devices per stage, on all devices of the profile. Never
-        what is run: the engine has one device per stage.
+        what is run: the engine has one device per stage, and no engine here runs an asynchronous schedule yet.
 
         Args:
             convergence: for T(S) of an asynchronous schedule; without it T is constant, as it is for a synchronous
                 one, and 1.
-            synchronous: whether an update waits for all microbatches of a step; None: as the schedule has it.
+            synchronous: whether the pipeline drains before an update; None: as the schedule has it. An update takes as
+                many samples either way.
 
         Raises:
             PlanError: no pipeline uses all devices, or none fits the memory.
@@ -106,7 +107,7 @@ class Choice:
             self.prediction.profile,
             updates,
             microbatches=self.plan.microbatches,
-            microbatches_per_update=self.plan.microbatches if together else 1,
+            synchronous=together,
             recompute=self.plan.recompute,
         )
         return min(pipelines, key=lambda pipeline: pipeline.wall_clock_s)

@@ -201,11 +201,19 @@ def test_estimates_tell_how_many_updates(job: Path, log: Path, capsys: pytest.Ca
     stale = found["asynchronous"]
     left = 0.1 - 2 * 0.01**2 * stale["stages"] ** 3 * 3**2 * 5
     assert stale["updates"] == math.ceil(2 * 2.0 / (0.01 * left))
-    assert stale["wall_clock_s"] == pytest.approx(stale["updates"] * stale["iteration_s"])
+    # Both count samples: an update of either takes a whole step's microbatches.
+    per_update = stale["microbatches_per_update"]
+    assert per_update == told["microbatches"]
+    assert found["samples"] / found["steps"] == stale["samples"] / stale["updates"] >= per_update
+    assert stale["wall_clock_s"] == pytest.approx(stale["updates"] * per_update * stale["iteration_s"])
     assert plan(job, *options) == DONE
     text = capsys.readouterr().out
-    assert "(L = 3.00, ξ² = 5.00): T = 4,000 steps, whatever S, as the schedule is synchronous: " in text
-    assert f"T(S) x W(S) = {stale['updates']:,} x " in text
+    assert "(L = 3.00, ξ² = 5.00): T = 4,000 steps of " in text
+    assert (
+        f"T(S) x W(S) = {stale['updates']:,} updates of as many samples x {per_update} microbatches x "
+        in text
+    )
+    assert "with stashed weights in memory; no engine here runs it yet" in text
 
 
 def test_a_target_that_no_asynchronous_pipeline_reaches_is_told(

@@ -20,12 +20,12 @@ from planner.search.end_to_end import SharedStage
 def test_two_devices_halve_a_stage_and_pay_for_the_all_reduce():
     # 2 layers of 7 s. Alone: one stage on both devices, 14 / 2 and 2 messages of half of 60 bytes at 30 bytes a second.
     model = profile(layer(), layer(), ranks=2, link=Link(latency_s=0.25, bytes_per_s=30.0))
-    one, two = end_to_end.plan(model, lambda stages: 1.0, microbatches=4, microbatches_per_update=1)
+    one, two = end_to_end.plan(model, lambda stages: 1.0, microbatches=1)
     assert one.stages == (SharedStage(first=0, stop=2, device=0, devices=2),)
     assert one.iteration_s == 7 + 2 * (1 + 0.25)
     # Two stages: 6 bytes over the cut.
     assert two.iteration_s == (7 + 7 + 6 / 30) / 2
-    amortised = end_to_end.plan(model, lambda stages: 1.0, microbatches=4, microbatches_per_update=4)
+    amortised = end_to_end.plan(model, lambda stages: 1.0, microbatches=4)
     assert amortised[0].iteration_s == 7 + 2 * (1 + 0.25) / 4
 
 
@@ -93,11 +93,35 @@ def test_memory_limits_hold_and_the_answer_is_still_the_best():
         for each, stages in product(found, range(1, layers + 1)):
             if len(each.stages) == stages:
                 best = min(
-                    iteration_s(model, pipeline, 1)
+                    iteration_s(model, pipeline, microbatches)
                     for pipeline in pipelines
                     if len(pipeline) == stages and needs(pipeline) <= limit + 1
                 )
                 assert each.iteration_s == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize(("microbatches", "needed"), [(1, 150 + 3 * 100 + 2 * 40), (2, 150 + 3 * 100 + 40)])
+def test_an_asynchronous_pipeline_stashes_weights(microbatches: int, needed: int):
+    """Of three stages the first keeps three microbatches of 100 bytes, and of its 40 bytes of weights each version that
+    those have seen: three of one microbatch each; or, of two microbatches each, two."""
+
+    def stages(limit: int, *, synchronous: bool) -> int:
+        model = with_memory(profile(*[layer()] * 3, ranks=3), limit)
+        (found,) = end_to_end.plan(
+            model, lambda stages: 1.0, microbatches=microbatches, synchronous=synchronous, sizes=(1,)
+        )
+        return len(found.stages)
+
+    assert stages(needed, synchronous=False) == stages(needed - 1, synchronous=True) == 3
+    with pytest.raises(PlanError, match="no pipeline over 3 devices fits their memory"):
+        stages(needed - 1, synchronous=False)
+
+
+def test_updates_of_any_pipeline_take_as_many_microbatches():
+    model = profile(*[layer()] * 4, ranks=2)
+    for synchronous in (True, False):
+        for each in end_to_end.plan(model, lambda stages: 3.0, microbatches=4, synchronous=synchronous):
+            assert each.wall_clock_s == 3 * 4 * each.iteration_s
 
 
 def test_what_cannot_be_says_why():
