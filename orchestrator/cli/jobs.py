@@ -43,7 +43,9 @@ def status_lines(address: str) -> Iterator[str]:
                 yield f"{name}: its controller does not answer: being started again, or hung; {there} there"
             else:
                 up = f"ranks {', '.join(map(str, status.ranks))}, " if status.ranks else ""
-                yield f"{status.job}: {status.state}, step {status.step} of {status.steps}, {up}{status.output}"
+                trouble = f"; {status.trouble}" if status.trouble else ""
+                stands = f"{status.state}, step {status.step} of {status.steps}"
+                yield f"{status.job}: {stands}, {up}{status.output}{trouble}"
         for name, count in sorted(ranks.items()):
             yield f"{name}: abandoned, {counted(count, 'rank')} without a controller; clear with freshet reap {name}"
         if not names and not ranks:

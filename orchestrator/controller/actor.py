@@ -7,6 +7,7 @@ ranks train on without it.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 import traceback
@@ -25,25 +26,33 @@ from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.faults import inject
 from orchestrator.controller.freeze_watch import FreezeWatch
+from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
 from orchestrator.controller.planner_link import PlannerLink, link_planner
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
-from orchestrator.events.types import EventLog, Record
-from orchestrator.history.job_view import JobView, fold
+from orchestrator.events.segments import PUBLISH_S
+from orchestrator.events.types import DamagedLogError, Record
+from orchestrator.history.job_view import JobView
+from orchestrator.history.snapshot import SNAPSHOT, load
+from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Train
 from orchestrator.lifecycle.states import Live, Order, Roster, Training
 from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, Reported
-from orchestrator.lifecycle.takeover import since_start, taken_over
+from orchestrator.lifecycle.takeover import taken_over
 from orchestrator.prepare.resolve import expand
 from planner.plan import Plan, PlanError
-from workers.protocol import CheckpointReport, JobError, Report, Request
+from workers.protocol import JobError, Report, Request
 
 KEPT_RECORDS = 20_000
 """How many of the newest events are kept for drivers; the log has them all."""
 RETRY_S = 1.0
 """Before a controller tries again to take over from the one before it, whose lock may outlive it a little."""
+TAKEOVER_S = 60.0
+"""How long it tries before the job fails."""
+SNAPSHOT_S = 5.0
+"""Between two snapshots of the view: a controller that takes over reads the events since the last one."""
 PATIENCE_S = 60.0
 """How long what is asked of a controller waits for it to take the job over."""
 LINGER_S = 60.0
@@ -74,6 +83,8 @@ class Status:
     """Of the controller's process."""
     ranks: tuple[int, ...]
     """Numbers of the ranks that are up."""
+    trouble: str = ""
+    """Why it has not taken the job over yet, or why it could not."""
 
 
 class Controller:
@@ -95,7 +106,13 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
         """What outlives the crank."""
         self._lock: IO[bytes] | None = None
-        self._log: EventLog | None = None
+        self._writer: LogWriter | None = None
+        self._kept_s = -math.inf
+        """When the newest snapshot was taken."""
+        self._publishing: asyncio.Task[None] | None = None
+        self._torn_bytes = 0
+        """Of a line that the controller before this one did not finish."""
+        self._trouble = ""
         self._begun = asyncio.Event()
         """The job is taken on, or is over."""
         self._over = False
@@ -109,7 +126,7 @@ class Controller:
 
     def _take_on(self, order: Order) -> None:
         self._order = order
-        self._loop = EventLoop(order, self._record)
+        self._loop = EventLoop(order, self._record, self._written)
         self._hosts = RayHosts(self._setup.ranks, self._own)
         self._runtime = self._make_runtime()
         self._watch = FreezeWatch(order.freezing)
@@ -121,62 +138,103 @@ class Controller:
         """Take the job on.
 
         Raises:
-            JobError: the folder is another controller's, or cannot be written.
+            JobError: the folder is another controller's, its log is damaged, or it cannot be written.
         """
         self._lock = self._folder.lock()
         try:
-            path = self._folder.fetch_events()
-            self._view = fold(events.read(path)) if path.exists() else JobView()
+            await self._load()
             self._view.events = 0
-            self._log = EventLog(path)
+            self._records.clear()
+            await self._open_log(self._order.epoch)
+        except DamagedLogError as error:
+            raise JobError(f"{error}: delete that line to do without it") from error
         except OSError as error:
             raise JobError(f"cannot write {self._folder.events_path}: {error.strerror or error}") from error
         await asyncio.to_thread(reap, self._order.job)
         self._begin(takeover=False)
 
+    async def _load(self) -> None:
+        """Read the log up to now.
+
+        Raises:
+            OSError: it cannot be read.
+            DamagedLogError: a line of it is no event.
+        """
+        folder = self._folder
+        loaded = await asyncio.to_thread(
+            lambda: load(folder.log_files(), folder.events_path.with_name(SNAPSHOT))
+        )
+        self._view = loaded.view
+        self._records = deque(loaded.recent, maxlen=KEPT_RECORDS)
+        self._torn_bytes = self._torn_bytes or loaded.torn_bytes
+        if loaded.damage is not None:
+            raise loaded.damage
+
+    async def _open_log(self, epoch: int) -> None:
+        """Begin to write the log, as the controller of incarnation `epoch`."""
+        if self._writer is None:
+            log = await asyncio.to_thread(self._folder.open_log, epoch)
+            self._writer = LogWriter(log, self._folder.events_path.with_name(SNAPSHOT))
+
     async def _resume(self) -> None:
-        """Go on where an earlier controller of this job was killed: Ray starts this one in its place."""
+        """Go on where an earlier controller of this job was killed: Ray starts this one in its place. A
+        damaged log fails the job, and so does what keeps this one from it for `TAKEOVER_S`."""
+        deadline = time.monotonic() + TAKEOVER_S
         while True:
             try:
                 await self._take_over()
-            except Exception:
-                # What Ray logs is all that can be seen of it: nobody waits for this.
+            except Exception as error:
                 traceback.print_exc()
+                damaged = isinstance(error, DamagedLogError)
+                self._trouble = f"{error}" if damaged else f"{type(error).__name__}: {error}"
+                if damaged or time.monotonic() > deadline:
+                    await self._fail(
+                        f"the controller was killed, and the next one cannot take the job over: {self._trouble}"
+                    )
+                    return
                 await asyncio.sleep(RETRY_S)
             else:
+                self._trouble = ""
                 return
 
+    async def _fail(self, reason: str) -> None:
+        """End a job that was not taken over."""
+        with suppress(Exception):
+            await asyncio.to_thread(reap, self._order.job)
+        event = events.Failed(reason=reason, user_error=True)
+        record = Record(time_s=time.time(), event=event)
+        self._view.take(record)
+        self._records.append(record)
+        self._loop.state = states.Failed(reason, user_error=True)
+        with suppress(OSError):
+            await self._open_log(max(self._view.epoch, self._order.epoch) + 1)
+        if self._writer is not None:
+            self._writer.append(record)
+        self._begun.set()
+        await self._end()
+
     async def _take_over(self) -> None:
-        path = self._folder.events_path
-        if not path.exists():
-            path = self._folder.fetch_events()
-        self._records.clear()
-        log = list(events.read(path)) if path.exists() else []
-        self._view = fold(log)
-        records = since_start(log)
-        if not any(
-            isinstance(record.event, events.Submitted) and record.event.epoch == self._order.epoch
-            for record in records
-        ):
+        await self._load()
+        if self._view.epoch < self._order.epoch:
             return  # killed before it had taken the job on, which the driver hears
-        self._records.extend(records)
         if self._view.outcome is not None:
+            await self._publish()
             self._over = True
             self._begun.set()
             self._spawn(self._linger())
             return
         # An attempt before this one may hold it already.
         self._lock = self._lock or self._folder.lock()
-        self._log = EventLog(path)
         order = taken_over(self._order, self._view, expand)
         assert order.roster is not None
         left = await asyncio.to_thread(named_ranks, order.job)
         unknown = left - order.roster.alive if order.roster.trained else left
         await asyncio.to_thread(reap, order.job, unknown)
         roster = replace(order.roster, next_rank=max((order.roster.next_rank - 1, *left)) + 1)
+        await self._open_log(order.epoch)
         self._take_on(replace(order, roster=roster))
-        for record in records:
-            self._runtime.take(record.event)
+        for event in self._view.recap():
+            self._runtime.take(event)
         self._begin(takeover=True)
 
     def _begin(self, *, takeover: bool) -> None:
@@ -189,7 +247,13 @@ class Controller:
                 takeover=takeover,
             )
         )
+        if self._torn_bytes:
+            cut = f"its writer was killed before it had finished; {self._torn_bytes} bytes are left out"
+            text = f"the last line of the event log was torn: {cut}"
+            self._record(events.Warned(text=text))
         self._spawn(self._run())
+        if self._folder.segments is not None:
+            self._publishing = asyncio.get_running_loop().create_task(self._keep_publishing())
         self._begun.set()
 
     async def report(self, report: Report) -> None:
@@ -201,6 +265,7 @@ class Controller:
         if self._over or not self._begun.is_set():
             raise JobError("the controller has not taken the job over yet")
         await self._loop.post_and_wait(Reported(report))
+        await self._written()
 
     async def request(self, request: Request) -> None:
         """Ask for a checkpoint or a stop; one that comes while the job is being taken over waits for that."""
@@ -282,6 +347,7 @@ class Controller:
             output=self._setup.config.output,
             pid=os.getpid(),
             ranks=tuple(sorted(self._view.ranks.alive)),
+            trouble=self._trouble,
         )
 
     async def read(self, after: int, wait_s: float) -> Page:
@@ -292,6 +358,9 @@ class Controller:
                 await asyncio.wait_for(self._changed.wait(), wait_s)
         first = self._view.events - len(self._records)
         fresh = tuple(self._records)[max(0, after - first) :]
+        if self._over and not fresh:
+            # Whoever followed further than a damaged log goes hears the end all the same.
+            fresh = tuple(self._records)[-1:]
         return Page(records=fresh, next=self._view.events, over=self._over)
 
     async def _run(self) -> None:
@@ -338,10 +407,12 @@ class Controller:
         task.add_done_callback(self._tasks.discard)
 
     async def _end(self) -> None:
-        with suppress(Exception):
-            await asyncio.to_thread(self._publish)
-        if self._log is not None:
-            self._log.close()
+        if self._publishing is not None:
+            self._publishing.cancel()
+        if self._writer is not None:
+            self._writer.keep(self._view.to_json())
+            await self._writer.close()
+        await self._publish()
         if self._lock is not None:
             self._lock.close()
         self._over = True
@@ -354,15 +425,14 @@ class Controller:
 
     def _record(self, event: events.Event) -> None:
         record = Record(time_s=time.time(), event=event)
-        assert self._log is not None
-        # A full disk costs the log a line, not the job its training; the checkpoint says what it costs.
-        with suppress(OSError):
-            self._log.append(record)
+        assert self._writer is not None
+        self._writer.append(record)
         self._records.append(record)
         self._view.take(record)
         self._changed.set()
-        if isinstance(event, CheckpointReport):
-            self._spawn(asyncio.to_thread(self._publish))
+        if time.monotonic() - self._kept_s > SNAPSHOT_S:
+            self._kept_s = time.monotonic()
+            self._writer.keep(self._view.to_json())
         self._runtime.take(event)
         if isinstance(event, events.Migrated):
             self._accompany(event.step)
@@ -371,10 +441,21 @@ class Controller:
         if (warning := self._watch.take(event)) is not None:
             self._loop.post(Noted(warning))
 
-    def _publish(self) -> None:
+    async def _written(self) -> None:
+        """Return once all that was recorded so far is in the log."""
+        if self._writer is not None:
+            await self._writer.written()
+
+    async def _keep_publishing(self) -> None:
+        while True:
+            await self._publish()
+            await asyncio.sleep(PUBLISH_S)
+
+    async def _publish(self) -> None:
         """Copy the event log to where the job's folder is, if that is elsewhere."""
-        with suppress(OSError):
-            self._folder.publish(self._folder.events_path)
+        # A store that does not answer now gets it all with the next copy.
+        with suppress(Exception):
+            await asyncio.to_thread(self._folder.publish_log)
 
 
 def find(job: str) -> Any:

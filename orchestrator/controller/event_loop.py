@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -76,11 +76,18 @@ class EventLoop:
 
     Args:
         log: keeps an event.
+        written: returns once all kept events are written: nothing is asked of a rank before what it rests on is.
     """
 
-    def __init__(self, order: Order, log: Callable[[events.Event], None]) -> None:
+    def __init__(
+        self,
+        order: Order,
+        log: Callable[[events.Event], None],
+        written: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         self._order = order
         self._log = log
+        self._written = written
         self.state: State = Pending()
         self._history: deque[Stimulus] = deque(maxlen=KEPT_HISTORY)
         self._stimuli: asyncio.Queue[Stimulus | Exception | asyncio.Future[None]] = asyncio.Queue()
@@ -120,8 +127,7 @@ class EventLoop:
                 state, commands = handle(self._order, self.state, stimulus, tuple(self._history))
                 self._history.append(stimulus)
                 self._enter(state)
-                for command in commands:
-                    self._carry_out(command, effects)
+                await self._carry_out_all(commands, effects)
             except Exception as error:  # our own mistake: the job must not hang, nor leave anything behind
                 await self._give_up(error, effects)
 
@@ -139,6 +145,16 @@ class EventLoop:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _carry_out_all(self, commands: Sequence[Command], effects: Effects) -> None:
+        logged = False
+        for command in commands:
+            if isinstance(command, Log | LogRegroup):
+                logged = True
+            elif logged and self._written is not None:
+                await self._written()
+                logged = False
+            self._carry_out(command, effects)
 
     def _carry_out(self, command: Command, effects: Effects) -> None:
         match command:

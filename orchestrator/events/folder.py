@@ -1,7 +1,7 @@
 """The job's folder: whose it is, what lies in it, whether a job may start or go on there.
 
-A local path, or a URI that pyarrow's filesystems take; there the event log is kept beside it, in the user's
-cache, and copied over now and then, because such stores cannot append. Knows no ranks.
+A local path, or a URI that pyarrow's filesystems take; there the event log is cut into segments, see `segments.py`, and
+this machine keeps them in the user's cache. Knows no ranks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.events import types as events
+from orchestrator.events.segments import FOLDER, SegmentedLog, Segments
+from orchestrator.events.types import EventLog, Record
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from planner.plan import Plan
@@ -69,14 +72,59 @@ class JobFolder:
         key = hashlib.sha256(self.location.encode()).hexdigest()[:16]
         return Path.home() / ".cache" / "freshet" / "events" / key / EVENTS
 
+    @cached_property
+    def segments(self) -> Segments | None:
+        """What the event log is cut into; None where one file holds all of it."""
+        if "://" not in self.location:
+            return None
+        return Segments(self.events_path.parent / FOLDER, self._folder.child(FOLDER))
+
     def fetch_events(self) -> Path:
-        """`events_path`, with what the folder holds of it; and beside it the profile that was kept last, if any."""
+        """`events_path`, with the whole log as far as folder and this machine have it; and beside it the profile that
+        was kept last, if any."""
         path = self.events_path
-        for name in (EVENTS, PROFILE):
-            if "://" in self.location and self._folder.exists(name):
+        if self.segments is not None:
+            if self.segments.fetch():
+                self.segments.assemble(path)
+            if self._folder.exists(PROFILE):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.with_name(name).write_bytes(self._folder.read(name))
+                path.with_name(PROFILE).write_bytes(self._folder.read(PROFILE))
         return path
+
+    def log_files(self) -> list[Path]:
+        """The files that hold the log, oldest first, fetched if need be."""
+        if self.segments is not None:
+            return self.segments.fetch()
+        return [self.events_path] if self.events_path.exists() else []
+
+    def open_log(self, epoch: int) -> EventLog | SegmentedLog:
+        """The log, to be written by the controller of incarnation `epoch`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return self.segments.begin(epoch) if self.segments is not None else EventLog(self.events_path)
+
+    def add(self, record: Record) -> None:
+        """Write one more record to the log of a job that has ended.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        log = self.open_log(self.segments.newest_epoch() if self.segments is not None else 0)
+        log.append(record)
+        log.close()
+        self.publish_log()
+        self.fetch_events()
+
+    def publish_log(self) -> None:
+        """Copy what this machine has of the log into the folder, unless it lies there.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if self.segments is not None:
+            self.segments.publish()
 
     def publish(self, path: Path) -> None:
         """Copy the local file `path` into the folder, unless it lies there."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 
 from orchestrator.events.types import (
+    Event,
     Failed,
     Finished,
     Formed,
@@ -63,6 +64,7 @@ RECENT_TIMELINES = 20
 KEPT_SPANS = 6_000
 """Actions in the timelines that are kept at most; of more monitored steps every other one goes."""
 KEPT_DECISIONS = 20
+RECAPPED_STEPS = 200
 KEPT_LINES = 300
 """The newest notes, checkpoints, moves and requests, of each."""
 MONITORING = (Phase.UPPER, Phase.LOWER)
@@ -158,6 +160,13 @@ class JobView:
     def phases(self) -> tuple[Band, ...]:
         """The freezing phases that the job's steps went through; none where nothing is ever frozen."""
         return phase_bands(self.spec.get("freeze", {}), self.step)
+
+    def recap(self) -> tuple[Event, ...]:
+        """The events of the newest start that a new runtime needs: notices, and how long steps and regroups take."""
+        regrouped = [each.regrouped for each in self.recovery.regroupings if each.regrouped is not None]
+        formed, recent = self.ranks.formed, sorted(self.steps)[-RECAPPED_STEPS:]
+        steps = [self.steps[step] for step in recent if formed is None or step > formed.step]
+        return (*self.ranks.noticed, *regrouped[-1:], *([formed] if formed is not None else []), *steps)
 
     def freeze_history(self) -> FreezeHistory:
         """What a run that goes on from here must know of freezing."""

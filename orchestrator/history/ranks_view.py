@@ -12,6 +12,7 @@ from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint
 
 KEPT_CHECKPOINTS = 8
 """How many of the newest checkpoints a controller remembers; the ranks delete older ones."""
+KEPT_NOTICES = 100
 
 
 @dataclass
@@ -30,6 +31,10 @@ class RanksView:
     """And by address."""
     next_rank: int = 0
     """The first number that no rank has had."""
+    noticed: tuple[Noticed, ...] = ()
+    """The newest notices."""
+    formed: Formed | None = None
+    """The newest generation."""
     generation: int | None = None
     """Number of the newest generation; None: none has formed."""
     began: int = 0
@@ -50,6 +55,7 @@ class RanksView:
         """Fold one more event in."""
         match event:
             case Formed(generation=generation, step=step):
+                self.formed = event
                 self.members, self.generation, self.began = generation.members, generation.number, step
                 if event.start is not None or step == 0:
                     self.since = generation.number
@@ -67,6 +73,7 @@ class RanksView:
                     self.hosts.pop(rank, None)
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
+                self.noticed = (*self.noticed[1 - KEPT_NOTICES :], event)
 
     def save(self, report: CheckpointReport) -> None:
         """Remember a checkpoint that was written."""

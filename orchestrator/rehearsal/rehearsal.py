@@ -17,7 +17,7 @@ from orchestrator.client.submit import run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.rehearsed import Rehearsed
-from orchestrator.events.types import EventLog, Record
+from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
 from orchestrator.quantities import counted
 from orchestrator.rehearsal.local_nodes import LocalNodes
@@ -188,10 +188,7 @@ def _log(done: Run, rehearsed: Rehearsed) -> None:
         JobError: the log cannot be written.
     """
     try:
-        log = EventLog(done.events_path)
-        log.append(Record(time_s=time.time(), event=rehearsed))
-        log.close()
-        JobFolder(done.spec.job.folder).publish(done.events_path)
+        JobFolder(done.spec.job.folder).add(Record(time_s=time.time(), event=rehearsed))
     except OSError as error:
         raise JobError(
             f"rehearsed, but cannot write {done.events_path}: {error.strerror or error}"

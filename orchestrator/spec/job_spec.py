@@ -45,7 +45,9 @@ class JobConfig(Section):
     steps: Positive = 100
     """Optimizer steps of the whole job."""
     output: str | None = None
-    """Folder of the run, on a file system that every node sees; unset: `runs/` and the name."""
+    """Folder of the run, on a file system that every node sees; unset: `runs/` and the name. Where it is a URI, the
+    event log is copied there every 5 seconds: that much of the log is lost at most with the controller's node, and
+    none of the training."""
     precision: Precision = "float32"
     """`bfloat16` runs forward and backward under autocast; weights and updates stay `float32`."""
     threads: Positive = 1

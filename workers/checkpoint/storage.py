@@ -85,6 +85,10 @@ class Folder(ABC):
         """Whether there is a file or folder `name`."""
 
     @abstractmethod
+    def size(self, name: str) -> int:
+        """Bytes of the file `name`; -1 when it is not there."""
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Delete the file `name` if it is there."""
 
@@ -129,6 +133,12 @@ class LocalFolder(Folder):
 
     def exists(self, name: str) -> bool:
         return (self._path / name).exists()
+
+    def size(self, name: str) -> int:
+        try:
+            return (self._path / name).stat().st_size
+        except FileNotFoundError:
+            return -1
 
     def remove(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)
@@ -179,6 +189,10 @@ class UriFolder(Folder):
         from pyarrow.fs import FileType
 
         return self._filesystem.get_file_info(f"{self._path}/{name}").type != FileType.NotFound
+
+    def size(self, name: str) -> int:
+        size: int | None = self._filesystem.get_file_info(f"{self._path}/{name}").size
+        return -1 if size is None else size
 
     def remove(self, name: str) -> None:
         if self.exists(name):

@@ -154,11 +154,13 @@ def test_a_uri_keeps_its_log_beside_it_and_gets_copies(
     assert folder.lock() is None
     folder.claim("mine", {})
     assert folder.events_path.is_relative_to(tmp_path / "home")
-    log(folder.events_path.parent, STEP)
-    folder.publish(folder.events_path)
-    folder.events_path.unlink()
+    written = folder.open_log(1)
+    written.append(events.Record(time_s=1.0, event=STEP))
+    written.close()
+    folder.publish_log()
+    written.path.unlink()
     assert JobFolder(location).steps() == 7
-    assert (tmp_path / "bucket" / "run" / EVENTS).exists()
+    assert folder.events_path.exists()
 
     # So it does with the profile, for pictures; another machine fetches it.
     folder.keep_profile("measured")

@@ -136,6 +136,9 @@ def test_what_is_asked_of_a_controller_that_is_still_taking_over_is_done_afterwa
         killed.append(ray.get(find("asked").status.remote()).pid)  # pyright: ignore[reportArgumentType]
         # While the folder is held by somebody else, the next controller cannot take over.
         held = held_after(lambda: os.kill(killed[0], signal.SIGKILL), JobFolder(spec.job.output))
+        # The controller was killed in the middle of an event.
+        with JobFolder(spec.job.output).events_path.open("ab") as file:
+            file.write(b'{"time_s": 1.0, "kind": "st')
         asked = find("asked").request.options(max_task_retries=-1).remote(Request.STOP)
         ready, _ = ray.wait([find("asked").status.options(max_task_retries=-1).remote()], timeout=60)
         assert ray.get(ready[0]).pid != killed[0]
@@ -149,6 +152,27 @@ def test_what_is_asked_of_a_controller_that_is_still_taking_over_is_done_afterwa
     (finished,) = log.of(events.Finished)
     assert finished.stopped
     assert finished.step < 400
+    assert any("the last line of the event log was torn" in warned.text for warned in log.of(events.Warned))
+    log.assert_processes_gone()
+
+
+def test_a_damaged_log_fails_a_takeover_in_words(tmp_path: Path) -> None:
+    spec = job(tmp_path, "damaged", job={"steps": 400})
+    folder = JobFolder(spec.job.output)
+    killed: list[int] = []
+
+    def kill_and_damage() -> None:
+        killed.append(ray.get(find("damaged").status.remote()).pid)  # pyright: ignore[reportArgumentType]
+        held = held_after(lambda: os.kill(killed[0], signal.SIGKILL), folder)
+        with folder.events_path.open("ab") as file:
+            file.write(b"no event\n")
+        held.close()
+
+    log = Log(at_step(4, kill_and_damage))
+    with pytest.raises(JobError, match=r"cannot take the job over: .*events\.jsonl, line \d+, is no event"):
+        PipelineTrainer(spec, observe=log).fit()
+    assert killed
+    assert [failed.user_error for failed in log.of(events.Failed)] == [True]
     log.assert_processes_gone()
 
 

@@ -33,6 +33,7 @@ def test_write_read_list_remove_delete(folder: Folder, tmp_path: Path) -> None:
         b"",
         b"three",
     )
+    assert (folder.size("x"), folder.size("empty"), folder.size("absent")) == (3, 0, -1)
     assert folder.exists("x")
     assert folder.exists("inner")
     assert (tmp_path / "a/b/x").read_bytes() == b"two"

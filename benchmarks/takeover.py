@@ -1,0 +1,115 @@
+"""What a takeover costs: `python -m benchmarks.takeover [EVENTS]` writes a log of so many events (100,000 by
+default) with a snapshot some seconds before its end, and reads it as a controller does that takes over.
+
+Prints the seconds of the takeover with and without the snapshot, the bytes of the view and the seconds to serialize it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.events import types as events
+from orchestrator.events.types import EventLog, Record
+from orchestrator.history.job_view import JobView
+from orchestrator.history.snapshot import SNAPSHOT, load, position, write_snapshot
+from planner.plan import Plan
+from workers.protocol import FreezeReport, FrozenAction, Generation, StepReport
+
+RANKS = 4
+MICROBATCHES = 8
+LAYERS = 6
+"""Per rank."""
+PARAMETERS = 12
+"""Per layer."""
+TAIL = 1_000
+"""Events after the snapshot: some seconds of a job with fast steps."""
+
+
+def job(count: int) -> Iterator[Record]:
+    """The first `count` events of a job that freezes."""
+    plan = Plan(
+        epoch=1,
+        version=1,
+        reason="benchmark",
+        layers=tuple((rank * LAYERS, (rank + 1) * LAYERS) for rank in range(RANKS)),
+        stage_ranks=tuple(range(RANKS)),
+        schedule="1f1b",
+        chunks=1,
+        microbatches=MICROBATCHES,
+        replicas=1,
+    )
+    members = tuple(range(RANKS))
+    generation = Generation(number=1, epoch=1, members=members, store_host="h", store_port=1, timeout_s=1.0)
+    yield Record(time_s=0.0, event=events.Submitted(job="takeover", epoch=1, spec={}, resume=False))
+    for rank in members:
+        started = events.RankStarted(rank=rank, node=f"node-{rank}", host="10.0.0.1", pid=rank)
+        yield Record(time_s=0.0, event=started)
+    yield Record(time_s=0.0, event=events.Issued(plan=plan))
+    yield Record(time_s=0.0, event=events.Formed(generation=generation, start=None, step=0))
+    for index in range(count - RANKS - 3):
+        step, of_step = divmod(index, RANKS + 1)
+        event = step_report(step + 1) if of_step == 0 else freeze_report(step + 1, of_step - 1)
+        yield Record(time_s=0.1 * step, event=event)
+
+
+def step_report(step: int) -> StepReport:
+    return StepReport(
+        generation=1,
+        step=step,
+        loss=3.14159265358979,
+        grad_norm=1.23456789012345,
+        lr=1.2345678e-4,
+        samples=32,
+        tokens=32_768,
+        step_s=0.123456789,
+        bubble=0.123456789,
+        skipped=False,
+        gradient_energy=1.23456789,
+        effective_update=0.912345678,
+        committed_s=1.7e9 + step,
+        samples_digest="0123456789abcdef",
+    )
+
+
+def freeze_report(step: int, rank: int) -> FreezeReport:
+    return FreezeReport(
+        step=step,
+        rank=rank,
+        actions=tuple(
+            FrozenAction(stage=rank, microbatch=microbatch, planned=0.5, actual=0.4, parameters=0.3)
+            for microbatch in range(MICROBATCHES)
+        ),
+        passes=MICROBATCHES,
+        counts=tuple((rank * LAYERS + layer, (step % 3,) * PARAMETERS) for layer in range(LAYERS)),
+    )
+
+
+def main(count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        snapshot, view, log = path.with_name(SNAPSHOT), JobView(), EventLog(path)
+        for number, record in enumerate(job(count), 1):
+            log.append(record)
+            view.take(record)
+            if number == count - TAIL:
+                write_snapshot(snapshot, view.to_json(), position(path, log.size))
+        log.close()
+        print(f"log: {count:,} events, {path.stat().st_size / 1e6:.1f} MB, {view.step:,} steps")
+        began_s = time.perf_counter()
+        text = view.to_json()
+        print(f"view: {len(text) / 1e6:.2f} MB, serialized in {1e3 * (time.perf_counter() - began_s):.1f} ms")
+        for name in ("snapshot and tail", "whole log"):
+            began_s = time.perf_counter()
+            found = load([path], snapshot)
+            seconds = time.perf_counter() - began_s
+            assert found.view == view
+            print(f"takeover, {name}: {seconds:.2f} s, {found.folded:,} events folded")
+            snapshot.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)

@@ -1,0 +1,134 @@
+"""The event log of a job whose folder is a URI: such stores cannot append, so it is cut into segments.
+
+Each start of a controller writes segments of its own, first to this machine's disk; they are copied to the store every
+few seconds. A segment only grows, and no two starts share one, so no copy can replace a longer one. Whoever reads takes
+the longer of each segment's two copies, in order of epoch and start.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from orchestrator.events.types import EventLog, Record
+from workers.checkpoint.storage import Folder
+
+FOLDER = "events"
+"""In the job's folder."""
+SEGMENT_BYTES = 1 << 20
+"""A segment that has grown to this is complete, and another one follows it."""
+PUBLISH_S = 5.0
+"""Between copies: what the log loses at most with the controller's node."""
+
+
+class Segments:
+    """All segments of a job.
+
+    Args:
+        local: the folder on this machine.
+        remote: the folder in the store.
+    """
+
+    def __init__(self, local: Path, remote: Folder) -> None:
+        self._local = local
+        self._remote = remote
+        self._published: dict[str, int] = {}
+        """Name -> bytes of the copy in the store."""
+
+    def files(self) -> list[Path]:
+        """Those on this machine, in order."""
+        return sorted(self._local.glob("*.jsonl"))
+
+    def fetch(self) -> list[Path]:
+        """`files`, after each that is longer in the store was copied from there."""
+        for name in self._remote.names():
+            path = self._local / name
+            known = path.stat().st_size if path.exists() else -1
+            if name.endswith(".jsonl") and known < SEGMENT_BYTES and self._remote.size(name) > known:
+                self._local.mkdir(parents=True, exist_ok=True)
+                _replace(path, self._remote.read(name))
+        return self.files()
+
+    def assemble(self, path: Path) -> None:
+        """Write what is on this machine of the whole log to the file `path`, whole or not at all."""
+        parts = (whole_lines(file.read_bytes()) for file in self.files())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, b"".join(parts))
+
+    def begin(self, epoch: int) -> SegmentedLog:
+        """A log for one start of a controller, after all segments of earlier incarnations."""
+        return SegmentedLog(self._local, epoch, time.time_ns() // 1_000_000)
+
+    def newest_epoch(self) -> int:
+        """The newest controller that wrote a segment, as far as this machine knows."""
+        files = self.files()
+        return int(files[-1].name.partition("-")[0]) if files else 0
+
+    def publish(self) -> None:
+        """Copy each segment that is longer on this machine to the store: what a killed controller left, too.
+
+        Raises:
+            OSError: the store cannot be read or written.
+        """
+        for path in self.files():
+            if path.name not in self._published:
+                self._published[path.name] = self._remote.size(path.name)
+            if path.stat().st_size > self._published[path.name]:
+                content = path.read_bytes()
+                self._remote.write(path.name, content)
+                self._published[path.name] = len(content)
+
+
+class SegmentedLog:
+    """Appends records to segments of one start.
+
+    Args:
+        epoch: of the controller.
+        started_ms: orders two starts of the same epoch, of which the store had not heard of the first.
+    """
+
+    def __init__(self, folder: Path, epoch: int, started_ms: int) -> None:
+        self._folder = folder
+        self._prefix = f"{epoch:06d}-{started_ms:013d}-"
+        self._number = 0
+        self._log = EventLog(self.path)
+
+    @property
+    def path(self) -> Path:
+        """Of the segment that is being written."""
+        return self._folder / f"{self._prefix}{self._number:06d}.jsonl"
+
+    @property
+    def size(self) -> int:
+        """Bytes of that segment."""
+        return self._log.size
+
+    def append(self, record: Record) -> None:
+        """Write `record` through to the newest segment.
+
+        Raises:
+            OSError: the disk is full or gone; no part of the line stays.
+        """
+        if self._log.size >= SEGMENT_BYTES:
+            self._log.close()
+            self._number += 1
+            self._log = EventLog(self.path)
+        self._log.append(record)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def whole_lines(content: bytes) -> bytes:
+    """`content` without what a killed writer left behind its last newline."""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""The log's thread: what is acknowledged is on the disk, in order, and a slow disk holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+from orchestrator.controller.log_writer import LogWriter
+from orchestrator.events.types import EventLog, Record, Warned, read
+from orchestrator.history.job_view import JobView, fold
+from orchestrator.history.snapshot import SNAPSHOT, load
+
+
+class SlowLog(EventLog):
+    """On a disk that takes its time, or is full."""
+
+    def __init__(self, path: Path, takes_s: float = 0.0, full: frozenset[str] = frozenset()) -> None:
+        super().__init__(path)
+        self._takes_s = takes_s
+        self._full = full
+        self.written: list[str] = []
+
+    def append(self, record: Record) -> None:
+        time.sleep(self._takes_s)
+        assert isinstance(record.event, Warned)
+        if record.event.text in self._full:
+            raise OSError(28, "No space left on device")
+        super().append(record)
+        self.written.append(record.event.text)
+
+
+def record(text: str) -> Record:
+    return Record(time_s=1.0, event=Warned(text=text))
+
+
+def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
+    async def live() -> float:
+        log = SlowLog(tmp_path / "events.jsonl", takes_s=0.2)
+        writer = LogWriter(log, tmp_path / SNAPSHOT)
+        longest_s, last_s = 0.0, time.monotonic()
+        for number in range(5):
+            writer.append(record(str(number)))
+            writer.keep(JobView().to_json())
+        waiting = asyncio.ensure_future(writer.written())
+        while not waiting.done():
+            await asyncio.sleep(0.005)
+            now_s = time.monotonic()
+            longest_s, last_s = max(longest_s, now_s - last_s), now_s
+        assert log.written == ["0", "1", "2", "3", "4"]
+        await writer.close()
+        return longest_s
+
+    began_s = time.monotonic()
+    assert asyncio.run(live()) < 0.05
+    assert time.monotonic() - began_s >= 1.0
+
+
+def test_what_is_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
+    async def live() -> None:
+        log = SlowLog(tmp_path / "events.jsonl", takes_s=0.02)
+        writer = LogWriter(log, tmp_path / SNAPSHOT)
+
+        async def put(text: str) -> None:
+            writer.append(record(text))
+            await writer.written()
+            assert text in log.written
+
+        await asyncio.gather(*(put(str(number)) for number in range(10)))
+        await writer.close()
+
+    asyncio.run(live())
+    assert len(list(read(tmp_path / "events.jsonl"))) == 10
+    assert not [thread for thread in threading.enumerate() if thread.name == "event log"]
+
+
+def test_a_full_disk_costs_a_line(tmp_path: Path) -> None:
+    async def live() -> None:
+        writer = LogWriter(SlowLog(tmp_path / "events.jsonl", full=frozenset({"b"})), tmp_path / SNAPSHOT)
+        for text in "abc":
+            writer.append(record(text))
+        await writer.written()
+        await writer.close()
+
+    asyncio.run(live())
+    assert [line.event for line in read(tmp_path / "events.jsonl")] == [Warned(text="a"), Warned(text="c")]
+
+
+def test_a_snapshot_goes_up_to_where_it_was_taken(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = [record(text) for text in "abcde"]
+
+    async def live() -> None:
+        writer = LogWriter(SlowLog(path, takes_s=0.01), tmp_path / SNAPSHOT)
+        for event in events[:3]:
+            writer.append(event)
+        writer.keep(fold(events[:3]).to_json())
+        for event in events[3:]:
+            writer.append(event)
+        await writer.close()
+
+    asyncio.run(live())
+    found = load([path], tmp_path / SNAPSHOT)
+    assert (found.from_snapshot, found.folded, found.view) == (True, 2, fold(events))
