@@ -21,13 +21,13 @@ import torch
 
 from benchmarks.pipelining import WARM_UP, make_job
 from benchmarks.prediction import profile_of
-from orchestrator.prepare.replanning import Replanner
 from planner.ir import Schedule
 from planner.partition import parameter
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.registry import build, families
 from planner.search.evaluate import Evaluator
+from planner.search.replan import Replanner
 from planner.search.search import END_TO_END, THOROUGH, Choice, Wish, choose, choose_among
 from planner.search.shapes import shapes
 from planner.simulation.predict import predict

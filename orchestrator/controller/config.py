@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.cluster.rank_setup import RankSetup
-from orchestrator.prepare.replanning import Replanner
 from planner.profile import Profile
+from planner.search.replan import Replanner
 from workers.config import WorkerConfig
 
 

@@ -13,8 +13,8 @@ from statistics import median
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.commands import MakePlan, Weigh
 from orchestrator.lifecycle.stimuli import Planned, Unplannable, Weighed
-from orchestrator.prepare.replanning import Replanner
 from planner.plan import PlanError
+from planner.search.replan import Replanner
 from workers.protocol import StepReport
 
 FIRST_REGROUP_S = 2.0

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.prepare.resolve import recomputed_layers
+from orchestrator.prepare.resolve import Resolved, recomputed_layers
 from orchestrator.quantities import percent, seconds
 from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, pipeline_ranks, settle_elastic
 from orchestrator.spec.job_spec import Spec
@@ -20,6 +20,7 @@ from planner.ir import FREEZABLE, Schedule
 from planner.plan import PlanError
 from planner.profile import Profile
 from planner.schedule.validate import ScheduleError
+from planner.search.replan import Replanner
 from planner.search.search import Choice, Wish, choose
 from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
@@ -276,4 +277,15 @@ def _reason(choice: Choice, profile: Profile) -> str:
     return (
         f"first plan: {layers} layers cut {how}; a step is predicted to take {seconds(prediction.step_s)},"
         f" {percent(prediction.bubble)} of it bubble" + (f" (instead: {instead})" if instead else "")
+    )
+
+
+def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
+    """The planner of a job for the time after it has begun."""
+    return Replanner(
+        first=resolved.plan,
+        schedule=resolved.schedule,
+        parameters=resolved.outline.parameters,
+        standbys=resolved.spec.elastic.redundancy == "peer",
+        profile=None if profile is None else as_planned(profile, resolved.spec),
     )

@@ -12,15 +12,15 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import capacity, shortage
 from orchestrator.events.folder import PROFILE, JobFolder
 from orchestrator.prepare.model_outline import ModelOutline
-from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile
+from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile, replanner_of
 from orchestrator.prepare.profiling import cache_folder, key_of, obtain, parsed, read
-from orchestrator.prepare.replanning import Replanner, replanner_of
 from orchestrator.prepare.resolve import Resolved, resolve, settle
 from orchestrator.prepare.resumption import still_right
 from orchestrator.spec.checks import AUTO, needs_profile
 from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
 from planner.search.candidate import Alternative
+from planner.search.replan import Replanner
 from workers.protocol import JobError
 
 

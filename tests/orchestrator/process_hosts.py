@@ -28,7 +28,7 @@ from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Order, State
 from orchestrator.lifecycle.stimuli import Reported, Stimulus
-from orchestrator.prepare.replanning import replanner_of
+from orchestrator.prepare.planning import replanner_of
 from orchestrator.prepare.resolve import Resolved
 from workers.actor import Home, RankError, travelling_errors
 from workers.config import WorkerConfig
@@ -46,7 +46,7 @@ PRELOAD = [
     "workers.rank",
     # What this module imports: the forkserver does not find this module itself.
     "orchestrator.controller.runtime",
-    "orchestrator.prepare.replanning",
+    "planner.search.replan",
 ]
 """Imported once, for the processes of all ranks."""
 SECRET = b"known to this job alone"

@@ -13,8 +13,9 @@ from tiny_jobs import tiny
 from orchestrator.controller.move_request import described, move_of_layers, parse_layers
 from orchestrator.lifecycle.migration import Move, arrivals, moved_layers, path, with_layers
 from orchestrator.lifecycle.states import Roster
-from orchestrator.prepare.replanning import Replanner, replanner_of
+from orchestrator.prepare.planning import replanner_of
 from planner.plan import Plan, PlanError
+from planner.search.replan import Replanner
 from planner.simulation.predict import predict
 from workers.protocol import JobError
 
@@ -164,7 +165,9 @@ def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Pa
     assert afterwards < on_the_way
     assert move(on_the_way).plan.layers == ((0, 4), (4, 5), (5, 8), (8, 10))
     # While they move, both ranks hold them, beside the copies that were there.
-    with pytest.raises(JobError, match=r"^cannot move to rank 5: place \d would need .*, which is 1 B more"):
+    with pytest.raises(
+        JobError, match=r"^cannot move to rank 5: place \d would need .*, which is 1 byte more"
+    ):
         move(on_the_way - 1)
     with pytest.raises(JobError, match=r"than its device has: move fewer layers, or others away from it"):
         move(afterwards - 1)

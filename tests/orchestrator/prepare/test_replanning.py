@@ -12,8 +12,7 @@ import pytest
 from made_profile import made_profile
 
 from orchestrator.prepare.model_outline import ModelOutline
-from orchestrator.prepare.planning import first_plan
-from orchestrator.prepare.replanning import Replanner, replanner_of
+from orchestrator.prepare.planning import first_plan, replanner_of
 from orchestrator.prepare.resolve import expand, resolve, settle
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
 from planner.ir import Kind
@@ -22,6 +21,7 @@ from planner.profile import Profile
 from planner.schedule import table_format
 from planner.schedule.registry import build, families
 from planner.schedule.validate import validate
+from planner.search.replan import Replanner
 from planner.search.search import Wish, choose
 from planner.simulation.predict import predict
 from workers.config import ElasticConfig, EmulatedConfig

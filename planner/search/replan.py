@@ -1,6 +1,6 @@
-"""What a job runs on the ranks it has left, or has got: plan and schedule, worked out while ranks wait. Pure.
+"""What a job runs after a rank failed or joined: plan and schedule, worked out while ranks wait.
 
-A `Replanner` is built when a job is prepared, and holds all that it needs: no file, no clock, no cluster.
+A `Replanner` is built when a job is prepared, and holds all that it needs.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.prepare.planning import as_planned
-from orchestrator.prepare.resolve import Resolved
-from orchestrator.quantities import counted, percent, seconds, size
 from planner.ir import Kind, Schedule
 from planner.partition import parameter
 from planner.plan import Plan, PlanError
@@ -72,7 +69,7 @@ class Replanner:
         answer = self._answer(pattern_of(domains))
         told, step_s = answer.why, answer.plan.predicted_step_s
         if step_s is not None:
-            told += f"; a step is predicted to take {seconds(step_s)}"
+            told += f"; a step is predicted to take {_seconds(step_s)}"
         said = f"{reason}: {told}" if reason else told
         return replace(answer.plan, epoch=epoch, version=version, reason=said), answer.schedule
 
@@ -123,8 +120,9 @@ class Replanner:
         excess = max(prediction.excess_bytes)
         if excess:
             place = prediction.excess_bytes.index(excess)
+            needed = prediction.memory.peak_bytes[place]
             raise PlanError(
-                f"place {place} would need {size(prediction.memory.peak_bytes[place])}, which is {size(excess)} more"
+                f"place {place} would need {needed:,} bytes, which is {_counted(excess, 'byte')} more"
                 " than its device has: move fewer layers, or others away from it first"
             )
         return prediction
@@ -155,16 +153,16 @@ class Replanner:
         then_s = self._step_s(answer.plan, answer.schedule, pattern)
         ratio = then_s / now_s
         before_s = step_s if step_s is not None else now_s if self.profile is not None else None
-        told = f"with {counted(ranks, 'rank')} instead of {now.world_size} a step takes"
+        told = f"with {_counted(ranks, 'rank')} instead of {now.world_size} a step takes"
         if before_s is None:
-            told += f" {percent(ratio)} of what it takes now, by the number of stages alone"
+            told += f" {ratio:.1%} of what it takes now, by the number of stages alone"
             return ratio < 1 and remaining_steps > 0, f"{told}; no step has been measured"
         saved_s = (1 - ratio) * before_s * remaining_steps
-        told += f" {seconds(ratio * before_s)} instead of {seconds(before_s)}"
+        told += f" {_seconds(ratio * before_s)} instead of {_seconds(before_s)}"
         if saved_s <= 0:
             return False, f"{told}: nothing is saved"
-        told += f": over {counted(remaining_steps, 'step')} that saves {seconds(saved_s)}"
-        return saved_s > cost_s, f"{told}, and the change costs {seconds(cost_s)}"
+        told += f": over {_counted(remaining_steps, 'step')} that saves {_seconds(saved_s)}"
+        return saved_s > cost_s, f"{told}, and the change costs {_seconds(cost_s)}"
 
     def _answer(self, pattern: tuple[int, ...]) -> _Answer:
         pattern = pattern[: self.first.world_size]
@@ -178,7 +176,7 @@ class Replanner:
         if ranks == first.world_size:
             plan = self.stood_by(first, [str(domain) for domain in pattern])
             if self._fits(plan, self.schedule, pattern):
-                return _Answer(plan, self.schedule, f"as it began, on {counted(ranks, 'rank')}")
+                return _Answer(plan, self.schedule, f"as it began, on {_counted(ranks, 'rank')}")
         found = options(first, self._base, ranks)
         if not (found.own or found.others):
             raise PlanError(f"no plan for {ranks} ranks: {found.why_not}")
@@ -237,7 +235,7 @@ class Replanner:
                     continue
                 return _Answer(choice.plan, choice.schedule, self._why(choice.plan, why_not, len(pattern)))
         # The second is of the most ranks.
-        raise PlanError(f"no plan for {counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
+        raise PlanError(f"no plan for {_counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
 
     def _by_parameters(self, found: Options, pattern: tuple[int, ...]) -> _Answer:
         first = self.first
@@ -270,14 +268,14 @@ class Replanner:
         return _Answer(plan, _recomputing(schedule, plan), self._why(plan, found.why_not, len(pattern)))
 
     def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
-        told = f"{counted(plan.layers[-1][1], 'layer')} on {counted(plan.world_size, 'rank')}"
+        told = f"{_counted(plan.layers[-1][1], 'layer')} on {_counted(plan.world_size, 'rank')}"
         if plan.pipeline_count < plan.replicas:
-            told += f" in {counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
+            told += f" in {_counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
         told += f", cut by {plan.partition}"
         if plan.schedule != self.first.schedule:
             told += f"; {plan.schedule}, as {why_not}"
         if plan.world_size < ranks:
-            told += f"; {counted(ranks - plan.world_size, 'rank')} to spare"
+            told += f"; {_counted(ranks - plan.world_size, 'rank')} to spare"
         return told
 
     def _fits(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> bool:
@@ -315,17 +313,6 @@ class Replanner:
         )
 
 
-def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
-    """The planner of a job for the time after it has begun."""
-    return Replanner(
-        first=resolved.plan,
-        schedule=resolved.schedule,
-        parameters=resolved.outline.parameters,
-        standbys=resolved.spec.elastic.redundancy == "peer",
-        profile=None if profile is None else as_planned(profile, resolved.spec),
-    )
-
-
 def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:
     """A step of balanced stages, in units of a microbatch on one rank that holds the whole model."""
     return (microbatches + (ranks - 1) / chunks) / ranks
@@ -338,3 +325,11 @@ def _recomputing(schedule: Schedule, plan: Plan) -> Schedule:
         if any(first <= layer < stop for layer in plan.recompute)
     ]
     return add_recompute(schedule, again) if again else schedule
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s:,.0f} s" if value_s >= 1000 else f"{value_s:.3g} s"
