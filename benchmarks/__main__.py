@@ -24,6 +24,7 @@ BENCHMARKS = (
     "rehearsal",
     "recovery",
     "soak",
+    "takeover",
 )
 
 

@@ -17,7 +17,7 @@ from orchestrator.cli.wording import observer
 from orchestrator.client.following import Run
 from orchestrator.client.submit import run
 from orchestrator.events import types as events
-from orchestrator.history.run_record import fold
+from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
 from workers.protocol import CheckpointReport
 

@@ -191,7 +191,7 @@ class FreezeReport:
     """Its place."""
     actions: tuple[FrozenAction, ...]
     passes: int = 0
-    """Backward passes of each layer in this step: microbatches that the rank's pipeline executed. 0 in older logs."""
+    """Backward passes of each layer in this step: microbatches that the rank's pipeline executed."""
     counts: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(layer, of each of its parameters in name order the passes in which it was frozen)."""
 

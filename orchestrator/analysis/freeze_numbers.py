@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import phases_of
-from orchestrator.history.run_record import RunRecord
 from planner.freeze.time_to_accuracy import (
     anything_frozen,
     average_effective_update,
@@ -47,7 +47,7 @@ class FreezeNumbers:
         return warning(self.kappa, self.p_eff, self.method)
 
 
-def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
+def freeze_numbers(run: JobView) -> FreezeNumbers | None:
     """The numbers of `run`; None if its method is `none`."""
     freeze = run.spec.get("freeze", {})
     method = str(freeze.get("method", "none"))
@@ -75,7 +75,7 @@ def freeze_numbers(run: RunRecord) -> FreezeNumbers | None:
     )
 
 
-def compared(run: RunRecord) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
+def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
     """Steps with nothing frozen, and steps with full freezing, in order: those of as many ranks as the newest, as
     a step takes another time with fewer or more, whatever is frozen."""
     freeze, start = run.spec.get("freeze", {}), run.freeze.start

@@ -1,6 +1,6 @@
 """What freezing brings step by step, in the paper's numbers: predicted and measured time, kappa, updates let through.
 
-Pure: a run's record in, a row per step out; nothing is asked of the ranks.
+Pure: a job's view in, a row per step out; nothing is asked of the ranks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from statistics import median
 
 from orchestrator.analysis.freeze_numbers import compared
 from orchestrator.analysis.predicted_freezing import predict_freezing
+from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import phases_of
-from orchestrator.history.run_record import RunRecord
 from planner.freeze.time_to_accuracy import RunningUpdate, kappa, time_to_accuracy_ratio
 
 
@@ -39,7 +39,7 @@ class FreezeStep:
     `average_p_eff`."""
 
 
-def freeze_steps(run: RunRecord) -> tuple[FreezeStep, ...]:
+def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
     """The steps with freezing, in order: from the first that follows a solution on, or, for methods that solve for
     nothing, from the end of the warm-up."""
     start = _start(run)
@@ -83,7 +83,7 @@ def freeze_steps(run: RunRecord) -> tuple[FreezeStep, ...]:
     return tuple(rows)
 
 
-def _start(run: RunRecord) -> int | None:
+def _start(run: JobView) -> int | None:
     freeze = run.spec.get("freeze", {})
     if freeze.get("method", "none") == "none":
         return None

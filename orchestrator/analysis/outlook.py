@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.events.types import read
-from orchestrator.history.run_record import fold
+from orchestrator.history.job_view import fold
 from planner.plan import PlanError
 from planner.search.convergence import Convergence, ConvergenceError
 from planner.search.end_to_end import EndToEnd

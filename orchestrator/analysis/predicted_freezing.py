@@ -1,5 +1,5 @@
 """What a step with freezing takes: the monitored times of its actions, brought together as the solved ratios say, laid
-out by the simulator. Pure: a run's record in, predictions out.
+out by the simulator. Pure: a job's view in, predictions out.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.history.freeze_history import observation
+from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import phases_of
-from orchestrator.history.run_record import RunRecord
 from orchestrator.pictures.heat_map import Shares
 from planner.freeze.monitoring import Bounds, Observation, measure
 from planner.freezing import Phases
@@ -75,7 +75,7 @@ class PredictedFreezing:
         return whole_s * self.spread if share > 0 else whole_s
 
 
-def predict_freezing(run: RunRecord) -> PredictedFreezing | None:
+def predict_freezing(run: JobView) -> PredictedFreezing | None:
     """None where nothing was solved for, or with times that the log does not hold for the plan that stands."""
     phases, solved, plan = phases_of(run.spec.get("freeze", {})), run.freeze.solved, run.plan
     if phases is None or solved is None or solved.measured_unfrozen_s is None or plan is None:
@@ -136,7 +136,7 @@ def observations(steps: Iterable[Ranks]) -> list[Observation]:
     return [observation(report) for ranks in steps for report in ranks.values()]
 
 
-def _windows(run: RunRecord, plan: Plan) -> dict[int, int]:
+def _windows(run: JobView, plan: Plan) -> dict[int, int]:
     """Generation -> windows in a row, if each of its pipelines had as many ranks as those of `plan`."""
     pipelines = {
         generation.number: len(generation.members) // plan.pipeline_ranks

@@ -1,7 +1,7 @@
 """The newest measured step as the simulator foretells it, from what other steps of the same run took.
 
 With a freeze solution: from the bounds of the monitoring phase and the ratios. Otherwise: from the mean times of the
-other measured steps. Pure: a run's record in, a timeline out.
+other measured steps. Pure: a job's view in, a timeline out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from orchestrator.analysis.predicted_freezing import Ran, Ranks, observations, predict_freezing, ran_in
-from orchestrator.history.run_record import MONITORING, RunRecord
+from orchestrator.history.job_view import MONITORING, JobView
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.quantities import counted
 from planner.freeze.monitoring import mean_costs, observed_outside_s
@@ -37,7 +37,7 @@ class PredictedStep:
     """Where the costs come from, for people."""
 
 
-def predict_newest(run: RunRecord) -> PredictedStep | None:
+def predict_newest(run: JobView) -> PredictedStep | None:
     """A prediction of the step that `run.timelines` measured; None where the log says too little."""
     if run.plan is None or not run.timelines:
         return None
@@ -68,7 +68,7 @@ def forward_speed(predicted: PredictedStep, ranks: Ranks) -> float:
     return measured_s / foreseen_s if foreseen_s > 0 else 1.0
 
 
-def _from_monitoring(run: RunRecord) -> PredictedStep | None:
+def _from_monitoring(run: JobView) -> PredictedStep | None:
     step, freezing = max(run.measured), predict_freezing(run)
     if freezing is None or freezing.phases.of(step) not in (Phase.RAMP, Phase.STABLE):
         return None
@@ -110,7 +110,7 @@ def _begin_s(report: TimelineReport) -> float:
     return report.spans[0].start_s
 
 
-def _from_others(run: RunRecord, ran: Ran) -> PredictedStep | None:
+def _from_others(run: JobView, ran: Ran) -> PredictedStep | None:
     newest = max(run.measured)
     others = {step: ranks for step, ranks in run.measured.items() if step != newest and _timed(ranks)}
     if not others or run.phases:

@@ -1,5 +1,5 @@
 """What the ranks' memory was used for over one step, as the run's profile counts it: bytes of the profile, times of the
-step. Nobody measures memory while a job trains. Pure: a run's record in, levels out.
+step. Nobody measures memory while a job trains. Pure: a job's view in, levels out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.analysis.predicted_freezing import ran_in
 from orchestrator.events.folder import PROFILE
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.spans import Timeline
 from orchestrator.prepare.planning import as_planned
@@ -32,7 +32,7 @@ def profile_beside(log: Path) -> Profile | None:
 
 
 def step_memory(
-    run: RunRecord, profile: Profile | None, timeline: Timeline, frozen: Shares
+    run: JobView, profile: Profile | None, timeline: Timeline, frozen: Shares
 ) -> tuple[OverTime, ...]:
     """Per lane of `timeline`, what that rank's memory is used for. Empty where there is no profile that the plan fits,
     where the step was not the plan's, and in steps of several windows.

@@ -10,7 +10,7 @@ from statistics import median
 
 from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
 from orchestrator.events import types as events
-from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.history.job_view import JobView, fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,5 +97,5 @@ def _state_sha256(records: Sequence[events.Record]) -> str | None:
     return ends[-1] if ends else None
 
 
-def _partition(run: RunRecord) -> tuple[int, ...]:
+def _partition(run: JobView) -> tuple[int, ...]:
     return tuple(stop - first for first, stop in run.plan.layers) if run.plan is not None else ()

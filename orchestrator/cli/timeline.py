@@ -9,7 +9,7 @@ from rich.console import Console
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import read
-from orchestrator.history.run_record import fold
+from orchestrator.history.job_view import fold
 from orchestrator.pictures.page import check_suffix, write_form
 from orchestrator.report.step_timeline import newest_step
 from workers.protocol import JobError

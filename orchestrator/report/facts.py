@@ -7,12 +7,12 @@ from html import escape
 from typing import Any
 
 from orchestrator.events.types import Finished
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.quantities import counted
 from planner.plan import Plan
 
 
-def facts(run: RunRecord) -> str:
+def facts(run: JobView) -> str:
     """What ran, as a list of terms."""
     spec = run.spec
     entries = [
@@ -100,7 +100,7 @@ def schedule_text(plan: Plan, pipeline: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def device_text(run: RunRecord) -> str:
+def device_text(run: JobView) -> str:
     """What the ranks computed on; says so if it was emulated."""
     device = run.spec.get("cluster", {}).get("device")
     if device is None:

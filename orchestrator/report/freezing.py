@@ -9,7 +9,7 @@ from html import escape
 
 from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
 from orchestrator.history.freeze_record import FrozenStep
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Point, Series
 from orchestrator.pictures.heat_map import heat_map_svg
 from orchestrator.pictures.histogram import histogram
@@ -20,7 +20,7 @@ MOST_RANKS = 4
 """A histogram per rank up to so many ranks; one for all above."""
 
 
-def freezing(run: RunRecord) -> str:
+def freezing(run: JobView) -> str:
     """The whole part; empty if the job's method is `none`."""
     numbers = freeze_numbers(run)
     if numbers is None:
@@ -36,7 +36,7 @@ def freezing(run: RunRecord) -> str:
     )
 
 
-def _tiles(run: RunRecord, numbers: FreezeNumbers) -> str:
+def _tiles(run: JobView, numbers: FreezeNumbers) -> str:
     entries: list[tuple[str, str, str]] = []
     solved = run.freeze.solved
     if numbers.average_freeze_ratio is not None:
@@ -73,7 +73,7 @@ def _tiles(run: RunRecord, numbers: FreezeNumbers) -> str:
     return f'<dl class="tiles">{items}</dl>' if items else ""
 
 
-def _ratios(run: RunRecord) -> str:
+def _ratios(run: JobView) -> str:
     """The heat map: as solved for, or as drawn where nothing was solved for."""
     solved = run.freeze.solved
     ratios = list(solved.ratios) if solved is not None else run.freeze.recent_ratios()
@@ -100,7 +100,7 @@ def _ratios(run: RunRecord) -> str:
     )
 
 
-def _over_steps(run: RunRecord) -> str:
+def _over_steps(run: JobView) -> str:
     """Planned and actual ratio, and what share of the gradient's energy got through, over all steps."""
     if not run.freeze.steps or not run.steps:
         return ""
@@ -137,7 +137,7 @@ def _percents(frozen: Mapping[int, FrozenStep], total: Callable[[FrozenStep], fl
     return tuple((step, 100 * total(of) / max(of.actions, 1)) for step, of in frozen.items())
 
 
-def _counts(run: RunRecord) -> str:
+def _counts(run: JobView) -> str:
     """How often each parameter was frozen: TimelyFreeze, appendix H."""
     by_rank, told = _frozen_shares(run)
     if not by_rank:
@@ -154,7 +154,7 @@ def _counts(run: RunRecord) -> str:
     return f'<div class="charts after">{figures}</div><p class="caption">{escape(told)}</p>'
 
 
-def _frozen_shares(run: RunRecord) -> tuple[dict[int, list[float]], str]:
+def _frozen_shares(run: JobView) -> tuple[dict[int, list[float]], str]:
     """(rank -> per parameter of the layers that it held last, the share of backward passes in which it was frozen; over
     which steps, in words)."""
     counted = run.frozen_counts()

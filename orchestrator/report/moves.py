@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 
 from orchestrator.events.types import Migrated
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.quantities import counted, seconds, size
 
 MOST_ROWS = 60
 
 
-def moves(run: RunRecord) -> str:
+def moves(run: JobView) -> str:
     """The whole part; empty for a job whose layers stayed where they were."""
     if not run.moves:
         return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events import types as events
-from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.facts import facts
 from orchestrator.report.freezing import freezing
 from orchestrator.report.moves import moves
@@ -29,7 +29,7 @@ from planner.profile import Profile
 REPORT_NAME = "report.html"
 
 
-def render(run: RunRecord, profile: Profile | None = None) -> str:
+def render(run: JobView, profile: Profile | None = None) -> str:
     """The page about `run`, as HTML.
 
     Args:

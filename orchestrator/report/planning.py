@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from statistics import median
 
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.quantities import counted, percent, seconds, significant, size
 from orchestrator.report.parts import tile
 from planner.plan import Plan
@@ -15,7 +15,7 @@ from workers.protocol import StepReport
 MOST_ROWS = 20
 
 
-def planning(run: RunRecord) -> str:
+def planning(run: JobView) -> str:
     """The whole part; empty for a plan that was not simulated, in a run that sampled nothing for the next."""
     plan = run.plan
     if plan is None or (plan.predicted_step_s is None and not run.alternatives and not run.curvature.samples):
@@ -25,7 +25,7 @@ def planning(run: RunRecord) -> str:
     return f"<section><h2>Plan{how}</h2>{''.join(parts)}</section>"
 
 
-def _tiles(run: RunRecord, plan: Plan) -> str:
+def _tiles(run: JobView, plan: Plan) -> str:
     entries: list[tuple[str, str, str]] = []
     if plan.predicted_step_s is not None:
         times = [step.step_s for step in _unfrozen(run)]
@@ -47,7 +47,7 @@ def _tiles(run: RunRecord, plan: Plan) -> str:
     return f'<dl class="tiles">{items}</dl>' if items else ""
 
 
-def _unfrozen(run: RunRecord) -> list[StepReport]:
+def _unfrozen(run: JobView) -> list[StepReport]:
     """Steps with nothing frozen but the job's first, which warms caches."""
     return [
         step

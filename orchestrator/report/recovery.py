@@ -9,8 +9,8 @@ from itertools import pairwise
 from orchestrator.analysis.effective_time import Cost, EffectiveTime, effective_time, spread
 from orchestrator.analysis.node_time import PARTS, parts
 from orchestrator.events.rehearsed import Rehearsed
+from orchestrator.history.job_view import JobView
 from orchestrator.history.recovery_history import RecoveryHistory
-from orchestrator.history.run_record import RunRecord
 from orchestrator.pictures.charts import Chart, Point, Series
 from orchestrator.quantities import counted, percent, rate, seconds, significant
 from orchestrator.report.parts import emulated_tag, figure, tile
@@ -19,7 +19,7 @@ from orchestrator.report.rehearsal_text import USES
 MOST_ROWS = 60
 
 
-def recovery(run: RunRecord) -> str:
+def recovery(run: JobView) -> str:
     """The whole part; empty for a job whose ranks stayed the same."""
     history = run.recovery
     found = effective_time(history, emulated=run.emulated)

@@ -11,7 +11,7 @@ from statistics import median
 
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.events.types import Failed, Finished
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Series
 from orchestrator.quantities import counted, percent, rate, seconds, significant, size
 from orchestrator.report.facts import device_text, model_text
@@ -21,7 +21,7 @@ from workers.protocol import CheckpointReport, StepReport
 MOST_NOTES = 20
 
 
-def header(run: RunRecord) -> str:
+def header(run: JobView) -> str:
     """The job's name, how it ended, and what ran in one line."""
     tone, status = outcome(run)
     pill = f'<span class="pill {tone}">{escape(status)}</span>'
@@ -37,7 +37,7 @@ def header(run: RunRecord) -> str:
     )
 
 
-def outcome(run: RunRecord) -> tuple[str, str]:
+def outcome(run: JobView) -> tuple[str, str]:
     """(tone, words) for how the run ended."""
     match run.outcome:
         case Finished(stopped=True, step=step):
@@ -49,7 +49,7 @@ def outcome(run: RunRecord) -> tuple[str, str]:
     return "warn", "not finished"
 
 
-def notes(run: RunRecord) -> str:
+def notes(run: JobView) -> str:
     """Warnings, errors, and whether the figures are modelled."""
     lines = []
     if run.emulated:
@@ -83,7 +83,7 @@ def notes(run: RunRecord) -> str:
     return f'<ul class="notes" aria-label="Notes">{items}</ul>'
 
 
-def tiles(run: RunRecord) -> str:
+def tiles(run: JobView) -> str:
     """The figures that sum the run up."""
     steps = list(run.steps.values())
     if not steps:
@@ -116,11 +116,11 @@ def throughput(report: StepReport) -> float:
     return (report.tokens or report.samples) / report.step_s if report.step_s > 0 else math.nan
 
 
-def throughput_unit(run: RunRecord) -> str:
+def throughput_unit(run: JobView) -> str:
     return "tokens/s" if any(report.tokens for report in run.steps.values()) else "samples/s"
 
 
-def charts(run: RunRecord) -> str:
+def charts(run: JobView) -> str:
     """Loss, throughput, gradient norm and step time over the steps."""
     steps = list(run.steps.values())
     if not steps:
@@ -188,7 +188,7 @@ def charts(run: RunRecord) -> str:
     return f'<section><h2>Training{how}</h2><div class="charts">{figures}</div></section>'
 
 
-def checkpoints(run: RunRecord) -> str:
+def checkpoints(run: JobView) -> str:
     """Every checkpoint, finished or failed, newest first."""
     if not run.checkpoints:
         return ""
@@ -214,7 +214,7 @@ def _checkpoint_row(report: CheckpointReport) -> str:
     )
 
 
-def sample(run: RunRecord) -> str:
+def sample(run: JobView) -> str:
     """The text that the trained model wrote, its prompt marked."""
     if run.sample is None:
         return ""
@@ -225,7 +225,7 @@ def sample(run: RunRecord) -> str:
     )
 
 
-def spec(run: RunRecord) -> str:
+def spec(run: JobView) -> str:
     """The resolved spec, folded away."""
     if not run.spec:
         return ""
@@ -233,7 +233,7 @@ def spec(run: RunRecord) -> str:
     return f'<details class="card"><summary>Resolved spec</summary><pre>{escape(text)}</pre></details>'
 
 
-def footer(run: RunRecord) -> str:
+def footer(run: JobView) -> str:
     runs = f" over {run.runs} runs" if run.runs > 1 else ""
     return (
         f"<footer>Made from events.jsonl: {counted(len(run.steps), 'step')}{runs}; the memory of a step from"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.analysis.predicted_freezing import Ranks
 from orchestrator.analysis.predicted_step import PredictedStep, forward_speed, predict_newest
 from orchestrator.analysis.step_memory import step_memory
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.memory_strip import peak_of
 from orchestrator.pictures.memory_use import bytes_text, used
@@ -118,7 +118,7 @@ class StepTimeline:
         return {".svg": self.svg, ".html": self.page, ".json": self.trace}
 
 
-def newest_step(run: RunRecord, profile: Profile | None = None) -> StepTimeline | None:
+def newest_step(run: JobView, profile: Profile | None = None) -> StepTimeline | None:
     """The newest step that was measured; None where none was.
 
     Args:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from orchestrator.report.parts import emulated_tag, inline
 from orchestrator.report.step_timeline import newest_step
 from planner.profile import Profile
 
 
-def timeline(run: RunRecord, profile: Profile | None = None) -> str:
+def timeline(run: JobView, profile: Profile | None = None) -> str:
     """The newest measured step as a picture, below its prediction where there is one; each rank's memory beneath its
     lane where `profile`, which the run was planned with, tells of it."""
     step = newest_step(run, profile)

@@ -12,23 +12,23 @@ from orchestrator.analysis.freeze_numbers import freeze_numbers
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.predicted_freezing import predict_freezing
 from orchestrator.analysis.predicted_step import predict_newest
-from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.history.job_view import JobView, fold
 from planner.freeze.time_to_accuracy import average_effective_update
 
 
 @pytest.fixture
-def run() -> RunRecord:
+def run() -> JobView:
     return fold(freezing_records())
 
 
-def test_every_step_that_follows_the_solution_has_a_row(run: RunRecord) -> None:
+def test_every_step_that_follows_the_solution_has_a_row(run: JobView) -> None:
     rows = freeze_steps(run)
     assert [row.step for row in rows] == list(range(PHASES.monitoring + 1, STEPS + 1))
     assert [row.step_s for row in rows] == [run.steps[row.step].step_s for row in rows]
     assert None not in asdict(rows[0]).values()
 
 
-def test_predicted_times_fall_along_the_ramp_and_are_those_of_the_timeline(run: RunRecord) -> None:
+def test_predicted_times_fall_along_the_ramp_and_are_those_of_the_timeline(run: JobView) -> None:
     rows = {row.step: row for row in freeze_steps(run)}
     freezing, newest = predict_freezing(run), predict_newest(run)
     assert freezing is not None
@@ -41,13 +41,13 @@ def test_predicted_times_fall_along_the_ramp_and_are_those_of_the_timeline(run: 
     assert rows[STEPS].predicted_kappa == newest.step_s / freezing.step_s(0.0)
 
 
-def test_kappa_compares_with_the_median_unfrozen_monitored_step(run: RunRecord) -> None:
+def test_kappa_compares_with_the_median_unfrozen_monitored_step(run: JobView) -> None:
     unfrozen = [run.steps[step].step_s for step in range(PHASES.warm_up + 1, PHASES.middle + 1)]
     row = freeze_steps(run)[-1]
     assert row.kappa == row.step_s / median(unfrozen)
 
 
-def test_the_average_update_and_the_time_to_accuracy_are_those_of_the_steps_so_far(run: RunRecord) -> None:
+def test_the_average_update_and_the_time_to_accuracy_are_those_of_the_steps_so_far(run: JobView) -> None:
     rows = freeze_steps(run)
     for so_far in (1, 2, 25, len(rows)):
         reports = [run.steps[row.step] for row in rows[:so_far] if not run.steps[row.step].skipped]
@@ -61,13 +61,13 @@ def test_the_average_update_and_the_time_to_accuracy_are_those_of_the_steps_so_f
         assert row.time_to_accuracy == pytest.approx(median(kappas) / average)
 
 
-def test_a_skipped_step_keeps_the_average(run: RunRecord) -> None:
+def test_a_skipped_step_keeps_the_average(run: JobView) -> None:
     run.steps[100] = replace(run.steps[100], skipped=True, gradient_energy=float("inf"))
     rows = {row.step: row for row in freeze_steps(run)}
     assert rows[100].average_p_eff == rows[99].average_p_eff > rows[101].average_p_eff
 
 
-def test_the_spread_of_draws_lengthens_steps_with_freezing_only(run: RunRecord) -> None:
+def test_the_spread_of_draws_lengthens_steps_with_freezing_only(run: JobView) -> None:
     assert run.freeze.solved is not None
     steady, unfrozen = freeze_steps(run)[-1], predict_freezing(run)
     run.freeze.solved = replace(run.freeze.solved, spread=1.25)
@@ -77,7 +77,7 @@ def test_the_spread_of_draws_lengthens_steps_with_freezing_only(run: RunRecord) 
     assert spread.predicted_kappa == 1.25 * (steady.predicted_step_s or 0.0) / unfrozen.step_s(0.0)
 
 
-def test_a_solution_of_the_profile_or_of_another_cut_predicts_nothing(run: RunRecord) -> None:
+def test_a_solution_of_the_profile_or_of_another_cut_predicts_nothing(run: JobView) -> None:
     solved = run.freeze.solved
     assert solved is not None
     other_cut = replace(solved, plan=replace(solved.plan, stages=((0, 1), (1, 10))))
@@ -88,7 +88,7 @@ def test_a_solution_of_the_profile_or_of_another_cut_predicts_nothing(run: RunRe
         assert row.kappa is not None
 
 
-def test_a_method_without_phases_has_rows_from_its_warm_up_on(run: RunRecord) -> None:
+def test_a_method_without_phases_has_rows_from_its_warm_up_on(run: JobView) -> None:
     run.spec = {**run.spec, "freeze": {"method": "apf", "warm_up": 150}}
     rows, numbers = freeze_steps(run), freeze_numbers(run)
     assert rows[0].step == 151
@@ -98,7 +98,7 @@ def test_a_method_without_phases_has_rows_from_its_warm_up_on(run: RunRecord) ->
     assert rows[-1].predicted_step_s is None
 
 
-def test_without_freezing_there_are_no_rows(run: RunRecord) -> None:
+def test_without_freezing_there_are_no_rows(run: JobView) -> None:
     assert freeze_steps(fold(records())) == ()
     run.freeze.start = None
     assert freeze_steps(run) == ()

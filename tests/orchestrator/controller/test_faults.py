@@ -23,7 +23,8 @@ from orchestrator.cluster.placement import Node
 from orchestrator.controller.faults import Drill, check_step, choose_node, choose_rank, inject, when
 from orchestrator.events.types import Record
 from orchestrator.events.wording import injected_text
-from orchestrator.history.run_record import Note, fold
+from orchestrator.history.job_view import fold
+from orchestrator.history.notes import Note
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import FaultReport, JobError

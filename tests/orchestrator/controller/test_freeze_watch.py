@@ -13,7 +13,7 @@ from orchestrator.analysis.freeze_numbers import freeze_numbers
 from orchestrator.controller.freeze_watch import EVERY, FreezeWatch
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
-from orchestrator.history.run_record import RunRecord
+from orchestrator.history.job_view import JobView
 from planner.freeze.time_to_accuracy import warning
 from planner.freezing import FreezePlan
 from workers.protocol import FreezeStarted, StepReport
@@ -146,7 +146,7 @@ def test_steps_of_a_job_that_shrank_are_not_held_against_those_before(
 def test_a_replayed_run_is_warned_of_as_its_report_says() -> None:
     log = [record for record in freezing_records() if not isinstance(record.event, events.FreezeSolved)]
     (plan,) = (record.event.plan for record in log if isinstance(record.event, FreezeStarted))
-    watch, run = FreezeWatch(FreezeHistory(plans=(plan,), replayed=True)), RunRecord()
+    watch, run = FreezeWatch(FreezeHistory(plans=(plan,), replayed=True)), JobView()
     for record in log:
         run.take(record)
         if (told := watch.take(record.event)) is not None:

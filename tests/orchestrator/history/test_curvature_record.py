@@ -5,7 +5,7 @@ from __future__ import annotations
 from synthetic_run import RANKS, records
 
 from orchestrator.events.types import Formed, Record
-from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
 from planner.search.convergence import CurvatureSample
 from workers.protocol import CheckpointRef, CurvatureReport, Generation
@@ -18,7 +18,7 @@ def part(step: int, rank: int) -> CurvatureReport:
     )
 
 
-def take(run: RunRecord, *events: object) -> None:
+def take(run: JobView, *events: object) -> None:
     for event in events:
         run.take(Record(time_s=run.ended_s + 1, event=event))  # pyright: ignore
 

@@ -22,7 +22,7 @@ from orchestrator.controller.actor import Controller, find
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
-from orchestrator.history.run_record import fold
+from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.measuring import measure_on_cluster
 from orchestrator.prepare.model_outline import absolute, outline_model

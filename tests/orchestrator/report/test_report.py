@@ -27,7 +27,7 @@ from orchestrator.events.types import (
     Skipped,
     Submitted,
 )
-from orchestrator.history.run_record import RunRecord, fold
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures import axes, charts
 from orchestrator.pictures.charts import Bin, Chart, Series
 from orchestrator.quantities import significant
@@ -50,7 +50,7 @@ def page() -> str:
     return render(fold(records()))
 
 
-def with_event(*events: object) -> RunRecord:
+def with_event(*events: object) -> JobView:
     """A run of 40 steps to which `events` happened at the end."""
     run = fold(records(steps=40)[:-1])
     for event in events:

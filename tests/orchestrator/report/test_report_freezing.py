@@ -29,8 +29,8 @@ from orchestrator.analysis.freeze_numbers import freeze_numbers
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.predicted_step import forward_speed, predict_newest
 from orchestrator.events.types import Formed, FreezeSolved, Issued, Record, StepReport, Submitted, Warned
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.phase_bands import phase_at, phase_bands
-from orchestrator.history.run_record import RunRecord, fold
 from orchestrator.pictures import histogram
 from orchestrator.quantities import significant
 from orchestrator.report.page import render
@@ -39,12 +39,12 @@ from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generati
 
 
 @pytest.fixture(scope="module")
-def run() -> RunRecord:
+def run() -> JobView:
     return fold(freezing_records())
 
 
 @pytest.fixture(scope="module")
-def page(run: RunRecord) -> str:
+def page(run: JobView) -> str:
     return render(run)
 
 
@@ -82,7 +82,7 @@ def test_predicted_and_measured_lanes_stand_on_one_axis(page: str) -> None:
     assert "from the times of the monitoring phase, steps 21 to 30" in page
 
 
-def test_the_prediction_comes_from_the_monitored_times_and_the_ratios(run: RunRecord) -> None:
+def test_the_prediction_comes_from_the_monitored_times_and_the_ratios(run: JobView) -> None:
     predicted = predict_newest(run)
     assert predicted is not None
     assert list(predicted.frozen) == list(RATIOS)
@@ -94,7 +94,7 @@ def test_the_prediction_comes_from_the_monitored_times_and_the_ratios(run: RunRe
 
 
 def test_ratios_that_rest_on_the_profile_are_told_of() -> None:
-    run = RunRecord()
+    run = JobView()
     run.take(Record(time_s=0.0, event=solved()))
     assert run.notes == []
     run.take(
@@ -167,7 +167,7 @@ def test_without_a_solution_the_prediction_comes_from_earlier_measured_steps() -
     assert predict_newest(first) == predicted
 
 
-def shrunk(run: RunRecord, measured: Sequence[TimelineReport]) -> RunRecord:
+def shrunk(run: JobView, measured: Sequence[TimelineReport]) -> JobView:
     """`run` after a loss: of two pipelines one is left, which runs both replicas, as `measured` in the last step."""
     generation = Generation(
         number=2,
@@ -244,7 +244,7 @@ def test_spans_that_are_no_whole_windows_show_only_what_was_measured(spoilt: str
 
 
 def test_a_log_that_lacks_a_rank_or_does_not_fit_its_plan_shows_only_what_was_measured(
-    run: RunRecord,
+    run: JobView,
 ) -> None:
     lame = fold(freezing_records())
     del lame.measured[STEPS][2]
@@ -281,7 +281,7 @@ def test_phases_are_marked_as_bands_over_the_steps(page: str) -> None:
         assert float(x) + float(width) == pytest.approx(float(following), abs=0.2)
 
 
-def test_the_paper_s_numbers_and_the_warning_stand_on_the_page(run: RunRecord, page: str) -> None:
+def test_the_paper_s_numbers_and_the_warning_stand_on_the_page(run: JobView, page: str) -> None:
     numbers = freeze_numbers(run)
     assert numbers is not None
     assert numbers.p_eff == pytest.approx(0.37)
@@ -332,7 +332,7 @@ def test_a_skipped_step_does_not_spoil_the_average_update() -> None:
     assert numbers.p_eff == pytest.approx(0.37)
 
 
-def test_the_predicted_step_time_is_drawn_beside_the_measured_one(run: RunRecord, page: str) -> None:
+def test_the_predicted_step_time_is_drawn_beside_the_measured_one(run: JobView, page: str) -> None:
     drawn = page[page.index("<title>Step time") :].split("</svg>")[0]
     foretold = freeze_steps(run)[-1].predicted_step_s
     assert foretold is not None
@@ -353,7 +353,7 @@ def test_there_is_no_warning_while_freezing_pays() -> None:
     assert "freezing costs more" not in render(fold(log))
 
 
-def slowed(share: float, kappa: float, **freeze: object) -> RunRecord:
+def slowed(share: float, kappa: float, **freeze: object) -> JobView:
     """A job that lets `share` of the gradient through after its 30th step, and then takes `kappa` of its time."""
     run = fold(records())
     run.spec = {**run.spec, "freeze": freeze}
@@ -422,7 +422,7 @@ def test_each_rank_has_a_histogram_of_its_parameters(page: str) -> None:
     assert sum(int(count) for count in re.findall(r"<title>(\d+) frozen in", bars)) == 12
 
 
-def test_histograms_of_many_ranks_are_one(run: RunRecord) -> None:
+def test_histograms_of_many_ranks_are_one(run: JobView) -> None:
     many = fold(freezing_records())
     for rank in range(RANKS, 9):
         told = FreezeReport(step=STEPS, rank=rank, actions=(), passes=10, counts=((10 + rank, (10, 0)),))
@@ -432,11 +432,11 @@ def test_histograms_of_many_ranks_are_one(run: RunRecord) -> None:
     assert "Rank 0: how often" not in html
 
 
-def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: RunRecord) -> None:
+def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: JobView) -> None:
     assert "Over all 200 steps; each layer counts where it was held last.</p>" in render(run)
     # Step 200 was trained after layers 2 and 3 had moved to ranks 1 and 2; rank 3 was lost before it told of step 199.
     moved = [(0, (0, 1)), (1, (2,)), (2, (3, 4, 5, 6)), (3, (7, 8, 9))]
-    shifted = RunRecord()
+    shifted = JobView()
     for record in freezing_records():
         event = record.event
         if isinstance(event, FreezeReport) and event.step == STEPS:
@@ -455,8 +455,8 @@ def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: Run
     assert "Whole for 199 of them" in html
 
 
-def test_what_is_told_again_counts_once(run: RunRecord) -> None:
-    again = RunRecord()
+def test_what_is_told_again_counts_once(run: JobView) -> None:
+    again = JobView()
     for record in freezing_records():
         again.take(record)
         if isinstance(record.event, FreezeReport):

@@ -9,7 +9,7 @@ from report_page import Page
 from synthetic_run import records
 
 from orchestrator.events.types import Migrated, Record
-from orchestrator.history.run_record import fold
+from orchestrator.history.job_view import fold
 from orchestrator.report.page import render
 
 
