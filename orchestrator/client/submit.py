@@ -16,6 +16,7 @@ from orchestrator.client.asking import NoController, ask, controller_of, last_li
 from orchestrator.client.following import Following, Observer, Run, ended
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder, Marker, starting_points, undamaged
@@ -215,12 +216,10 @@ def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
     """
     import ray
     from ray.exceptions import ActorAlreadyExistsError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from orchestrator.controller.actor import Controller
 
     remote: Any = ray.remote(Controller)
-    beside_us = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     name = order.job
     try:
         return remote.options(
@@ -232,8 +231,8 @@ def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
             num_cpus=0,
             # Each report is a call: the record of each would stay in the cluster's memory.
             enable_task_events=False,
-            # Beside the driver, whose files it shares. Not softly: Ray then takes any node, spot instances too.
-            scheduling_strategy=beside_us,
+            # Beside the driver, whose files it shares; elsewhere once that node is gone.
+            **preferring(ray.get_runtime_context().get_node_id()),
         ).remote(order, setup, spec.model_dump(mode="json"))
     except ActorAlreadyExistsError as error:
         raise JobError(

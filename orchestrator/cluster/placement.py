@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Resources = Mapping[str, float]
 
@@ -75,6 +76,14 @@ def congestion(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str:
 def fits(resources: Resources, per_rank: Resources) -> int:
     """How many ranks fit."""
     return min(math.floor(resources.get(name, 0.0) / each + 1e-9) for name, each in per_rank.items())
+
+
+def preferring(node: str) -> dict[str, Any]:
+    """Ray's options for an actor that runs on `node` while that lives, and anywhere else afterwards.
+
+    Soft node affinity does not: Ray 2.60 places about half of such actors elsewhere although the node is there.
+    """
+    return {"label_selector": {"ray.io/node-id": node}, "fallback_strategy": [{"label_selector": {}}]}
 
 
 def _listed(resources: Resources) -> str:

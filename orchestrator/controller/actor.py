@@ -43,6 +43,7 @@ from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, Repor
 from orchestrator.lifecycle.takeover import taken_over
 from orchestrator.prepare.resolve import expand
 from planner.plan import Plan, PlanError
+from workers.actor import check_folder
 from workers.protocol import JobError, Report, Request
 
 KEPT_RECORDS = 20_000
@@ -53,6 +54,8 @@ TAKEOVER_S = 60.0
 """How long it tries before the job fails."""
 SNAPSHOT_S = 5.0
 """Between two snapshots of the view: a controller that takes over reads the events since the last one."""
+FOLDER_S = 10.0
+"""How long a controller that is started again looks for the job's folder."""
 PATIENCE_S = 60.0
 """How long what is asked of a controller waits for it to take the job over."""
 LINGER_S = 60.0
@@ -116,6 +119,8 @@ class Controller:
         self._begun = asyncio.Event()
         """The job is taken on, or is over."""
         self._over = False
+        self._refusal: Record | None = None
+        """The end of a job that this controller could not take over."""
         self._planner: PlannerLink | None = None
         self._planning: asyncio.Task[None] | None = None
         self._own = ray.get_runtime_context().current_actor
@@ -177,8 +182,11 @@ class Controller:
             self._writer = LogWriter(log, self._folder.events_path.with_name(SNAPSHOT))
 
     async def _resume(self) -> None:
-        """Go on where an earlier controller of this job was killed: Ray starts this one in its place. A
-        damaged log fails the job, and so does what keeps this one from it for `TAKEOVER_S`."""
+        """Go on where an earlier controller of this job was killed: Ray starts this one in its place, maybe on another
+        node. A damaged log fails the job, and so does what keeps this one from it for `TAKEOVER_S`."""
+        if (reason := await self._blind()) is not None:
+            await self._refuse(reason)
+            return
         deadline = time.monotonic() + TAKEOVER_S
         while True:
             try:
@@ -212,6 +220,35 @@ class Controller:
             self._writer.append(record)
         self._begun.set()
         await self._end()
+
+    async def _blind(self) -> str | None:
+        """Why this node cannot take the job over: it does not see the job's folder."""
+        marker, output = self._setup.marker, self._setup.config.output
+        if marker is None or "://" in output:
+            return None
+        deadline_s = time.monotonic() + FOLDER_S
+        while True:
+            try:
+                await asyncio.to_thread(check_folder, output, marker, ray.util.get_node_ip_address())
+            except JobError as error:
+                if time.monotonic() > deadline_s:
+                    return (
+                        f"the controller was lost, and the one in its place has no log to go on from: {error}"
+                    )
+                await asyncio.sleep(RETRY_S)
+            else:
+                return None
+
+    async def _refuse(self, reason: str) -> None:
+        """End the job without its folder: whoever asks is given the reason."""
+        await asyncio.to_thread(reap, self._order.job)
+        end = events.Failed(reason=f"{reason}. Where the folder is, --resume goes on", user_error=False)
+        self._refusal = Record(time_s=time.time(), event=end)
+        self._loop.state = states.Failed(end.reason, user_error=False)
+        self._over = True
+        self._begun.set()
+        self._changed.set()
+        self._spawn(self._linger())
 
     async def _take_over(self) -> None:
         await self._load()
@@ -356,6 +393,8 @@ class Controller:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
+        if self._refusal is not None:
+            return Page(records=(self._refusal,), next=after + 1, over=True)
         first = self._view.events - len(self._records)
         fresh = tuple(self._records)[max(0, after - first) :]
         if self._over and not fresh:

@@ -18,6 +18,7 @@ from ray_jobs import Log, assert_nothing_left, job_of, state_sha256, two_node_cl
 from tiny_jobs import STEPS, tiny
 
 from orchestrator.cli.jobs import status_lines, stop_job
+from orchestrator.cluster.placement import preferring
 from orchestrator.controller.actor import Controller, find
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.runtime import Runtime
@@ -274,6 +275,18 @@ def test_a_release_that_fails_ends_the_job(tmp_path: Path, monkeypatch: pytest.M
 class Stillborn(Controller):
     def __init__(self, order: Order, setup: ControllerConfig, spec: dict[str, Any]) -> None:
         raise ValueError("no such thing here")
+
+
+class Sited:
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+def test_an_actor_is_on_the_node_that_it_prefers() -> None:
+    nodes = [node["NodeID"] for node in ray.nodes()] * 2
+    remote: Any = ray.remote(Sited)
+    actors = [remote.options(num_cpus=0, **preferring(node)).remote() for node in nodes]
+    assert ray.get([actor.node.remote() for actor in actors]) == nodes
 
 
 def test_a_controller_that_does_not_start_is_a_job_error(

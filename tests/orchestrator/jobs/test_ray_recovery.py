@@ -265,6 +265,24 @@ def test_driver_planner_and_controller_killed_together_the_ranks_train_on_to_the
     )
 
 
+def test_a_controller_that_does_not_see_the_folder_ends_the_job_in_words(tmp_path: Path) -> None:
+    """As where its node died, and the folder with it: Ray starts it on another one."""
+    folder = tmp_path / "homeless"
+
+    def strike() -> None:
+        folder.rename(tmp_path / "elsewhere")
+        kill_controller("homeless")
+
+    log = Log(at_step(4, strike))
+    endless = job(tmp_path, "homeless", job={"steps": 100_000}, pipeline={"ranks": 2})
+    result = PipelineTrainer(endless, observe=log).fit()
+    assert "the one in its place has no log to go on from: node" in str(result.error)
+    assert f"does not see the job's folder {folder}: put job.output on a file system that" in str(
+        result.error
+    )
+    log.assert_processes_gone()
+
+
 def test_an_abandoned_job_is_told_of_and_cleared_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
