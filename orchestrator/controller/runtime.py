@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.exits import UNKNOWN
@@ -58,6 +60,7 @@ from orchestrator.lifecycle.stimuli import (
 from planner.freezing import FreezePlan
 from workers.actor import Home, RankError
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
+from workers.process.output import cause_of_death, last_lines, rank_log_path
 from workers.protocol import CheckpointReport, Outcome, Parted
 
 PING_EVERY_S = 1.0
@@ -66,10 +69,30 @@ UNHEARD_S = 0.1
 """Before a rank is called again that could not be reached."""
 STACKS_S = 1.0
 """How long a rank that is about to be killed may take to say where its threads are."""
+OUTPUT_S = 1.0
+"""How long what a dead rank printed may take to be read."""
 LOOK_FOR_ROOM_S = 1.0
 """Between two looks whether the cluster has room for more ranks."""
 
 Work = Coroutine[Any, Any, None]
+
+
+@dataclass(frozen=True)
+class _LastOutput:
+    """What a rank's process left of itself in the job's folder."""
+
+    cause: str | None = None
+    """The signal or exit code by which it ended, if that is told there."""
+    place: str = ""
+    """Where its output is, in words that follow the cause."""
+    lines: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> _LastOutput:
+        """From the file at `path`. Blocks."""
+        if not path.exists():
+            return cls()
+        return cls(cause_of_death(path), f"; its output is in {path}", "\n".join(last_lines(path)))
 
 
 class Runtime:
@@ -221,8 +244,12 @@ class Runtime:
         except Gone as error:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
-            died = str(error) if error.stillborn else f"its process died as it started: {error}"
-            self._tell(RankLost(rank, died, dead=not error.stillborn))
+            if error.stillborn:
+                self._tell(RankLost(rank, str(error)))
+            else:
+                words = await self._last_output(rank)
+                died = f"its process died as it started: {words.cause or error}{words.place}"
+                self._tell(RankLost(rank, died, dead=True, details=words.lines))
         except RankError as error:
             self._avoid_node_of(rank)
             self._tell(_raised(rank, error, 0))
@@ -317,16 +344,25 @@ class Runtime:
             await self._hosts.end(rank)
 
     async def _found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
-        """The rank's process is dead, by `cause`."""
-        home = self._homes.get(rank)
+        """The rank's process is dead; by `cause`, unless its own output says more."""
+        home = self._homes.pop(rank, None)
         where = f" (pid {home.pid} on {home.host})" if home is not None else ""
-        await self._bury(rank, f"its process{where} died: {cause}")
+        words = await self._last_output(rank)
+        await self._bury(rank, f"its process{where} died: {words.cause or cause}{words.place}", words.lines)
+
+    async def _last_output(self, rank: int) -> _LastOutput:
+        """What the process of `rank` left in the job's folder; nothing where that takes long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OUTPUT_S):
+                path = rank_log_path(self._setup.config.output, rank)
+                return await asyncio.to_thread(_LastOutput.read, path)
+        return _LastOutput()
 
     async def _bury(self, rank: int, why: str, details: str = "") -> None:
         """See that the rank is dead, and report it: whatever it may still be doing, nobody hears of it any more.
 
         Args:
-            details: where its threads were.
+            details: where its threads were, or what it printed last.
         """
         self._homes.pop(rank, None)
         self._tell(RankLost(rank, why, dead=True, details=details))

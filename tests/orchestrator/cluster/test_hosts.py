@@ -13,11 +13,13 @@ from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import CONNECT_S, Gone, Hosts, stands
 from orchestrator.controller.runtime import Runtime
 from orchestrator.lifecycle.commands import Assess, Train
-from orchestrator.lifecycle.stimuli import Departed, Positioned, Stimulus
+from orchestrator.lifecycle.stimuli import Departed, Positioned, RankLost, Stimulus
 from workers.actor import Home
+from workers.process.output import rank_log_path
 from workers.protocol import Parted, Position
 
 
@@ -68,6 +70,47 @@ def test_a_rank_that_cannot_be_reached_for_a_moment_is_not_taken_for_dead(tmp_pa
         assert hosts.calls[3:] == ["train"] + ["outcome"] * 3
 
     asyncio.run(look())
+
+
+class Crashing:
+    """A rank whose process dies as it trains."""
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.set_exception(Gone(UNKNOWN))
+        return answer
+
+    async def end(self, rank: int) -> None:
+        return
+
+
+def crash(folder: Path) -> Stimulus:
+    """What the controller learns of a rank that dies as it trains in the job `folder / "crashing"`."""
+
+    async def train() -> list[Stimulus]:
+        told = list[Stimulus]()
+        setup = ElasticJob(resolved(tiny(folder, "crashing"))).setup
+        runtime = Runtime(setup, cast(Hosts, Crashing()), told.append, asyncio.ensure_future)
+        training = runtime.carry_out(Train((0,), 3, 1))
+        assert training is not None
+        await training
+        return told
+
+    (lost,) = asyncio.run(train())
+    return lost
+
+
+def test_how_a_rank_died_is_told_by_its_own_last_words(tmp_path: Path) -> None:
+    assert crash(tmp_path) == RankLost(0, f"its process died: {UNKNOWN}", dead=True)
+    path = rank_log_path(str(tmp_path / "crashing"), 0)
+    path.parent.mkdir(parents=True)
+    path.write_text("step by step\nFatal Python error: Segmentation fault\n\nThread 1:\n")
+    assert crash(tmp_path) == RankLost(
+        0,
+        f"its process died: signal SIGSEGV (segmentation fault); its output is in {path}",
+        dead=True,
+        details="step by step\nFatal Python error: Segmentation fault\nThread 1:",
+    )
 
 
 class Tardy:

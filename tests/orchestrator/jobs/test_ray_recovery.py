@@ -267,13 +267,20 @@ def test_driver_planner_and_controller_killed_together_the_ranks_train_on_to_the
 
 def test_a_controller_that_does_not_see_the_folder_ends_the_job_in_words(tmp_path: Path) -> None:
     """As where its node died, and the folder with it: Ray starts it on another one."""
-    folder = tmp_path / "homeless"
+    folder, elsewhere = tmp_path / "homeless", tmp_path / "elsewhere"
 
     def strike() -> None:
-        folder.rename(tmp_path / "elsewhere")
+        folder.rename(elsewhere)
         kill_controller("homeless")
 
-    log = Log(at_step(4, strike))
+    strike_once = at_step(4, strike)
+
+    def observe(record: events.Record) -> None:
+        strike_once(record)
+        if isinstance(record.event, events.Failed):  # the driver reads the log at its end
+            elsewhere.rename(folder)
+
+    log = Log(observe)
     endless = job(tmp_path, "homeless", job={"steps": 100_000}, pipeline={"ranks": 2})
     result = PipelineTrainer(endless, observe=log).fit()
     assert "the one in its place has no log to go on from: node" in str(result.error)
