@@ -29,6 +29,8 @@ from orchestrator.trainer import PipelineTrainer
 from workers.protocol import JobError, Request, StepReport
 
 STEPS = 12
+TWO = {"ranks": 2}
+"""Ranks are most of what a job on Ray takes: each process imports PyTorch. The bits are those of any number."""
 SLOW = {
     "wait_s": 240,
     "device": "emulated",
@@ -107,8 +109,8 @@ def test_a_killed_rank_costs_the_step_in_flight(tmp_path: Path, quiet: str, rank
 
 
 def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path, quiet: str) -> None:
-    log = Log(at_step(4, lambda: inject(log, 2, signal.SIGSTOP)))
-    spec = job(tmp_path, "hung", elastic={"hang_timeout_s": 8.0})
+    log = Log(at_step(4, lambda: inject(log, 1, signal.SIGSTOP)))
+    spec = job(tmp_path, "hung", pipeline=TWO, elastic={"hang_timeout_s": 8.0})
     result = PipelineTrainer(spec, observe=log).fit()
     check(log, quiet, result)
     assert "answered nothing for 8 s" in log.of(events.RankFailed)[0].error
@@ -119,7 +121,7 @@ def test_a_killed_controller_is_started_again_and_takes_over_ranks_that_train_on
     tmp_path: Path, quiet: str
 ) -> None:
     log = Log(at_step(4, lambda: kill_controller("headless")))
-    result = PipelineTrainer(job(tmp_path, "headless"), observe=log).fit()
+    result = PipelineTrainer(job(tmp_path, "headless", pipeline=TWO), observe=log).fit()
     check(log, quiet, result)
     assert [(each.epoch, each.takeover) for each in log.of(events.Submitted)] == [(1, False), (2, True)]
     assert log.of(events.Regrouped) == []
@@ -129,7 +131,7 @@ def test_a_killed_controller_is_started_again_and_takes_over_ranks_that_train_on
 
 
 def test_what_is_asked_of_a_controller_that_is_still_taking_over_is_done_afterwards(tmp_path: Path) -> None:
-    spec = job(tmp_path, "asked", job={"steps": 400})
+    spec = job(tmp_path, "asked", job={"steps": 400}, pipeline=TWO)
     killed: list[int] = []
 
     def kill_and_ask() -> None:
@@ -193,7 +195,7 @@ def test_a_controller_and_a_rank_killed_together_are_both_made_good(tmp_path: Pa
         inject(log, 1)
 
     log = Log(at_step(4, strike_both))
-    result = PipelineTrainer(job(tmp_path, "both"), observe=log).fit()
+    result = PipelineTrainer(job(tmp_path, "both", pipeline=TWO), observe=log).fit()
     check(log, quiet, result)
     (regrouped,) = log.of(events.Regrouped)
     assert (regrouped.cause, regrouped.lost) == ("loss", (1,))
