@@ -1,5 +1,6 @@
 """The engine's weights are those of a plain autograd loop, bit for bit, whatever the schedule and the partition."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,34 +28,46 @@ def real_config(output: Path, name: str, **changes: object) -> WorkerConfig:
     return small_config(output, model=REAL[name], data=DataConfig(source=source), **changes)
 
 
+UNTIED = tuple(name for name in REAL if name != "gpt-tied")
+UNEQUAL = ("plain", "dropout", "batchnorm")
+HALVES = pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.soak)])
+"""Of families x recomputation; between them, the cases of a test have both halves of it in `make test`."""
+
+
+def half_of(cases: Sequence[str], case: str, half: int) -> list[tuple[str, bool]]:
+    """Every family once, every other one with recomputation; which ones depends on the case's place among `cases`."""
+    turn = cases.index(case) + half
+    return [(family, (number + turn) % 2 == 0) for number, family in enumerate(FAMILIES)]
+
+
 def losses(run: object) -> list[float]:
     return [r.loss for r in run.reports if isinstance(r, StepReport)]
 
 
+@HALVES
 @pytest.mark.parametrize("trait", TRAITS)
-def test_every_family_equals_the_plain_loop(tmp_path: Path, trait: str) -> None:
+def test_every_family_equals_the_plain_loop(tmp_path: Path, trait: str, half: int) -> None:
     config = small_config(tmp_path, trait)
     expected, expected_losses = train_plainly(config, tmp_path, boundaries=trait == "transposed")
-    for family in FAMILIES:
-        for recompute in (False, True):
-            run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
-            assert run.state_sha256 == expected, (family, recompute)
-            assert losses(run) == expected_losses
+    for family, recompute in half_of(TRAITS, trait, half):
+        run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
+        assert run.state_sha256 == expected, (family, recompute)
+        assert losses(run) == expected_losses
 
 
-@pytest.mark.parametrize("trait", ["plain", "dropout", "batchnorm"])
-def test_unequal_stages_and_one_stage_per_layer_equal_the_plain_loop(tmp_path: Path, trait: str) -> None:
+@HALVES
+@pytest.mark.parametrize("trait", UNEQUAL)
+def test_unequal_stages_and_one_stage_per_layer_equal_the_plain_loop(
+    tmp_path: Path, trait: str, half: int
+) -> None:
     config = small_config(tmp_path, trait)
     expected, _ = train_plainly(config, tmp_path)
-    for family in FAMILIES:
+    for family, recompute in half_of(UNEQUAL, trait, half):
         two_per_rank = family in ("interleaved", "zbv")
         cuts = [(2, (1, 4, 2, 1)), (4, (1,) * 8)] if two_per_rank else [(2, (3, 5)), (8, (1,) * 8)]
         for ranks, counts in cuts:
-            for recompute in (False, True):
-                run = run_threads(
-                    job(config, ranks=ranks, schedule=family, counts=counts, recompute=recompute)
-                )
-                assert run.state_sha256 == expected, (family, counts, recompute)
+            run = run_threads(job(config, ranks=ranks, schedule=family, counts=counts, recompute=recompute))
+            assert run.state_sha256 == expected, (family, counts, recompute)
 
 
 def test_tied_embeddings_in_every_family_equal_one_rank(tmp_path: Path) -> None:
@@ -67,11 +80,19 @@ def test_tied_embeddings_in_every_family_equal_one_rank(tmp_path: Path) -> None:
             assert losses(run) == losses(expected)
 
 
-@pytest.mark.parametrize("name", [name for name in REAL if name != "gpt-tied"])
-def test_real_models_equal_the_plain_loop(tmp_path: Path, name: str) -> None:
+@HALVES
+@pytest.mark.parametrize("name", UNTIED)
+def test_real_models_equal_the_plain_loop(tmp_path: Path, name: str, half: int) -> None:
     config = real_config(tmp_path, name)
     expected, _ = train_plainly(config, tmp_path)
-    for family in FAMILIES:
-        for recompute in (False, True):
-            run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
-            assert run.state_sha256 == expected, (family, recompute)
+    for family, recompute in half_of(UNTIED, name, half):
+        run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
+        assert run.state_sha256 == expected, (family, recompute)
+
+
+@pytest.mark.parametrize("cases", [TRAITS, UNEQUAL, UNTIED])
+def test_the_cases_of_make_test_have_every_family_with_and_without_recomputation(
+    cases: Sequence[str],
+) -> None:
+    seen = {one for case in cases for one in half_of(cases, case, 0)}
+    assert seen == {(family, again) for family in FAMILIES for again in (False, True)}

@@ -5,7 +5,7 @@ All strike one job, one after the other. The other rows strike plain processes: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,19 @@ HANG_S = 15.0
 ROWS = (
     Row(Phase.FORWARD, "first", FaultKind.KILL),
     Row(Phase.BACKWARD, "middle", FaultKind.RAISE),
+    Row(Phase.RECOVERING, "first", FaultKind.KILL),
+)
+MORE_ROWS = (
     Row(Phase.BEFORE_COMMIT, "last", FaultKind.KILL),
     Row(Phase.IN_COMMIT, "middle", FaultKind.KILL),
     Row(Phase.AFTER_COMMIT, "first", FaultKind.STOP),
     Row(Phase.SAVING, "last", FaultKind.RAISE),
-    Row(Phase.RECOVERING, "first", FaultKind.KILL),
 )
+"""Of `make bench`: a job of their own."""
+TABLES = [
+    pytest.param(ROWS, id="make-test"),
+    pytest.param(MORE_ROWS, id="make-bench", marks=pytest.mark.soak),
+]
 
 
 class RayJob:
@@ -80,8 +87,9 @@ class Nodes:
 class NodeTable(Table):
     """After its rows it kills the node of the rank in the middle."""
 
-    def __init__(self, nodes: Nodes) -> None:
-        super().__init__(ROWS, Resting(least=RANKS, standbys=True))
+    def __init__(self, nodes: Nodes, rows: Sequence[Row]) -> None:
+        super().__init__(rows, Resting(least=RANKS, standbys=True))
+        self.rows = tuple(rows)
         self._nodes = nodes
         self._homes: dict[int, str] = {}
         self.gone: frozenset[int] = frozenset()
@@ -140,12 +148,13 @@ class Struck:
 
     @property
     def told(self) -> dict[Row, Told]:
+        assert set(self.table.told) == set(self.table.rows)
         return self.table.told
 
 
-@pytest.fixture(scope="module")
-def struck(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Struck:
-    table, running = NodeTable(nodes), RayJob()
+@pytest.fixture(scope="module", params=TABLES)
+def struck(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Struck:
+    table, running = NodeTable(nodes, request.param), RayJob()
     log = Log(lambda record: table(running, record.event))
     result = PipelineTrainer(job(tmp_path_factory.mktemp("struck")), observe=log).fit()
     assert result.error is None, result.error
@@ -159,17 +168,16 @@ def steps(log: Log) -> list[int]:
     return [report.step for report in log.of(StepReport)]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_fault_has_one_outcome(struck: Struck, row: Row) -> None:
-    told = struck.told[row]
-    assert told.struck is not None, "it never struck"
-    assert (told.struck.rank, told.struck.phase) == (told.rank, row.phase)
-    (regrouped,) = told.regrouped
-    assert told.failed == [told.rank]
-    raised = row.kind is FaultKind.RAISE
-    assert (regrouped.cause, regrouped.lost) == (("retry", ()) if raised else ("loss", (told.rank,)))
-    assert regrouped.rerun <= 1
-    assert regrouped.steps_lost == 0
+def test_each_fault_has_one_outcome(struck: Struck) -> None:
+    for row, told in struck.told.items():
+        assert told.struck is not None, f"{row} never struck"
+        assert (told.struck.rank, told.struck.phase) == (told.rank, row.phase)
+        (regrouped,) = told.regrouped
+        assert told.failed == [told.rank]
+        raised = row.kind is FaultKind.RAISE
+        assert (regrouped.cause, regrouped.lost) == (("retry", ()) if raised else ("loss", (told.rank,)))
+        assert regrouped.rerun <= 1
+        assert regrouped.steps_lost == 0
 
 
 def test_a_node_is_lost_with_all_that_lived_there(struck: Struck) -> None:
