@@ -71,6 +71,8 @@ STACKS_S = 1.0
 """How long a rank that is about to be killed may take to say where its threads are."""
 OUTPUT_S = 1.0
 """How long what a dead rank printed may take to be read."""
+OUTPUT_LINES = 40
+"""Quoted of it: room for the stack of one thread that crashed in a layer."""
 LOOK_FOR_ROOM_S = 1.0
 """Between two looks whether the cluster has room for more ranks."""
 
@@ -92,7 +94,9 @@ class _LastOutput:
         """From the file at `path`. Blocks."""
         if not path.exists():
             return cls()
-        return cls(cause_of_death(path), f"; its output is in {path}", "\n".join(last_lines(path)))
+        return cls(
+            cause_of_death(path), f"; its output is in {path}", "\n".join(last_lines(path, OUTPUT_LINES))
+        )
 
 
 class Runtime:

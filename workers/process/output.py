@@ -101,7 +101,8 @@ def keep_output(output: str, rank: int, most_bytes: int = MOST_BYTES) -> Path:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-    faulthandler.enable(file=2)
+    # The other threads would push the one that crashed out of the last lines.
+    faulthandler.enable(file=2, all_threads=False)
     os._exit = _announced(os._exit)
     threading.Thread(target=_rotate, args=(path, most_bytes // 2), name="output", daemon=True).start()
     return path

@@ -46,6 +46,12 @@ def test_a_crash_names_its_cause_and_its_place(tmp_path: Path, code: str, cause:
     assert any("forward" in line for line in last_lines(path)[1:])
 
 
+def test_other_threads_do_not_push_the_one_that_crashed_out(tmp_path: Path) -> None:
+    threads = "import ctypes, threading, time\nfor _ in range(30): threading.Timer(9, print).start()"
+    path = run(tmp_path, f"{threads}\ndef forward():\n    ctypes.string_at(0)\nforward()")
+    assert any("in forward" in line for line in last_lines(path))
+
+
 def test_the_cause_is_not_that_of_a_process_before(tmp_path: Path) -> None:
     run(tmp_path, "import os; os._exit(7)")
     assert cause_of_death(run(tmp_path, "print('well')")) is None
