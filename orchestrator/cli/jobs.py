@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.client.asking import (
+    ControllerSilent,
     NoController,
-    ask,
+    NoSuchJob,
     controller_of,
     job_names,
     joined,
-    known_controller,
     listed,
 )
-from orchestrator.cluster import connection as cluster
+from orchestrator.client.job_client import BlockingJobClient
 from orchestrator.quantities import counted
-from workers.protocol import JobError, Request
+from workers.protocol import JobError
+
+if TYPE_CHECKING:
+    from orchestrator.controller.actor import Status
 
 ANSWER_S = 5.0
 """How long a controller may take to say how its job is, where all of a cluster are asked."""
@@ -71,7 +74,7 @@ def reap_job(job: str, address: str, *, force: bool) -> str:
             known = listed({*job_names(), *ranks})
             raise JobError(f"nothing of a job {job!r} is at {address}; there is {known}")
         if controller is not None and not force:
-            _check_ended(job, controller)
+            _check_ended(job)
         if controller is not None:
             ray.kill(controller)
         reap(job)
@@ -80,12 +83,12 @@ def reap_job(job: str, address: str, *, force: bool) -> str:
         return f"{job}: {counted(ranks.get(job, 0), 'rank')}{had} cleared away; go on from its checkpoint with --resume"
 
 
-def _check_ended(job: str, controller: Any) -> None:
+def _check_ended(job: str) -> None:
     """Raises:
     JobError: the job is at work, or its controller does not say so.
     """
-    with suppress(NoController):
-        status = ask(job, controller, "status")
+    with suppress(NoController, NoSuchJob):
+        status = BlockingJobClient().view(job)
         if status.state not in ("finished", "failed"):
             raise JobError(
                 f"job {job!r} is {status.state}, at step {status.step} of {status.steps}: end it with freshet stop"
@@ -100,22 +103,22 @@ def stop_job(job: str, address: str, *, now: bool) -> None:
         JobError: there is no such cluster or job, or its controller does not answer.
     """
     with joined(address):
-        controller = known_controller(job, address)
+        client = BlockingJobClient(address)
         if now:
-            ask(job, controller, "abort")
+            client.abort(job)
         else:
-            ask(job, controller, "request", Request.STOP)
+            client.stop(job)
 
 
 def checkpoint_job(job: str, address: str) -> str:
-    """Ask `job` for a checkpoint; returns what will happen, in words.
+    """Have `job` write a checkpoint; waits for it, and returns which one it is.
 
     Raises:
-        JobError: there is no such cluster or job, or its controller does not answer.
+        JobError: there is no such cluster or job, its controller does not answer, or it cannot be written.
     """
     with joined(address):
-        ask(job, known_controller(job, address), "request", Request.CHECKPOINT)
-        return f"{job} writes a checkpoint after the step in flight"
+        client = BlockingJobClient(address)
+        return client.outcome(client.checkpoint(job)).text
 
 
 def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:
@@ -129,7 +132,7 @@ def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:
             answer.
     """
     with joined(address):
-        return ask(job, known_controller(job, address), "fault", drill, again=False)
+        return BlockingJobClient(address).fault(job, drill).text
 
 
 def move_layers(job: str, address: str, layers: str, rank: int) -> str:
@@ -140,24 +143,19 @@ def move_layers(job: str, address: str, layers: str, rank: int) -> str:
             the controller does not answer.
     """
     with joined(address):
-        return ask(job, known_controller(job, address), "move", layers, rank)
+        return BlockingJobClient(address).move(job, layers, rank).text
 
 
-def _status(job: str) -> Any:
+def _status(job: str) -> Status | None:
     """What the controller of `job` says of it; None if it does not answer."""
-    import ray
-    from ray.exceptions import GetTimeoutError, RayActorError
-
     try:
-        return ray.get(ray.get_actor(job, namespace=cluster.NAMESPACE).status.remote(), timeout=ANSWER_S)
-    except (GetTimeoutError, RayActorError, ValueError):
+        return BlockingJobClient().view(job, timeout_s=ANSWER_S)
+    except (ControllerSilent, NoController, NoSuchJob):
         return None
 
 
 def _ranks() -> dict[str, int]:
     """Job -> how many of its ranks live."""
-    import ray
+    from orchestrator.cluster.ray_hosts import actor_names
 
-    actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    names = (entry["name"] for entry in actors if entry["namespace"] == cluster.NAMESPACE)
-    return dict(Counter(name.rpartition("/")[0] for name in names if "/" in name))
+    return dict(Counter(name.rpartition("/")[0] for name in actor_names() if "/" in name))

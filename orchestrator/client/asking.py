@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.history.command_table import CommandIdReused
 from workers.protocol import JobError
 
 ANSWER_S = 90.0
@@ -21,8 +22,20 @@ ANSWER_S = 90.0
 RETRY_S = 0.5
 
 
+class NoSuchJob(JobError):
+    """The cluster has no job of that name."""
+
+
 class NoController(JobError):
     """A job's controller is gone, and none will come in its place."""
+
+
+class ControllerSilent(JobError):
+    """A job's controller does not answer: it hangs, or is being started again."""
+
+
+class Refused(JobError):
+    """A job's controller says no; the message says why."""
 
 
 def ask(
@@ -30,31 +43,33 @@ def ask(
     controller: Any,
     method: str,
     *arguments: Any,
-    again: bool = True,
     timeout_s: float | None = None,
 ) -> Any:
     """What the controller of `job` answers; waits while it is started again.
 
     Args:
-        again: if it dies before it has answered, the next one is asked.
         timeout_s: how long it may take; None: `ANSWER_S`.
 
     Raises:
         NoController: it has ended.
-        JobError: it raised it, or did not answer in time.
+        ControllerSilent: it did not answer in time.
+        Refused: it raised a JobError.
+        CommandIdReused: the id was that of another command.
     """
     import ray
     from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
     timeout_s = ANSWER_S if timeout_s is None else timeout_s
     deadline = time.monotonic() + timeout_s
-    call = getattr(controller, method).options(max_task_retries=-1 if again else 0)
+    call = getattr(controller, method).options(max_task_retries=-1)
     while True:
         try:
             return ray.get(call.remote(*arguments), timeout=max(0.0, deadline - time.monotonic()))
         except RayTaskError as error:
+            if isinstance(error.cause, CommandIdReused):
+                raise CommandIdReused(str(error.cause)) from None
             if isinstance(error.cause, JobError):
-                raise JobError(str(error.cause)) from None
+                raise Refused(str(error.cause)) from None
             raise
         except GetTimeoutError:
             raise _silent(job, timeout_s) from None
@@ -62,18 +77,13 @@ def ask(
             # Which of Ray's errors it is does not tell: a name is kept as long as somebody is started again for it.
             if not isinstance(error, ActorUnavailableError) and controller_of(job) is None:
                 raise NoController(f"the controller of job {job!r} is gone: {last_line(error)}") from None
-            if not again:
-                raise JobError(
-                    f"the controller of job {job!r} was killed and is being started again; it may have done what was"
-                    " asked of it or not: see the job's output, then ask again"
-                ) from None
             if time.monotonic() + RETRY_S >= deadline:
                 raise _silent(job, timeout_s) from None
             time.sleep(RETRY_S)
 
 
-def _silent(job: str, timeout_s: float) -> JobError:
-    return JobError(
+def _silent(job: str, timeout_s: float) -> ControllerSilent:
+    return ControllerSilent(
         f"the controller of job {job!r} has not answered for {timeout_s:g} s: it hangs, or is still being started"
         f" again. Its ranks train on: ask again later, or end it with `freshet reap {job} --force` and go on from its"
         " newest checkpoint with --resume"
@@ -96,14 +106,14 @@ def known_controller(job: str, address: str) -> Any:
     """The controller of `job`.
 
     Raises:
-        JobError: there is none.
+        NoSuchJob: there is none.
     """
     controller = controller_of(job)
     if controller is None:
         names = job_names()
         near = difflib.get_close_matches(job, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"running: {listed(names)}"
-        raise JobError(f"no job {job!r} is running at {address}; {hint}")
+        raise NoSuchJob(f"no job {job!r} is running at {address}; {hint}")
     return controller
 
 
@@ -120,14 +130,9 @@ def joined(address: str) -> AbstractContextManager[cluster.Connection]:
 
 def job_names() -> list[str]:
     """Names of the jobs whose controllers live: ranks have a slash in theirs."""
-    import ray
+    from orchestrator.cluster.ray_hosts import actor_names
 
-    actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(
-        entry["name"]
-        for entry in actors
-        if entry["namespace"] == cluster.NAMESPACE and "/" not in entry["name"]
-    )
+    return sorted(name for name in actor_names() if "/" not in name)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ The driver that submitted a job follows it so, and so does any other one that co
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder
 from orchestrator.lifecycle.takeover import since_start
 from orchestrator.spec.job_spec import Spec
-from workers.protocol import JobError, Request
+from workers.protocol import JobError
 
 Observer = Callable[[events.Record], None]
 
@@ -203,10 +204,15 @@ class Following:
         self._obeyed = signals
         if first:
             say("stopping after this step, with a checkpoint; once more to end at once")
-            self._controller.request.options(max_task_retries=-1).remote(Request.STOP)
+            self._command("stop")
         else:
             say("ending at once, without a checkpoint")
-            self._controller.abort.options(max_task_retries=-1).remote()
+            self._command("abort")
+
+    def _command(self, name: str) -> None:
+        """Send a command and wait for nothing: the events tell what comes of it."""
+        call = self._controller.command.options(max_task_retries=-1)
+        call.remote(secrets.token_hex(8), name, {})
 
 
 def _end_among(records: Sequence[events.Record]) -> events.Finished | events.Failed | None:

@@ -155,8 +155,13 @@ class RayHosts:
 
 def named_ranks(job: str) -> frozenset[int]:
     """Numbers of the ranks of `job` that live, or are about to."""
+    return frozenset(_numbers(job, actor_names()))
+
+
+def actor_names() -> tuple[str, ...]:
+    """Names of all of Freshet's actors that live: `JOB` of a controller, `JOB/rank-N` of a rank."""
     actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    return frozenset(_numbers(job, (e["name"] for e in actors if e["namespace"] == cluster.NAMESPACE)))
+    return tuple(entry["name"] for entry in actors if entry["namespace"] == cluster.NAMESPACE)
 
 
 def reap(job: str, ranks: Collection[int] | None = None) -> None:

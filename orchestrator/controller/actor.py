@@ -12,9 +12,10 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import IO, Any
 
 import ray
@@ -34,6 +35,7 @@ from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import DamagedLogError, Record
+from orchestrator.history.command_table import Entry
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import SNAPSHOT, load
 from orchestrator.lifecycle import states
@@ -48,6 +50,8 @@ from workers.protocol import JobError, Report, Request
 
 KEPT_RECORDS = 20_000
 """How many of the newest events are kept for drivers; the log has them all."""
+PAGE_RECORDS = 5_000
+"""How many events a driver gets at a time."""
 RETRY_S = 1.0
 """Before a controller tries again to take over from the one before it, whose lock may outlive it a little."""
 TAKEOVER_S = 60.0
@@ -67,6 +71,8 @@ class Page:
     """Some events of a job."""
 
     records: tuple[Record, ...]
+    missed: int
+    """How many came before these that were asked for and are no longer kept."""
     next: int
     """What to ask for to get those that follow."""
     over: bool
@@ -273,6 +279,8 @@ class Controller:
         for event in self._view.recap():
             self._runtime.take(event)
         self._begin(takeover=True)
+        for entry in self._view.commands.pending():
+            self._go_on_with(entry)
 
     def _begin(self, *, takeover: bool) -> None:
         self._record(
@@ -304,12 +312,100 @@ class Controller:
         await self._loop.post_and_wait(Reported(report))
         await self._written()
 
+    async def command(self, id: str, name: str, arguments: dict[str, Any]) -> str:
+        """Do what a client asks for, once for each `id`; what will happen, in words.
+
+        Args:
+            name: `stop`, `abort`, `checkpoint`, `move` (of `layers` to `rank`) or `fault` (a `drill`).
+
+        Raises:
+            CommandIdReused: the id was that of another command.
+            JobError: it is refused; says why.
+        """
+        await self._taken_on()
+        if (entry := self._view.commands.find(id, name, arguments)) is not None:
+            if entry.answer is not None and not entry.answer.done:
+                raise JobError(entry.answer.text)
+            return entry.answer.text if entry.answer is not None else f"{name} was asked for already"
+        if self._over:
+            raise JobError(f"job {self._order.job!r} has ended: it takes no commands")
+        self._record(events.Commanded(id=id, name=name, arguments=arguments))
+        try:
+            text = await self._do(name, arguments)
+        except JobError as error:
+            self._answer(id, done=False, text=str(error))
+            raise
+        if name == "fault":
+            self._answer(id, done=True, text=text)
+        return text
+
+    async def outcome(self, id: str, wait_s: float) -> events.Answered | None:
+        """What came of the command `id`; None if nothing has after `wait_s`.
+
+        Raises:
+            JobError: no such command is known.
+        """
+        await self._taken_on()
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            if (entry := self._view.commands.get(id)) is None:
+                raise JobError(
+                    f"job {self._order.job!r} knows no command {id!r}: it was never sent, or is too old"
+                )
+            if entry.answer is not None or (left_s := deadline_s - time.monotonic()) <= 0:
+                return entry.answer
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left_s)
+
+    async def _do(self, name: str, arguments: dict[str, Any]) -> str:
+        match name, arguments:
+            case "stop", {}:
+                self._loop.post(Asked(Request.STOP))
+                return "stops after the step in flight, with a checkpoint"
+            case "abort", {}:
+                self._loop.post(Aborted())
+                return "ends at once, without a checkpoint"
+            case "checkpoint", {}:
+                state = self._loop.state
+                if not isinstance(state, Live) or not state.roster.trained:
+                    raise JobError(
+                        f"the job is {type(state).__name__.lower()} and has nothing to save: ask again once it trains"
+                    )
+                self._loop.post(Asked(Request.CHECKPOINT))
+                return "writes a checkpoint after the step in flight"
+            case "move", {"layers": str(layers), "rank": int(rank)}:
+                return await self._move(layers, rank)
+            case "fault", {"drill": dict(drill)}:
+                return await self._fault(drill)
+        raise JobError(f"no such command: {name} {arguments}")
+
+    def _go_on_with(self, entry: Entry) -> None:
+        """Do again what the controller before this one may not have done, where doing it twice does no harm."""
+        match entry.command.name:
+            case "checkpoint":
+                self._loop.post(Asked(Request.CHECKPOINT))
+            case "stop":
+                self._loop.post(Asked(Request.STOP))
+            case "abort":
+                self._loop.post(Aborted())
+            case name:
+                self._answer(
+                    entry.command.id,
+                    done=False,
+                    text=f"the controller was killed before it knew what came of the {name}: see the job's events, then"
+                    " ask again with another id",
+                )
+
+    def _answer(self, id: str, *, done: bool, text: str) -> None:
+        self._record(events.Answered(id=id, done=done, step=self._view.step, text=text))
+
     async def request(self, request: Request) -> None:
         """Ask for a checkpoint or a stop; one that comes while the job is being taken over waits for that."""
         await self._taken_on()
         self._loop.post(Asked(request))
 
-    async def move(self, layers: str, rank: int) -> str:
+    async def _move(self, layers: str, rank: int) -> str:
         """Have layers change ranks while the job trains, as `elastic.migration` says; what will happen, in words.
 
         Args:
@@ -357,12 +453,7 @@ class Controller:
             )
         return state.roster
 
-    async def abort(self) -> None:
-        """End the job at once, without a checkpoint."""
-        await self._taken_on()
-        self._loop.post(Aborted())
-
-    async def fault(self, drill: dict[str, Any]) -> str:
+    async def _fault(self, drill: dict[str, Any]) -> str:
         """Have a drill strike the job; what will happen, in words.
 
         Args:
@@ -394,13 +485,8 @@ class Controller:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
         if self._refusal is not None:
-            return Page(records=(self._refusal,), next=after + 1, over=True)
-        first = self._view.events - len(self._records)
-        fresh = tuple(self._records)[max(0, after - first) :]
-        if self._over and not fresh:
-            # Whoever followed further than a damaged log goes hears the end all the same.
-            fresh = tuple(self._records)[-1:]
-        return Page(records=fresh, next=self._view.events, over=self._over)
+            return Page(records=(self._refusal,), missed=0, next=after + 1, over=True)
+        return page_of(self._records, self._view.events, after, over=self._over)
 
     async def _run(self) -> None:
         """The job, to its end."""
@@ -463,6 +549,9 @@ class Controller:
         ray.kill(self._own)
 
     def _record(self, event: events.Event) -> None:
+        # Before the event that decides them: a job's end is the last line of its log.
+        for answered in self._view.commands.decided(event):
+            self._record(answered)
         record = Record(time_s=time.time(), event=event)
         assert self._writer is not None
         self._writer.append(record)
@@ -495,6 +584,23 @@ class Controller:
         # A store that does not answer now gets it all with the next copy.
         with suppress(Exception):
             await asyncio.to_thread(self._folder.publish_log)
+
+
+def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> Page:
+    """The events that follow the first `after`.
+
+    Args:
+        kept: the newest of the job's `total` events.
+        over: whether the job has ended.
+    """
+    first = total - len(kept)
+    begin = max(after, first)
+    fresh = tuple(islice(kept, begin - first, begin - first + PAGE_RECORDS))
+    end = begin + len(fresh)
+    if over and not fresh:
+        # A reader that has seen more than the log kept still gets the end.
+        fresh, end = tuple(kept)[-1:], total
+    return Page(records=fresh, missed=begin - after, next=end, over=over and end >= total)
 
 
 def find(job: str) -> Any:

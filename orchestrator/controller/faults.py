@@ -6,7 +6,6 @@ Runs in the controller's process. Finds ranks by their actors' names, so it know
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import Annotated, Any, Self
 
@@ -140,12 +139,9 @@ def choose_node(name: str, living: tuple[Node, ...]) -> Node:
 
 def _ranks(job: str) -> tuple[int, ...]:
     """The numbers of the ranks whose actors live."""
-    import ray
+    from orchestrator.cluster.ray_hosts import named_ranks
 
-    named: Any = ray.util.list_named_actors(all_namespaces=True)
-    names = [entry["name"] for entry in named if entry["namespace"] == cluster.NAMESPACE]
-    found = [re.fullmatch(re.escape(job) + r"/rank-(\d+)", name) for name in names]
-    return tuple(sorted(int(match[1]) for match in found if match is not None))
+    return tuple(sorted(named_ranks(job)))
 
 
 async def _arm(job: str, rank: int, fault: Fault) -> None:

@@ -106,6 +106,30 @@ class Requested:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Commanded:
+    """A command came from outside. Logged before anything is done for it."""
+
+    id: str
+    """Its sender's: a command that comes twice with one id is done once."""
+    name: str
+    """`stop`, `abort`, `checkpoint`, `move` or `fault`."""
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What came of a command."""
+
+    id: str
+    done: bool
+    """Whether it was; else it was refused, or something else happened first."""
+    step: int
+    """Steps committed then."""
+    text: str
+    """In words: what was done, or why not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannerStarted:
     """The planner's process is up."""
 
@@ -278,6 +302,8 @@ Event = (
     | Formed
     | Skipped
     | Requested
+    | Commanded
+    | Answered
     | PlannerStarted
     | FreezeSolved
     | Regrouped
@@ -313,6 +339,8 @@ KINDS: dict[str, type[Event]] = {
     "formed": Formed,
     "skipped": Skipped,
     "requested": Requested,
+    "commanded": Commanded,
+    "answered": Answered,
     "planner_started": PlannerStarted,
     "freeze_solved": FreezeSolved,
     "regrouped": Regrouped,

@@ -31,6 +31,7 @@ from orchestrator.events.types import (
     Skipped,
     Submitted,
 )
+from orchestrator.history.command_table import CommandTable
 from orchestrator.history.curvature_record import CurvatureRecord
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.freeze_record import FreezeRecord
@@ -134,6 +135,8 @@ class JobView:
     """Generations and what lies between them."""
     moves: list[Migrated] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    commands: CommandTable = field(default_factory=CommandTable)
+    """That came from outside since the newest start."""
     stopping: bool = False
     """Since the newest start someone asked for a stop."""
     sample: SampleReport | None = None
@@ -188,6 +191,7 @@ class JobView:
         self.ended_s = record.time_s
         self.events += 1
         self.recovery.take(record)
+        self.commands.take(record.event)
         match record.event:
             case StepReport() as step:
                 self._commit(step, record.time_s)
@@ -249,6 +253,7 @@ class JobView:
         self.runs += 1
         self.events = 1
         self.started_s, self.first_step_s, self.outcome = time_s, None, None
+        self.commands = CommandTable()
         self.nodes.clear()
         self.ranks, self.formed, self.followed = RanksView(), None, None
         self.stopping = False

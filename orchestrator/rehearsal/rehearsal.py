@@ -13,6 +13,7 @@ from pathlib import Path
 
 from orchestrator.analysis.effective_time import EffectiveTime, effective_time
 from orchestrator.client.following import Observer, Run
+from orchestrator.client.job_client import BlockingJobClient
 from orchestrator.client.submit import run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
@@ -25,7 +26,7 @@ from orchestrator.rehearsal.trace_player import Script, TracePlayer
 from orchestrator.rehearsal.traces import Trace
 from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
-from workers.protocol import JobError, Request
+from workers.protocol import JobError
 
 NODE_START_S = 60.0
 """How long each of the nodes that the job starts with may take."""
@@ -170,15 +171,9 @@ def nodes_wanted(spec: Spec, nodes: int | None, trace: Trace) -> int:
 
 
 def _stop(job: str) -> None:
-    from ray.exceptions import RayError
-
-    from orchestrator.controller.actor import find
-
     # It may end by itself just now.
-    with suppress(RayError):
-        controller = find(job)
-        if controller is not None:
-            controller.request.remote(Request.STOP)
+    with suppress(JobError):
+        BlockingJobClient().stop(job)
 
 
 def _log(done: Run, rehearsed: Rehearsed) -> None:

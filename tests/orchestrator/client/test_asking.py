@@ -77,14 +77,6 @@ def test_one_that_is_gone_is_gone(registered: list[bool]) -> None:
         ask("a", Controller(ActorDiedError()), "status")
 
 
-@pytest.mark.parametrize("restarting", [UNAVAILABLE, ActorDiedError()])
-def test_what_may_be_done_once_only_is_not_asked_twice(restarting: Exception) -> None:
-    controller = Controller(restarting)
-    with pytest.raises(JobError, match="may have done what was asked of it or not"):
-        ask("a", controller, "status", again=False)
-    assert (len(controller.asked), controller.retries) == (1, 0)
-
-
 def test_what_it_refuses_is_told_as_it_says() -> None:
     refusal = RayTaskError("status", "a traceback", JobError("step 3 is past"))
     with pytest.raises(JobError, match=r"^step 3 is past$"):

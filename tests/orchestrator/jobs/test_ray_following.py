@@ -21,13 +21,16 @@ from test_ray_recovery import DRIVER, job, logged, wait_for
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
 from orchestrator.cli.jobs import fault_job, move_layers, reap_job, status_lines, stop_job
 from orchestrator.cli.training import follow_command
+from orchestrator.client.asking import Refused
 from orchestrator.client.following import attached
+from orchestrator.client.job_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
 from orchestrator.controller.actor import find
 from orchestrator.events import types as events
+from orchestrator.history.command_table import CommandIdReused
 from orchestrator.report.page import REPORT_NAME
 from orchestrator.trainer import PipelineTrainer
-from workers.protocol import JobError, StepReport
+from workers.protocol import CheckpointReport, JobError, StepReport
 
 STEPS = 120
 LONG = {"forward_s": 0.008, "input_grad_s": 0.008, "weight_grad_s": 0.008}
@@ -109,6 +112,36 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
     assert before < STEPS
     assert steps_of(log) == list(range(1, STEPS + 1))
     assert len([event for event in logged(log) if isinstance(event, events.Formed)]) == 1
+    assert_nothing_left()
+
+
+def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) -> None:
+    spec = job(tmp_path, "told", job={"steps": 100_000}, pipeline={"ranks": 2})
+    file, log = tmp_path / "spec.json", tmp_path / "told" / "events.jsonl"
+    file.write_text(spec.model_dump_json())
+    client = BlockingJobClient()
+    with driver("-c", DRIVER, str(file)) as own:
+        wait_for(log, lambda seen: any(isinstance(event, StepReport) for event in seen))
+        own.kill()
+    done = client.outcome(client.checkpoint("told", id="save"), timeout_s=60)
+    assert done.text.startswith(f"checkpoint of step {done.step} in ")
+    with pytest.raises(CommandIdReused, match="'save' was used for checkpoint"):
+        client.stop("told", id="save")
+    with pytest.raises(Refused, match="rank 7"):
+        client.move("told", "1", 7, id="move")
+
+    before = client.view("told")
+    os.kill(before.pid, signal.SIGKILL)
+    # The next controller has it from the log.
+    assert client.checkpoint("told", id="save").text == done.text
+    assert client.view("told").pid != before.pid
+    assert client.outcome(client.stop("told"), timeout_s=120).text.startswith("stopped at step ")
+    told = [item.event for item in client.events("told") if isinstance(item, events.Record)]
+    saved = [event for event in told if isinstance(event, CheckpointReport)]
+    assert len(saved) == 2, "that of the command, and that of the stop"
+    assert len([event for event in told if isinstance(event, events.Submitted)]) == 2
+    assert isinstance(told[-1], events.Finished)
+    reap_job("told", "auto", force=False)
     assert_nothing_left()
 
 

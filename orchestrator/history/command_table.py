@@ -1,0 +1,132 @@
+"""Which commands a job was given from outside, and what came of each. Pure: events in, answers out.
+
+A command has an id that its sender chose: asked twice, it is done once. The table holds the newest `KEPT` commands; it
+is part of a `JobView`, so that a controller that takes over has it from snapshot and log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.events.types import (
+    Answered,
+    Commanded,
+    Event,
+    Failed,
+    Finished,
+    Migrated,
+    Regrouped,
+)
+from workers.protocol import CheckpointReport, JobError, StepReport
+
+KEPT = 300
+"""Commands that are remembered; an id that is older than all of them is as good as new."""
+
+
+class CommandIdReused(JobError):
+    """An id was given to two different commands."""
+
+
+@dataclass
+class Entry:
+    """One command."""
+
+    command: Commanded
+    step: int
+    """Steps committed when it came."""
+    answer: Answered | None = None
+    """None: it is not decided yet."""
+
+
+@dataclass
+class CommandTable:
+    """The commands of one job since its newest start."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """By id, the oldest first."""
+    step: int = 0
+    """The newest that was committed."""
+
+    def find(self, id: str, name: str, arguments: Mapping[str, Any]) -> Entry | None:
+        """The entry of a command that came before; None: it is new.
+
+        Raises:
+            CommandIdReused: the id was that of another command.
+        """
+        entry = self.entries.get(id)
+        if entry is None:
+            return None
+        if (entry.command.name, entry.command.arguments) != (name, dict(arguments)):
+            raise CommandIdReused(
+                f"command id {id!r} was used for {entry.command.name} {entry.command.arguments or ''}".rstrip()
+                + f" and cannot be used for {name}: choose another id"
+            )
+        return entry
+
+    def get(self, id: str) -> Entry | None:
+        """The entry with this id."""
+        return self.entries.get(id)
+
+    def pending(self) -> tuple[Entry, ...]:
+        """Commands that nothing has decided yet, the oldest first."""
+        return tuple(entry for entry in self.entries.values() if entry.answer is None)
+
+    def take(self, event: Event) -> None:
+        """Fold one more event in."""
+        match event:
+            case Commanded(id=id):
+                self.entries[id] = Entry(event, self.step)
+                for old in list(self.entries)[:-KEPT]:
+                    del self.entries[old]
+            case Answered(id=id):
+                if (entry := self.entries.get(id)) is not None and entry.answer is None:
+                    entry.answer = event
+            case StepReport(step=step):
+                self.step = step
+            case _:
+                for answer in self.decided(event):
+                    self.entries[answer.id].answer = answer
+
+    def decided(self, event: Event) -> tuple[Answered, ...]:
+        """What `event` decides of the commands that are pending. It is logged before the event itself."""
+        return tuple(self._decided(event))
+
+    def _decided(self, event: Event) -> Iterator[Answered]:
+        pending = self.pending()
+        moves = [entry for entry in pending if entry.command.name == "move"]
+        match event:
+            case CheckpointReport(step=step, path=path, error=error):
+                for entry in pending:
+                    if entry.command.name == "checkpoint" and step >= entry.step:
+                        text = f"checkpoint of step {step} in {path}"
+                        yield _answer(
+                            entry, step, text if error is None else f"{text} failed: {error}", error is None
+                        )
+            case Migrated(step=step):
+                for entry in moves[:-1]:
+                    yield _answer(entry, step, "another move took its place", False)
+                for entry in moves[-1:]:
+                    yield _answer(entry, step, "moved", True)
+            case Regrouped(cause=cause, step=step, reason=reason) if cause != "move":
+                for entry in moves:
+                    yield _answer(
+                        entry, step, f"the ranks regrouped before the layers had moved: {reason}", False
+                    )
+            case Finished(step=step, stopped=stopped):
+                for entry in pending:
+                    done = entry.command.name in ("stop", "abort")
+                    text = f"stopped at step {step}" if stopped else f"trained to its last step, {step}"
+                    yield _answer(entry, step, text if done else f"the job ended first: {text}", done)
+            case Failed(reason=reason):
+                for entry in pending:
+                    yield _answer(
+                        entry, self.step, f"the job failed: {reason}", entry.command.name == "abort"
+                    )
+            case _:
+                return
+
+
+def _answer(entry: Entry, step: int, text: str, done: bool) -> Answered:
+    return Answered(id=entry.command.id, done=done, step=step, text=text)

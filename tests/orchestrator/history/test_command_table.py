@@ -1,0 +1,131 @@
+"""A command is done once for each id, and what comes of it is decided by the job's own events."""
+
+from __future__ import annotations
+
+import pytest
+from lifecycle_jobs import checkpoint_report, step_report
+
+from orchestrator.events.types import (
+    Answered,
+    Commanded,
+    Event,
+    Failed,
+    Finished,
+    Migrated,
+    Record,
+    Regrouped,
+)
+from orchestrator.history import command_table
+from orchestrator.history.command_table import CommandIdReused, CommandTable
+from orchestrator.history.job_view import JobView, fold
+
+
+def command(id: str, name: str, **arguments: object) -> Commanded:
+    return Commanded(id=id, name=name, arguments=arguments)
+
+
+def answers(*told: Event) -> dict[str, tuple[bool, str]]:
+    """Id -> whether it was done, and what is said of it."""
+    table, found = CommandTable(), dict[str, tuple[bool, str]]()
+    for event in told:
+        for answer in table.decided(event):
+            found[answer.id] = answer.done, answer.text
+        table.take(event)
+    return found
+
+
+def moved(step: int) -> Migrated:
+    return Migrated(
+        version=2,
+        layers=(1,),
+        source=(0,),
+        target=(1,),
+        mode="live",
+        bytes=1,
+        seconds=1.0,
+        steps=1,
+        stall_s=0.0,
+        step=step,
+    )
+
+
+def regrouped(cause: str) -> Regrouped:
+    times = dict.fromkeys(("detect_s", "settle_s", "plan_s", "move_s", "resume_s"), 0.1)
+    return Regrouped(
+        generation=2,
+        cause=cause,
+        reason="rank 1 was lost",
+        lost=(1,),
+        joined=(),
+        step=4,
+        rerun=0,
+        steps_lost=0,
+        **times,
+    )
+
+
+def test_a_command_that_comes_twice_is_found_and_a_used_id_is_refused() -> None:
+    table = CommandTable()
+    assert table.find("a", "stop", {}) is None
+    table.take(command("a", "move", layers="3", rank=1))
+    assert table.find("a", "move", {"layers": "3", "rank": 1}) is not None
+    for name, arguments in (("stop", {}), ("move", {"layers": "3", "rank": 2})):
+        with pytest.raises(CommandIdReused, match=r"'a' was used for move .* cannot be used for"):
+            table.find("a", name, arguments)
+
+
+def test_a_checkpoint_is_done_by_one_that_is_no_older() -> None:
+    asked = (step_report(5), command("c", "checkpoint"))
+    assert answers(*asked, checkpoint_report(4)) == {}
+    assert answers(*asked, checkpoint_report(6)) == {"c": (True, "checkpoint of step 6 in /out/6")}
+    ended = Finished(step=9, stopped=False, state_sha256=None)
+    assert answers(*asked, ended) == {"c": (False, "the job ended first: trained to its last step, 9")}
+
+
+def test_a_stop_is_done_by_the_end_and_refused_by_a_failure() -> None:
+    stop, abort = command("s", "stop"), command("a", "abort")
+    assert answers(stop, Finished(step=7, stopped=True, state_sha256=None)) == {
+        "s": (True, "stopped at step 7")
+    }
+    failed = Failed(reason="no room", user_error=False)
+    assert answers(stop, abort, failed) == {
+        "s": (False, "the job failed: no room"),
+        "a": (True, "the job failed: no room"),
+    }
+
+
+def test_a_move_is_done_by_its_layers_and_refused_by_a_loss() -> None:
+    first, second = command("1", "move", layers="1", rank=1), command("2", "move", layers="2", rank=1)
+    assert answers(first, moved(4)) == {"1": (True, "moved")}
+    both = {"1": (False, "another move took its place"), "2": (True, "moved")}
+    assert answers(first, second, moved(4)) == both
+    assert answers(first, regrouped("move"), moved(4)) == {"1": (True, "moved")}
+    done, why = answers(first, regrouped("loss"))["1"]
+    assert not done
+    assert "regrouped before the layers had moved: rank 1 was lost" in why
+
+
+def test_the_log_brings_the_table_back() -> None:
+    told = [
+        step_report(3),
+        command("a", "checkpoint"),
+        Answered(id="a", done=True, step=4, text="checkpoint of step 4 in /out/4"),
+        checkpoint_report(4),
+        command("b", "stop"),
+    ]
+    lines = [Record(time_s=0.0, event=event).to_json() for event in told]
+    view = fold(map(Record.from_json, lines))
+    table = JobView.from_json(view.to_json()).commands
+    entry = table.get("a")
+    assert entry is not None
+    assert entry.answer == told[2]
+    assert [pending.command.id for pending in table.pending()] == ["b"]
+
+
+def test_old_commands_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_table, "KEPT", 2)
+    table = CommandTable()
+    for id in "abc":
+        table.take(command(id, "stop"))
+    assert table.get("a") is None
+    assert [entry.command.id for entry in table.pending()] == ["b", "c"]
