@@ -48,7 +48,10 @@ def test_a_crash_names_its_cause_and_its_place(tmp_path: Path, code: str, cause:
 
 def test_other_threads_do_not_push_the_one_that_crashed_out(tmp_path: Path) -> None:
     threads = "import ctypes, threading, time\nfor _ in range(30): threading.Timer(9, print).start()"
-    path = run(tmp_path, f"{threads}\ndef forward():\n    ctypes.string_at(0)\nforward()")
+    path = run(
+        tmp_path,
+        f"{threads}\ndef forward():\n    ctypes.string_at(0)\nthreading.Thread(target=forward).start()",
+    )
     assert any("in forward" in line for line in last_lines(path))
 
 
