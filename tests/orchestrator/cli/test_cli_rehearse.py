@@ -99,14 +99,14 @@ def test_a_bad_trace_is_a_users_error(options: Options, tmp_path: Path) -> None:
     assert USER_ERROR == 2
 
 
-def test_the_commands_of_the_readme_can_be_typed_one_after_the_other(
+def test_the_commands_of_the_guide_can_be_typed_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, begun = Path(__file__).parents[3], list[Performance]()
     commands = [
         line.split()[1:]
-        for line in (root / "README.md").read_text().splitlines()
-        if line.startswith("    freshet rehearse ")
+        for line in (root / "docs" / "guides" / "rehearsals.md").read_text().splitlines()
+        if line.startswith("freshet rehearse ") and "p3-trace.csv" not in line  # not ours to have
     ]
     assert len(commands) == 2
     (tmp_path / "examples").symlink_to(root / "examples")

@@ -60,6 +60,8 @@ EVERY_KIND: tuple[events.Event, ...] = (
         rank=1, damage=protocol.DamagedCheckpoint(path="/out/7", file="embed.safetensors", problem="checksum")
     ),
     events.Requested(request="stop"),
+    events.Commanded(id="a", name="move", arguments={"layers": "3-4", "rank": 1}),
+    events.Answered(id="a", done=False, step=7, text="the job failed: no room"),
     events.PlannerStarted(life=2, node="n0", pid=124),
     events.FreezeSolved(
         plan=FREEZE_PLAN,
