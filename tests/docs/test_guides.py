@@ -134,7 +134,12 @@ def test_the_first_job_runs_as_typed(
 
 
 @pytest.mark.parametrize(
-    ("factory", "source"), [("my_net:build", "my_data:open_blobs"), ("my_language_model:build", "text")]
+    ("factory", "source"),
+    [
+        ("my_net:build", "my_data:open_blobs"),
+        ("my_net:build", "my_tensors:open_tensors"),
+        ("my_language_model:build", "text"),
+    ],
 )
 def test_models_and_data_of_the_guides_train(
     factory: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

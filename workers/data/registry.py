@@ -9,6 +9,7 @@ import difflib
 from pathlib import Path
 
 from workers.config import DataConfig, ModelConfig
+from workers.data.adapt import as_open_data
 from workers.data.corpus import (
     JSONL_SUFFIXES,
     TEXT_SUFFIXES,
@@ -28,7 +29,6 @@ from workers.protocol import JobError
 
 _TEXT_SOURCES = ("python-docs", "text", "jsonl")
 _SOURCES = (*_TEXT_SOURCES, "digits")
-_DATASET_MEMBERS = ("train_samples", "validation_samples", "train", "validation")
 
 
 def open_dataset(config: DataConfig, model: ModelConfig, output: str) -> OpenData:
@@ -117,16 +117,4 @@ def _cache_folder(cache: str | None, output: str) -> Path:
 
 def _imported(config: DataConfig) -> OpenData:
     returned = call_import_path(config.source, config.arguments, "data.source")
-    opened = returned if isinstance(returned, OpenData) else OpenData(dataset=returned)
-    missing = [member for member in _DATASET_MEMBERS if not hasattr(opened.dataset, member)]
-    if missing:
-        raise JobError(
-            f"data.source = {config.source!r} returned a {type(opened.dataset).__name__} without"
-            f" {', '.join(missing)}: return an object with the members of workers.data.dataset.Dataset"
-        )
-    if opened.dataset.train_samples < 1:
-        raise JobError(
-            f"data.source = {config.source!r} returned a data set with {opened.dataset.train_samples}"
-            " training samples: it needs at least one"
-        )
-    return opened
+    return as_open_data(returned, config.validation_fraction, f"data.source = {config.source!r}")

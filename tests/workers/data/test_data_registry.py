@@ -210,7 +210,7 @@ def described():
     return OpenData(dataset=Squares(3), tokenizer=ByteTokenizer(), vocabulary=256, tokens_per_sample=1)
 
 def wrong():
-    return [1, 2]
+    return {1, 2}
 
 def broken():
     raise OSError("disk on fire")
@@ -227,7 +227,7 @@ def test_sources_by_import_path(opened: Open, tmp_path: Path, monkeypatch: pytes
     described = opened(source="source_under_test:described")
     assert (described.vocabulary, described.tokens_per_sample) == (256, 1)
     with pytest.raises(
-        JobError, match=r"returned a list without train_samples, .*, train, validation: return an"
+        JobError, match=r"returned a set without train_samples, .*, train, validation: return an"
     ):
         opened(source="source_under_test:wrong")
     with pytest.raises(JobError, match=r"the function raised OSError: disk on fire"):
