@@ -345,3 +345,8 @@ def test_the_reference_is_up_to_date() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_example_is_a_spec(path: Path) -> None:
     check(load(path))
+
+
+def test_the_first_run_of_a_newcomer_freezes_nothing() -> None:
+    # It starts from scratch, where freezing costs more than it saves and the report warns of it.
+    assert load(ROOT / "examples" / "gpt.toml").freeze.method == "none"
