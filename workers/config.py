@@ -6,9 +6,11 @@ validation errors into sentences for people.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from planner.freezing import Phases
 
@@ -18,10 +20,31 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 NonNegativeSeconds = Annotated[float, Field(ge=0)]
 
 
+def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
+    """`arguments`, which a checkpoint keeps as JSON: that has no number for infinity."""
+    for name, value in arguments.items():
+        if not _is_finite(value):
+            raise PydanticCustomError(
+                "finite_number", "should hold finite numbers, check {name}", {"name": name}
+            )
+    return arguments
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(_finite)]
+
+
 class Section(BaseModel):
     """A frozen section of a spec."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -31,7 +54,7 @@ class ModelConfig(Section):
     """Built-in family; exactly one of `family` and `factory` is set."""
     factory: str | None = None
     """`package.module:function` that returns layers and a loss."""
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
     """Keyword arguments for `factory`."""
     layers: Positive = 8
     """Transformer blocks. The embedding and the head are layers of their own, beside these."""
@@ -79,7 +102,7 @@ class DataConfig(Section):
     part is smaller."""
     cache: str | None = None
     """Folder of the memory-mapped tokens; unset: `data/` in the job's output folder."""
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
     """Keyword arguments for a source given by import path."""
 
 

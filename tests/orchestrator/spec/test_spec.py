@@ -347,6 +347,27 @@ def test_every_example_is_a_spec(path: Path) -> None:
     check(load(path))
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("optimizer.lr=inf", "optimizer.lr = inf: should be a finite number"),
+        ("optimizer.clip_norm=nan", "optimizer.clip_norm = nan: should be a finite number"),
+        ("freeze.r_max=nan", "freeze.r_max = nan: should be a finite number"),
+        ("cluster.timeout_s=inf", "cluster.timeout_s = inf: should be a finite number"),
+        ("elastic.hang_timeout_s=inf", "elastic.hang_timeout_s = inf: should be a finite number"),
+        ("cluster.emulated.forward_s=[0.1, -inf]", "item 2 should be a finite number"),
+        ("cluster.resources_per_rank={ CPU = inf }", "cluster.resources_per_rank = inf: should be a finite"),
+        ("model.arguments={ rates = [1.0, inf] }", "should hold finite numbers, check rates"),
+        ("data.arguments={ noise = { scale = nan } }", "should hold finite numbers, check noise"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, override: str, told: str) -> None:
+    message = mistake(tmp_path, '[job]\nname = "a"\n', override)
+    key = override.partition("=")[0]
+    assert message.startswith(f"--set {key}: {key} = ")
+    assert told in message
+
+
 def test_the_first_run_of_a_newcomer_freezes_nothing() -> None:
     # It starts from scratch, where freezing costs more than it saves and the report warns of it.
     assert load(ROOT / "examples" / "gpt.toml").freeze.method == "none"
