@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.prepare.model_outline import ModelOutline
-from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, settle_elastic, with_recompute
+from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, settle_elastic
 from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import ClusterConfig, PipelineConfig, Spec
 from planner.ir import Schedule
-from planner.partition import explicit, parameter
 from planner.plan import Plan, recomputable
+from planner.schedule.expand import schedule_of
+from planner.search import unmeasured
 from planner.search.standbys import assign
 from workers.config import ElasticConfig, WorkerConfig
 from workers.protocol import JobError
@@ -156,23 +157,21 @@ def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
     """
     pipeline = spec.pipeline
     schedule = base_schedule(pipeline)
-    layers = _cut(spec, schedule, found)
-    by_count = pipeline.partition == "parameter"
-    how = "balanced by parameter count" if by_count else "as the spec asks"
-    stage_ranks = tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages))
-    return Plan(
-        epoch=0,
-        version=1,
-        reason=f"first plan: {len(found.layers)} layers cut {how}",
-        layers=layers,
-        stage_ranks=stage_ranks,
-        schedule=pipeline.schedule,
-        chunks=max(stage_ranks.count(rank) for rank in stage_ranks),
-        microbatches=schedule.microbatches,
-        replicas=pipeline.replicas,
-        recompute=recomputed_layers(spec, len(found.layers)),
-        partition="parameter" if by_count else "explicit",
-    )
+    _check_stages(spec, schedule, found)
+    counts = None if isinstance(pipeline.partition, str) else pipeline.partition
+    how = "balanced by parameter count" if counts is None else "as the spec asks"
+    recompute = recomputed_layers(spec, len(found.layers))
+    try:
+        return unmeasured.unmeasured_plan(
+            schedule,
+            found.parameters,
+            counts=counts,
+            replicas=pipeline.replicas,
+            recompute=recompute,
+            reason=f"first plan: {len(found.layers)} layers cut {how}",
+        )
+    except ValueError as error:
+        raise JobError(f"pipeline.{error}") from error
 
 
 def expand(plan: Plan) -> Schedule:
@@ -181,14 +180,12 @@ def expand(plan: Plan) -> Schedule:
     Raises:
         JobError: a table of the user's own that is not what it was, or is gone.
     """
-    table = plan.schedule.startswith(CSV_PREFIX)
+    if not plan.schedule.startswith(CSV_PREFIX):
+        return schedule_of(plan)
     pipeline = PipelineConfig(
-        ranks=plan.pipeline_ranks,
-        schedule=plan.schedule,
-        chunks=None if table else plan.chunks,
-        microbatches=plan.microbatches,
+        ranks=plan.pipeline_ranks, schedule=plan.schedule, microbatches=plan.microbatches
     )
-    return with_recompute(base_schedule(pipeline), plan.layers, set(plan.recompute))
+    return schedule_of(plan, base_schedule(pipeline))
 
 
 def recomputed_layers(spec: Spec, layers: int) -> tuple[int, ...]:
@@ -208,7 +205,10 @@ def recomputed_layers(spec: Spec, layers: int) -> tuple[int, ...]:
     return tuple(sorted(set(wanted)))
 
 
-def _cut(spec: Spec, schedule: Schedule, found: ModelOutline) -> tuple[tuple[int, int], ...]:
+def _check_stages(spec: Spec, schedule: Schedule, found: ModelOutline) -> None:
+    """Raises:
+    JobError: more stages than the model has layers.
+    """
     layers, stages = len(found.layers), schedule.stages
     if stages > layers:
         per_rank = stages // schedule.ranks
@@ -219,12 +219,6 @@ def _cut(spec: Spec, schedule: Schedule, found: ModelOutline) -> tuple[tuple[int
             f" ({', '.join(found.layers)}). Use at most {layers // per_rank * spec.pipeline.replicas} ranks,"
             " or more layers"
         )
-    try:
-        if isinstance(spec.pipeline.partition, str):
-            return parameter.partition(found.parameters, stages)
-        return explicit.partition(spec.pipeline.partition, layers, stages)
-    except ValueError as error:
-        raise JobError(f"pipeline.{error}") from error
 
 
 def _settle_table(pipeline: PipelineConfig) -> PipelineConfig:

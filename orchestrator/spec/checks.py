@@ -9,7 +9,6 @@ from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.ir import Schedule
 from planner.schedule import registry, table_format
-from planner.schedule.passes import add_recompute
 from planner.schedule.validate import ScheduleError
 from workers.config import ElasticConfig
 from workers.protocol import JobError
@@ -130,12 +129,6 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
             " have no backward, and a job trains all layers: give every forward of the table its backward"
         )
     return table
-
-
-def with_recompute(schedule: Schedule, layers: tuple[tuple[int, int], ...], recompute: set[int]) -> Schedule:
-    """`schedule` with an R where a stage holds a layer of `recompute`; `layers`: [first, stop) per stage."""
-    stages = [stage for stage, (first, stop) in enumerate(layers) if recompute & set(range(first, stop))]
-    return add_recompute(schedule, stages) if stages else schedule
 
 
 def _check_partition(pipeline: PipelineConfig, schedule: Schedule) -> None:

@@ -14,7 +14,7 @@ from planner.partition import bottleneck, dynpipe, memory, parameter, time
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.plan import Plan, recomputable
 from planner.profile import Profile
-from planner.schedule.passes import add_recompute
+from planner.schedule.expand import recomputing_stages, with_recompute
 from planner.search.shapes import Shape
 from planner.search.standbys import assign
 from planner.simulation.predict import Prediction, predict
@@ -141,15 +141,10 @@ class Evaluator:
 
     def schedule(self, layers: Ranges) -> Schedule:
         """The shape's schedule with an R where a stage of the cut recomputes."""
-        again = frozenset(
-            stage
-            for stage, (first, stop) in enumerate(layers)
-            if any(first <= layer < stop for layer in self._recompute)
-        )
-        if again not in self._schedules:
-            base = self.shape.schedule
-            self._schedules[again] = add_recompute(base, again) if again else base
-        return self._schedules[again]
+        stages = recomputing_stages(layers, self._recompute)
+        if stages not in self._schedules:
+            self._schedules[stages] = with_recompute(self.shape.schedule, stages)
+        return self._schedules[stages]
 
     def _plan(self, layers: Ranges) -> Plan:
         plan = Plan(

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.ir import Kind, Schedule
-from planner.partition import parameter
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
-from planner.schedule.passes import add_recompute
-from planner.schedule.registry import build, families
+from planner.schedule.expand import schedule_of
+from planner.schedule.registry import families
 from planner.schedule.validate import validate
 from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, Options, options
 from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import assign
+from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import like, pattern_of, uniform_links
 
@@ -247,25 +247,15 @@ class Replanner:
             return step, -option.pipelines
 
         best = min(found.best, key=order)
-        shape = best.shape
-        schedule = shape.schedule
-        layers = parameter.partition(self.parameters, schedule.stages)
-        plan = Plan(
-            epoch=0,
-            version=1,
-            reason="",
-            layers=layers,
-            stage_ranks=tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages)),
-            schedule=shape.name,
-            chunks=shape.chunks,
-            microbatches=first.microbatches,
+        plan = unmeasured_plan(
+            best.shape.schedule,
+            self.parameters,
             replicas=first.replicas,
             pipelines=best.pipelines,
             recompute=first.recompute,
-            partition="parameter",
         )
         plan = self.stood_by(plan, [str(domain) for domain in pattern])
-        return _Answer(plan, _recomputing(schedule, plan), self._why(plan, found.why_not, len(pattern)))
+        return _Answer(plan, self._schedule_of(plan), self._why(plan, found.why_not, len(pattern)))
 
     def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
         told = f"{_counted(plan.layers[-1][1], 'layer')} on {_counted(plan.world_size, 'rank')}"
@@ -295,11 +285,7 @@ class Replanner:
         return predict(self._there(self.profile, places[: plan.world_size]), plan, schedule).step_s
 
     def _schedule_of(self, plan: Plan) -> Schedule:
-        if plan.schedule in families():
-            base = build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks)
-        else:
-            base = self._base
-        return _recomputing(base, plan)
+        return schedule_of(plan, None if plan.schedule in families() else self._base)
 
     @property
     def _base(self) -> Schedule:
@@ -316,15 +302,6 @@ class Replanner:
 def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:
     """A step of balanced stages, in units of a microbatch on one rank that holds the whole model."""
     return (microbatches + (ranks - 1) / chunks) / ranks
-
-
-def _recomputing(schedule: Schedule, plan: Plan) -> Schedule:
-    again = [
-        stage
-        for stage, (first, stop) in enumerate(plan.layers)
-        if any(first <= layer < stop for layer in plan.recompute)
-    ]
-    return add_recompute(schedule, again) if again else schedule
 
 
 def _counted(number: int, what: str) -> str:

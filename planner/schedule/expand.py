@@ -1,0 +1,37 @@
+"""Plan -> Schedule: the one place that knows which stages of a cut recompute. Pure: a table is read elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from planner.ir import Schedule
+from planner.plan import Plan
+from planner.schedule.passes import add_recompute
+from planner.schedule.registry import build
+
+
+def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
+    """The validated schedule that `plan` names, with its recomputations.
+
+    Args:
+        table: the user's own table without recomputations, if the plan names one; None builds the plan's family.
+
+    Raises:
+        ScheduleError: no such family, or numbers that it cannot be built with.
+    """
+    base = table or build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks)
+    return with_recompute(base, recomputing_stages(plan.layers, plan.recompute))
+
+
+def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
+    """`schedule` with an R on `stages`; `schedule` itself if there are none."""
+    return add_recompute(schedule, stages) if stages else schedule
+
+
+def recomputing_stages(layers: Sequence[tuple[int, int]], recompute: Collection[int]) -> frozenset[int]:
+    """The stages that hold a layer of `recompute`; `layers`: [first, stop) per stage."""
+    return frozenset(
+        stage
+        for stage, (first, stop) in enumerate(layers)
+        if any(first <= layer < stop for layer in recompute)
+    )
