@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator.cluster.address import host_and_port
 from orchestrator.cluster.draining import draining
 from orchestrator.cluster.placement import Node
 from workers.protocol import JobError
@@ -205,16 +206,12 @@ def _is_on_loopback(environment: Mapping[str, str]) -> bool:
 
 def _check_reachable(address: str) -> None:
     """Knock before Ray does: it would wait for minutes."""
-    if address in ("local", "auto"):
+    target = host_and_port(address)
+    if target is None:
         return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon:
-        raise JobError(
-            f"cluster.address = {address!r} is no address: use 'local', 'auto', 'HOST:PORT' or 'ray://HOST:PORT'"
-        )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-    except (OSError, ValueError) as error:
+        socket.create_connection(target, timeout=CONNECT_S).close()
+    except OSError as error:
         raise JobError(_unreachable(address, error)) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.cluster.address import host_and_port
 from orchestrator.quantities import counted
 from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import PipelineConfig, Spec
@@ -30,10 +31,7 @@ def check(spec: Spec) -> None:
     settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
     _check_device(spec)
     _check_elastic(spec)
-    if "://" in spec.cluster.address and not spec.cluster.address.startswith("ray://"):
-        raise JobError(
-            f"cluster.address = {spec.cluster.address!r}: use local, auto, HOST:PORT, or ray://HOST:PORT"
-        )
+    host_and_port(spec.cluster.address)
 
 
 def searched(pipeline: PipelineConfig) -> tuple[str, ...]:

@@ -183,11 +183,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ),
         (PipelineConfig(), ClusterConfig(device="cuda", resources_per_rank={"CPU": 1}), "reserves no GPU"),
         (
-            PipelineConfig(),
-            ClusterConfig(address="http://x"),
-            "use local, auto, HOST:PORT, or ray://HOST:PORT",
-        ),
-        (
             PipelineConfig(schedule="1f2b"),
             ClusterConfig(),
             "pipeline.schedule: unknown schedule '1f2b', did you mean '1f1b'",
@@ -366,6 +361,25 @@ def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, override: str, t
     key = override.partition("=")[0]
     assert message.startswith(f"--set {key}: {key} = ")
     assert told in message
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["nonsense", "", "http://x:1", "head:", ":6379", "head:x", "head:0", "head:65536", "ray://head", "a b:1"],
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(JobError) as caught:
+        check(Spec(job=JobConfig(name="a"), cluster=ClusterConfig(address=address)))
+    assert str(caught.value) == (
+        f"cluster.address = {address!r} is no address: use 'local', 'auto', 'HOST:PORT' or 'ray://HOST:PORT'"
+    )
+
+
+@pytest.mark.parametrize(
+    "address", ["local", "auto", "head:6379", "10.0.0.1:6379", "ray://head-1.lan:10001", "[::1]:6379"]
+)
+def test_addresses_that_a_job_may_join(address: str) -> None:
+    check(Spec(job=JobConfig(name="a"), cluster=ClusterConfig(address=address)))
 
 
 def test_the_first_run_of_a_newcomer_freezes_nothing() -> None:
