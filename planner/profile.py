@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Size = TypeVar("Size", float, "NDArray[np.float64]")
+"""Bytes of a message, or of many."""
 SCHEMA = 2
 """Version of the JSON form; another one is refused."""
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -158,9 +164,11 @@ class DeviceProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """From one rank to another. A message of n bytes holds its sender's computation for
-    `sender_s + n * sender_s_per_byte`, occupies the link for `n / bytes_per_s`, arrives `latency_s` after that, and
-    holds its receiver for `receiver_s + n * receiver_s_per_byte` when it is taken in."""
+    """From one rank to another, and what a message over it costs.
+
+    A message of n bytes holds its sender's computation for `sender_s + n * sender_s_per_byte`, occupies the link for
+    `n / bytes_per_s`, arrives `latency_s` after that, and holds its receiver for
+    `receiver_s + n * receiver_s_per_byte` when the receiver takes it in."""
 
     __pydantic_config__ = _STRICT
 
@@ -177,9 +185,33 @@ class Link:
     receiver_s_per_byte: float = 0.0
     """And what its size adds to that."""
 
-    def transfer_s(self, size_bytes: int) -> float:
+    @staticmethod
+    def slowest(links: Collection[Link]) -> Link:
+        """A link with the least bandwidth and the greatest latency of `links`, and nothing held at either end."""
+        return Link(
+            latency_s=max(link.latency_s for link in links),
+            bytes_per_s=min(link.bytes_per_s for link in links),
+        )
+
+    def sender_busy_s(self, size_bytes: Size, messages: float = 1) -> Size:
+        """How long `messages` messages of `size_bytes` together hold their sender."""
+        return messages * self.sender_s + size_bytes * self.sender_s_per_byte
+
+    def link_busy_s(self, size_bytes: Size) -> Size:
+        """How long a message occupies the link."""
+        return size_bytes / self.bytes_per_s
+
+    def receiver_busy_s(self, size_bytes: Size, messages: float = 1) -> Size:
+        """How long `messages` messages of `size_bytes` together hold their receiver."""
+        return messages * self.receiver_s + size_bytes * self.receiver_s_per_byte
+
+    def transfer_s(self, size_bytes: Size) -> Size:
         """From the begin of the transfer to its arrival, on an empty link."""
-        return size_bytes / self.bytes_per_s + self.latency_s
+        return self.link_busy_s(size_bytes) + self.latency_s
+
+    def total_s(self, size_bytes: float) -> float:
+        """From the begin of sending until the receiver has taken the message in, on an empty link."""
+        return self.sender_busy_s(size_bytes) + self.transfer_s(size_bytes) + self.receiver_busy_s(size_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

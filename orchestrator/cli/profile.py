@@ -134,8 +134,8 @@ def _links(profile: Profile) -> Table:
                     f"{source} -> {target}",
                     seconds(link.latency_s),
                     rate(link.bytes_per_s),
-                    seconds(link.sender_s + message * link.sender_s_per_byte),
-                    seconds(link.receiver_s + message * link.receiver_s_per_byte),
+                    seconds(link.sender_busy_s(message)),
+                    seconds(link.receiver_busy_s(message)),
                 )
     return table
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from planner.partition.limits import within_limits
 from planner.partition.minmax import smallest_largest
-from planner.partition.stage_costs import WHOLE, Matrix, Ranges, StageCosts, Vector, Window
-from planner.profile import Link
+from planner.partition.stage_costs import WHOLE, Matrix, Ranges, StageCosts, Window
 
 
 def partition(costs: StageCosts, *, limited: bool = True) -> Ranges:
@@ -39,26 +38,20 @@ def stage_s(costs: StageCosts, stage: int, at: Window = WHOLE) -> Matrix:
     if stage + 1 < costs.stages:
         leaving, arriving = costs.link(stage, stage + 1), costs.link(stage + 1, stage)
         if leaving is not None and arriving is not None:
-            handed = sender_s(leaving, costs.forward_bytes) + receiver_s(arriving, costs.backward_bytes)
+            handed = leaving.sender_busy_s(costs.forward_bytes) + arriving.receiver_busy_s(
+                costs.backward_bytes
+            )
             own += handed[stops, None]
     if stage > 0:
         arriving, leaving = costs.link(stage - 1, stage), costs.link(stage, stage - 1)
         if arriving is not None and leaving is not None:
-            taken = receiver_s(arriving, costs.forward_bytes) + sender_s(leaving, costs.backward_bytes)
+            taken = arriving.receiver_busy_s(costs.forward_bytes) + leaving.sender_busy_s(
+                costs.backward_bytes
+            )
             own += taken[firsts]
             there, back = (
-                costs.forward_bytes / arriving.bytes_per_s,
-                costs.backward_bytes / leaving.bytes_per_s,
+                arriving.link_busy_s(costs.forward_bytes),
+                leaving.link_busy_s(costs.backward_bytes),
             )
             np.maximum(own, np.maximum(there, back)[firsts], out=own)
     return own
-
-
-def sender_s(link: Link, size_bytes: Vector) -> Vector:
-    """What messages over `link` take of their sender's computing time."""
-    return link.sender_s + link.sender_s_per_byte * size_bytes
-
-
-def receiver_s(link: Link, size_bytes: Vector) -> Vector:
-    """What messages over `link` take of their receiver's computing time."""
-    return link.receiver_s + link.receiver_s_per_byte * size_bytes

@@ -14,6 +14,7 @@ import numpy as np
 from planner.partition.limits import within_limits
 from planner.partition.minmax import backtrack, check_stages, legal, window
 from planner.partition.stage_costs import Matrix, Ranges, StageCosts, Vector, Window
+from planner.profile import Link
 
 
 def partition(costs: StageCosts, *, limited: bool = True) -> Ranges:
@@ -55,7 +56,7 @@ def communication_s(costs: StageCosts, stage: int) -> Vector:
     there, back = costs.link(stage - 1, stage), costs.link(stage, stage - 1)
     if there is None or back is None:
         return np.zeros(costs.layers + 1)
-    return (costs.forward_bytes + costs.backward_bytes) / min(there.bytes_per_s, back.bytes_per_s)
+    return Link.slowest((there, back)).link_busy_s(costs.forward_bytes + costs.backward_bytes)
 
 
 def _shortest(costs: StageCosts, cost: Callable[[int, Window], Matrix]) -> Ranges | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from planner.partition.dynpipe import merge
 from planner.partition.stage_costs import Matrix, StageCosts, Vector
 from planner.plan import PlanError
-from planner.profile import Profile
+from planner.profile import Link, Profile
 from planner.search.convergence import ConvergenceError
 
 SIZES = (1, 2, 4, 8)
@@ -183,9 +183,8 @@ class Program:
         time_s = self._costs.compute_s * (slowdown / group.size)
         if group.size > 1:
             links = [self._cluster.link(a, b) for a in group.devices for b in group.devices if a != b]
-            each_s = self._gradient_bytes / group.size / min(link.bytes_per_s for link in links)
-            latency_s = max(link.latency_s for link in links)
-            time_s = time_s + 2 * (group.size - 1) * (each_s + latency_s) / self._microbatches
+            each_s = Link.slowest(links).transfer_s(self._gradient_bytes / group.size)
+            time_s = time_s + 2 * (group.size - 1) * each_s / self._microbatches
         return time_s
 
     def communication_s(self, before: Group, after: Group) -> Vector:

@@ -280,12 +280,12 @@ def _message(kind: Kind, stage: int, source: int, target: int, costs: Costs) -> 
     if stage >= len(sizes):
         raise ValueError(f"the costs lack the size of what {kind} of stage {stage} sends")
     size = sizes[stage]
-    sender_s = link.sender_s + size * link.sender_s_per_byte
-    receiver_s = link.receiver_s + size * link.receiver_s_per_byte
     if costs.blocking:
-        total_s = sender_s + link.transfer_s(size) + receiver_s
+        total_s = link.total_s(size)
         return MessageCost(total_s, 0.0, 0.0, total_s)
-    return MessageCost(sender_s, size / link.bytes_per_s, link.latency_s, receiver_s)
+    return MessageCost(
+        link.sender_busy_s(size), link.link_busy_s(size), link.latency_s, link.receiver_busy_s(size)
+    )
 
 
 def in_flight(

@@ -61,10 +61,10 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
         for copies in (plan.windows, 1):
             size, count = copies * part, copies * messages
             seconds[rank] += (
-                others * (count * link.sender_s + size * link.sender_s_per_byte)
-                + size / link.bytes_per_s
+                others * link.sender_busy_s(size, count)
+                + link.link_busy_s(size)
                 + link.latency_s
-                + others * (count * link.receiver_s + size * link.receiver_s_per_byte)
+                + others * link.receiver_busy_s(size, count)
             )
     return tuple(seconds)
 
@@ -89,12 +89,10 @@ def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[f
             link = _link(profile, plan, source, target)
             if link is None:
                 continue
-            sent_s[source] += link.sender_s + size * link.sender_s_per_byte
-            gone_s = max(sent_s[source], link_free_s[source, target]) + size / link.bytes_per_s
+            sent_s[source] += link.sender_busy_s(size)
+            gone_s = max(sent_s[source], link_free_s[source, target]) + link.link_busy_s(size)
             link_free_s[source, target] = gone_s
-            arrivals[target].append(
-                (gone_s + link.latency_s, link.receiver_s + size * link.receiver_s_per_byte)
-            )
+            arrivals[target].append((gone_s + link.latency_s, link.receiver_busy_s(size)))
     entered_s: list[float] = []
     for now_s, coming in zip(sent_s, arrivals, strict=True):
         for arrival_s, taken_s in sorted(coming):

@@ -185,3 +185,19 @@ def test_what_is_of_another_kind_is_named(change: Callable[[dict[str, Any]], Non
     with pytest.raises(ProfileError) as caught:
         Profile.from_json(changed(change))
     assert problem in str(caught.value)
+
+
+def test_what_a_message_holds_at_the_sender_on_the_link_and_at_the_receiver():
+    link = Link(
+        latency_s=9.0,
+        bytes_per_s=4.0,
+        sender_s=0.5,
+        sender_s_per_byte=0.125,
+        receiver_s=1.0,
+        receiver_s_per_byte=0.25,
+    )
+    assert (link.sender_busy_s(16), link.link_busy_s(16), link.receiver_busy_s(16)) == (2.5, 4.0, 5.0)
+    assert (link.sender_busy_s(16, 3), link.receiver_busy_s(16, 3)) == (3.5, 7.0)
+    assert (link.transfer_s(16), link.total_s(16)) == (13.0, 20.5)
+    other = Link(latency_s=1.0, bytes_per_s=2.0, sender_s=7.0)
+    assert Link.slowest((link, other)) == Link(latency_s=9.0, bytes_per_s=2.0)
