@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from workers.data.dataset import Batch, Dataset, OpenData
 from workers.data.split import held_out
+from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
 
 _MEMBERS = ("train_samples", "validation_samples", "train", "validation")
@@ -109,10 +110,8 @@ def _read_first(dataset: Dataset, origin: str) -> None:
         dataset.train([0])
     except JobError:
         raise
-    except Exception as error:
-        raise JobError(
-            f"{origin}: the first training sample raised {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise JobError(f"{origin}: the first training sample {what_it_did(error)}{where(error)}") from error
 
 
 def _as_batch(returned: Any, size: int, origin: str) -> Batch:

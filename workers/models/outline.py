@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
 
 
@@ -68,12 +69,12 @@ def _build(builder: LayerBuilder) -> nn.Module:
     try:
         with torch.device("meta"), _NoNormalDraws():
             module = builder.build()
-    except Exception:  # a builder may read values, which the meta device does not have
+    except (Exception, SystemExit):  # a builder may read values, which the meta device does not have
         try:
             module = builder.build()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise JobError(
-                f"layer {builder.name!r} could not be built: {type(error).__name__}: {error}"
+                f"layer {builder.name!r} could not be built: its builder {what_it_did(error)}{where(error)}"
             ) from error
     if not isinstance(module, nn.Module):
         raise JobError(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
 
 _PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
@@ -22,18 +23,17 @@ def call_import_path(path: str, arguments: Mapping[str, Any], setting: str) -> A
     `setting` is the key of the spec that holds `path`; it opens every message.
 
     Raises:
-        JobError: `path` is not one, does not import, is not callable, or the function raised.
+        JobError: `path` is not one, does not import, is not callable, or the function raised or called `sys.exit`.
     """
     function = _function(path, setting)
     try:
         return function(**arguments)
     except JobError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         given = ", ".join(f"{key} = {value!r}" for key, value in arguments.items()) or "no arguments"
         raise JobError(
-            f"{setting} = {path!r}: the function raised {type(error).__name__}: {error} (it was called with"
-            f" {given})"
+            f"{setting} = {path!r}: the function {what_it_did(error)} (it was called with {given}){where(error)}"
         ) from error
 
 
@@ -57,9 +57,9 @@ def _function(path: str, setting: str) -> Callable[..., Any]:
         raise JobError(
             f"{setting} = {path!r} does not import: {module_name} imports {missing!r}, which is not installed"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobError(
-            f"{setting} = {path!r} does not import: {module_name} raised {type(error).__name__}: {error}"
+            f"{setting} = {path!r} does not import: {module_name} {what_it_did(error)}{where(error)}"
         ) from error
     if not hasattr(module, function_name):
         public = [name for name in vars(module) if not name.startswith("_")]

@@ -86,3 +86,21 @@ def test_an_address_that_is_none_is_one_line(address: str, capsys: pytest.Captur
     told = capsys.readouterr().err
     assert told.startswith(f"freshet: cluster.address = '{address}' is no address: use ")
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["model.factory", "data.source"])
+def test_a_factory_that_exits_ends_no_job_as_done(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = f"exits_for_{key.replace('.', '_')}"
+    (tmp_path / f"{module}.py").write_text("import sys\n\n\ndef build():\n    sys.exit(0)\n")
+    spec = tmp_path / "job.toml"
+    spec.write_text(f'[job]\nname = "exits"\noutput = "{tmp_path / "run"}"\n[model]\n[data]\n')
+    chosen = {"model.factory": ("data.source=digits",), "data.source": ("model.family=gpt",)}[key]
+    overrides = (f"{key}={module}:build", *chosen)
+    given = [part for override in overrides for part in ("--set", override)]
+    assert freshet_here("train", str(spec), *given) == USER_ERROR
+    told = capsys.readouterr().err
+    assert f"{key} = '{module}:build': the function called sys.exit(0)" in told
+    assert f"{tmp_path / module}.py:5 in build" in told

@@ -100,7 +100,10 @@ def returns_a_number() -> nn.Module:
 
 
 def test_errors_name_the_layer() -> None:
-    with pytest.raises(JobError, match=r"layer 'a' could not be built: RuntimeError: no such weights"):
+    with pytest.raises(
+        JobError,
+        match=r"layer 'a' could not be built: its builder raised RuntimeError: no such weights, at ",
+    ):
         outline(definition(LayerBuilder("a", fails)))
     with pytest.raises(JobError, match=r"builder of layer 'a' returned a int: it must return a torch.nn"):
         outline(definition(LayerBuilder("a", returns_a_number)))

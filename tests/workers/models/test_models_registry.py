@@ -162,6 +162,36 @@ def test_factories_that_raise_say_why(write_module: WriteModule) -> None:
         from_factory(f"{name}:build")
 
 
+def test_errors_name_the_line_of_the_users_code(write_module: WriteModule, tmp_path: Path) -> None:
+    name = write_module(
+        "import json\n\n\ndef read():\n    return json.loads('{')\n\n\ndef build():\n    return read()\n"
+    )
+    with pytest.raises(JobError, match=rf", at {tmp_path / name}.py:5 in read$"):
+        from_factory(f"{name}:build")
+    name = write_module("\nx = 1 / 0\n")
+    with pytest.raises(JobError, match=rf", at {tmp_path / name}.py:2 in <module>$"):
+        from_factory(f"{name}:build")
+    name = write_module("def build():\n    pass\n")
+    with pytest.raises(JobError, match=r"\(it was called with width = 3\)$"):  # none of its lines ran
+        from_factory(f"{name}:build", width=3)
+
+
+def test_a_factory_that_exits_is_an_error(write_module: WriteModule, tmp_path: Path) -> None:
+    name = write_module("import sys\n\n\ndef build():\n    sys.exit(0)\n")
+    with pytest.raises(
+        JobError, match=rf"the function called sys.exit\(0\) .*, at {tmp_path / name}.py:5 in build"
+    ):
+        from_factory(f"{name}:build")
+    name = write_module("raise SystemExit\n")
+    with pytest.raises(JobError, match=rf"does not import: {name} called sys.exit\(\), at .*:1 in <module>"):
+        from_factory(f"{name}:build")
+    name = write_module(
+        "import sys\n\n\ndef layer():\n    sys.exit(7)\n\n\ndef build():\n    return [layer], print\n"
+    )
+    with pytest.raises(JobError, match=r"its builder called sys.exit\(7\), at .*:5 in layer"):
+        outline(from_factory(f"{name}:build"))
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
