@@ -1,20 +1,26 @@
 """Bottleneck partition: the slowest resource of the pipeline, rank or link, is as fast as can be.
 
-What bounds the steady state: a rank works for one microbatch on its layers and on the messages it hands over and
-takes in, a link carries one message at a time, and each direction is a link of its own.
+What bounds the steady state: for one microbatch, a rank works on the layers of all its stages and on the messages that
+it sends and receives. A link carries one message at a time, and each direction is a link of its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from planner.partition.limits import within_limits
 from planner.partition.minmax import smallest_largest
+from planner.partition.rank_sums import RankSums, searchable
 from planner.partition.stage_costs import WHOLE, Matrix, Ranges, StageCosts, Window
 
 
 def partition(costs: StageCosts, *, limited: bool = True) -> Ranges:
-    """The layers of each stage as [first, stop). Exact for any links and slowdowns.
+    """The layers of each stage as [first, stop).
+
+    Exact for any links and slowdowns with one stage per rank. With several stages per rank it is exact while the model
+    has at most `rank_sums.MOST_CUTS` cuts; of a larger model it takes the cut whose slowest stage is fastest.
 
     Args:
         limited: whether every stage must fit its device's memory.
@@ -26,13 +32,36 @@ def partition(costs: StageCosts, *, limited: bool = True) -> Ranges:
     return within_limits(
         costs,
         limited,
-        lambda cost: smallest_largest(costs.layers, costs.stages, cost),
+        lambda cost: _least(costs, cost),
         lambda stage, at: stage_s(costs, stage, at),
     )
 
 
+def _least(costs: StageCosts, cost: Callable[[int, Window], Matrix]) -> Ranges | None:
+    """`cost`: as `stage_s`, infinite where the stage does not fit."""
+    known = smallest_largest(costs.layers, costs.stages, cost)
+    if known is None or not searchable(costs):
+        return known
+    sums = RankSums(costs, lambda stage: rank_s(costs, stage))
+    return sums.least(lambda stage: np.isfinite(cost(stage, WHOLE)), known)
+
+
 def stage_s(costs: StageCosts, stage: int, at: Window = WHOLE) -> Matrix:
     """Per run of layers, the longer of the rank's own time and the links' to the stage before."""
+    own = rank_s(costs, stage, at)
+    if stage > 0:
+        arriving, leaving = costs.link(stage - 1, stage), costs.link(stage, stage - 1)
+        if arriving is not None and leaving is not None:
+            there, back = (
+                arriving.link_busy_s(costs.forward_bytes),
+                leaving.link_busy_s(costs.backward_bytes),
+            )
+            np.maximum(own, np.maximum(there, back)[at[1]], out=own)
+    return own
+
+
+def rank_s(costs: StageCosts, stage: int, at: Window = WHOLE) -> Matrix:
+    """Per run of layers, what it takes of the stage's rank: computation, and messages sent and received."""
     stops, firsts = at
     own = costs.time_s(stage, at)
     if stage + 1 < costs.stages:
@@ -49,9 +78,4 @@ def stage_s(costs: StageCosts, stage: int, at: Window = WHOLE) -> Matrix:
                 costs.backward_bytes
             )
             own += taken[firsts]
-            there, back = (
-                arriving.link_busy_s(costs.forward_bytes),
-                leaving.link_busy_s(costs.backward_bytes),
-            )
-            np.maximum(own, np.maximum(there, back)[firsts], out=own)
     return own
