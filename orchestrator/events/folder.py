@@ -38,7 +38,8 @@ _MAY_DIFFER = {"data.cache", "data.validation_batches"}
 """Settings of the ranks that a resumed job may change though they lie in sections that it may not."""
 MAY_CHANGE = (
     "job.steps, job.validate_every, job.curvature_every, job.sample_tokens, pipeline.ranks (with the same replicas),"
-    " pipeline.schedule, pipeline.chunks, pipeline.partition, pipeline.recompute, [checkpoint] and [cluster]"
+    " pipeline.schedule, pipeline.chunks, pipeline.partition, pipeline.recompute,"
+    " [checkpoint], [elastic] and [cluster]"
 )
 
 

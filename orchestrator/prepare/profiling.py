@@ -27,6 +27,7 @@ from orchestrator.cluster.placement import Node, capacity
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import ranks_to_profile
 from orchestrator.prepare.resolve import settle
+from orchestrator.quantities import counted
 from orchestrator.spec.job_spec import Spec
 from planner.profile import SCHEMA, Profile, ProfileError
 from workers.config import WorkerConfig
@@ -70,7 +71,7 @@ def obtain(
     if not afresh:
         with suppress(JobError):  # not there, or of no use any more
             return read(path, found)
-    say(f"profiling {len(found.layers)} layers on {ranks} ranks")
+    say(f"profiling {counted(len(found.layers), 'layer')} on {counted(ranks, 'rank')}")
     profile = _measure(spec, ranks)
     profile = replace(profile, key=key, source=_source(profile, ranks))
     with suppress(OSError):  # a cache that cannot be written costs the next run a few seconds
@@ -313,6 +314,6 @@ def _source(profile: Profile, ranks: int) -> str:
     day = datetime.now(UTC).date()
     times = "times as cluster.emulated gives them, " if devices[0].kind == "emulated" else ""
     return (
-        f"{times}measured on {day} by {ranks} ranks on {machines} machine{'s' if machines != 1 else ''}"
+        f"{times}measured on {day} by {counted(ranks, 'rank')} on {counted(machines, 'machine')}"
         f" ({devices[0].name})"
     )

@@ -132,8 +132,8 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
 def _check_partition(pipeline: PipelineConfig, schedule: Schedule) -> None:
     if not isinstance(pipeline.partition, str) and len(pipeline.partition) != schedule.stages:
         raise JobError(
-            f"pipeline.partition lists {len(pipeline.partition)} stages, but {pipeline.schedule} on"
-            f" {schedule.ranks} ranks has {schedule.stages}: give {schedule.stages} numbers of layers,"
+            f"pipeline.partition lists {counted(len(pipeline.partition), 'stage')}, but {pipeline.schedule} on"
+            f" {counted(schedule.ranks, 'rank')} has {schedule.stages}: give {schedule.stages} numbers of layers,"
             " or change pipeline.ranks"
         )
 

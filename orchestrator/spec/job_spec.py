@@ -82,7 +82,8 @@ class PipelineConfig(Section):
     microbatch_size: Positive = 4
     """Samples in a microbatch. A step's batch is `replicas x microbatches x microbatch_size` samples."""
     replicas: Positive = 1
-    """Data-parallel copies of the pipeline."""
+    """Data-parallel copies of the pipeline. Part of the trajectory: another number gives other bits, even with as many
+    samples in a step."""
     partition: PartitionProgram | tuple[Positive, ...] = "parameter"
     """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` makes the slowest stage fastest,
     communication included; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other programs

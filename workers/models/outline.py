@@ -5,6 +5,7 @@ Knows nothing of stages or partitions.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,9 @@ class _NoNormalDraws(TorchFunctionMode):
 
 def _build(builder: LayerBuilder) -> nn.Module:
     try:
-        with torch.device("meta"), _NoNormalDraws():
+        with torch.device("meta"), _NoNormalDraws(), warnings.catch_warnings():
+            # Torch says so for each tensor that a builder loads: here there is nothing to load into.
+            warnings.filterwarnings("ignore", message="for .*: copying from a non-meta parameter")
             module = builder.build()
     except (Exception, SystemExit):  # a builder may read values, which the meta device does not have
         try:

@@ -12,7 +12,8 @@ from orchestrator.events.folder import EVENTS, LOCK, MARKER, PROFILE, JobFolder,
 from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.resolve import resolve
 from orchestrator.spec.job_spec import JobConfig, Spec
-from workers.config import EmulatedConfig, WorkerConfig
+from workers.checkpoint.manifest import Manifest
+from workers.config import ElasticConfig, EmulatedConfig, WorkerConfig
 from workers.protocol import Generation, JobError, StepReport
 
 STEP = StepReport(
@@ -200,3 +201,19 @@ def test_a_resume_needs_a_checkpoint_that_can_be_read(tmp_path: Path) -> None:
     (checkpoint / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(JobError, match=r"no checkpoint is readable: .*manifest\.json was altered"):
         starting_points(ranks_config(tmp_path))
+
+
+def test_what_may_change_on_resume_is_told_and_may(tmp_path: Path) -> None:
+    config = ranks_config(tmp_path)
+    checkpoint = tmp_path / "checkpoints" / "step-00000004-gen-1"
+    checkpoint.mkdir(parents=True)
+    made = Manifest(
+        step=4, generation=1, spec=config.model_dump(mode="json"), plan={}, layers=(), samples=0, files={}
+    )
+    (checkpoint / "manifest.json").write_text(made.to_json())
+    other = config.model_copy(update={"elastic": ElasticConfig(redundancy="none", attempts=9)})
+    assert [ref.step for ref in starting_points(other)] == [4]
+    with pytest.raises(
+        JobError, match=r"seed was 0 and is 1\. .* \[checkpoint\], \[elastic\] and \[cluster\]$"
+    ):
+        starting_points(other.model_copy(update={"seed": 1}))

@@ -177,6 +177,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             "lists 3 stages, but 1f1b on 2 ranks has 2",
         ),
         (
+            PipelineConfig(ranks=1, partition=(2, 2)),
+            ClusterConfig(),
+            "lists 2 stages, but 1f1b on 1 rank has 1",
+        ),
+        (
             PipelineConfig(ranks=2, schedule="zbv", partition=(2, 2)),
             ClusterConfig(),
             "lists 2 stages, but zbv on 2 ranks has 4",

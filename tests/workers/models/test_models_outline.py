@@ -130,3 +130,15 @@ for family in ("gpt", "llama", "vit"):
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_builders_that_load_tensors_make_no_noise(recwarn: pytest.WarningsRecorder) -> None:
+    weights = nn.Linear(3, 2).state_dict()
+
+    def loads() -> nn.Module:
+        module = nn.Linear(3, 2)
+        module.load_state_dict(weights)
+        return module
+
+    assert [layer.parameters for layer in outline(definition(LayerBuilder("a", loads)))] == [8]
+    assert [str(warning.message) for warning in recwarn] == []
