@@ -109,7 +109,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     assert any(key.startswith("embed") for key in load_file(tmp_path / "model.safetensors"))
     log = (run / "events.jsonl").read_bytes()
     assert freshet_here("train", str(spec), "--set", f"job.output={run}") == USER_ERROR
-    assert "--resume, or choose another job.output" in capsys.readouterr().err
+    assert "--resume (in Python: resume=True), or choose another job.output" in capsys.readouterr().err
     assert (run / "events.jsonl").read_bytes() == log
 
 
