@@ -1,4 +1,4 @@
-"""The actor that owns a job: the crank's Ray shell. It keeps the event log, and answers drivers.
+"""The actor that owns a job: the event loop's Ray shell. It keeps the event log, and answers drivers.
 
 Named and detached: it outlives its driver, and Ray starts it again where it was killed. Never on the data path: the
 ranks train on without it.
@@ -597,7 +597,7 @@ def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> 
     begin = max(after, first)
     fresh = tuple(islice(kept, begin - first, begin - first + PAGE_RECORDS))
     end = begin + len(fresh)
-    if over and not fresh:
+    if over and after > total:
         # A reader that has seen more than the log kept still gets the end.
         fresh, end = tuple(kept)[-1:], total
     return Page(records=fresh, missed=begin - after, next=end, over=over and end >= total)

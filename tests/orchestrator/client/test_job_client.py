@@ -73,6 +73,9 @@ def test_a_slow_reader_gets_the_number_of_events_that_it_missed(monkeypatch: pyt
     expected = [Missed(3), *(record(number) for number in range(5, 10))]
     assert list(BlockingJobClient().events("a", after=2)) == expected
     assert list(BlockingJobClient().events("a", after=8)) == [record(8), record(9)]
+    assert page_of(kept, 10, 10, over=True).records == ()
+    # A controller without the log of the one before it has fewer events than its reader: it gets the end.
+    assert page_of(kept, 10, 12, over=True).records == (record(9),)
 
     async def read() -> list[Record | Missed]:
         return [item async for item in JobClient().events("a", after=2)]
