@@ -200,6 +200,8 @@ def _ask(order: Order, state: Training, stimulus: Asked) -> Step:
     if stimulus.request is Request.STOP:
         roster = replace(state.roster, stopping=True)
         return Stopping(roster, state.waiting, state.outcomes), commands
+    if stimulus.request is Request.CHECKPOINT:
+        state = replace(state, roster=replace(state.roster, save_after=state.roster.step))
     return state, commands
 
 
@@ -212,8 +214,9 @@ def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
     if stop and isinstance(state, Waiting):
         after, commands = regroup.end_waiting(state, "")
         return after, (log, *commands)
-    field = {"stopping": True} if stop else {"saving": True}
-    return replace(state, roster=replace(state.roster, **field)), (log,)
+    roster = state.roster
+    roster = replace(roster, stopping=True) if stop else replace(roster, save_after=roster.step)
+    return replace(state, roster=roster), (log,)
 
 
 def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:

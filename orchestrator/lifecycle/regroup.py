@@ -369,9 +369,9 @@ def train(order: Order, roster: Roster, *, step: int, under_way: bool = False) -
     commands: list[Command] = [Train(members, step, roster.round, under_way)]
     if roster.proposed is not None:
         commands.append(Propose(roster.proposed, members))
-    if roster.saving:
+    if roster.save_after is not None:
         commands.append(Ask(Request.CHECKPOINT, members[0]))
-        roster = replace(roster, saving=False)
+        roster = replace(roster, save_after=step)
     if roster.stopping:
         commands.append(Ask(Request.STOP, members[0]))
     roster, leaving = send_off(order, roster)

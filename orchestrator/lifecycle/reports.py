@@ -26,6 +26,10 @@ KEPT_CHECKPOINTS = 8
 
 def heard(roster: Roster, report: Report) -> tuple[Roster, tuple[Report, ...]]:
     """`roster` with what `report` says, and what of it is news: to be logged."""
+    if isinstance(report, CheckpointReport) and roster.save_after is not None:
+        # One that was begun before the request does not answer it; one that failed does.
+        after = roster.save_after
+        roster = replace(roster, save_after=None if report.step > after else after)
     match report:
         case StepReport():
             return _step(roster, report)

@@ -107,8 +107,8 @@ class Roster:
     """A move of layers under way."""
     stopping: bool = False
     """A stop was asked for; it rides again in the next generation, if this one fails first."""
-    saving: bool = False
-    """A checkpoint was asked for while no generation trained."""
+    save_after: int | None = None
+    """A checkpoint later than this step was requested and is still to come; each new generation requests it again."""
     pausing: bool = False
     """All ranks are to go: they were asked to end as for a stop, and then the job waits for others."""
     pauses: int = 0

@@ -287,6 +287,21 @@ def test_a_stop_that_a_loss_overtook_is_asked_again() -> None:
     assert job.effects[-1] == Ask(Request.STOP, 0)
 
 
+@pytest.mark.parametrize("saved", [0, 1, 2])
+def test_a_checkpoint_request_outlives_the_rank_that_had_it(saved: int) -> None:
+    """It is requested again until one later than the request was written, or failed."""
+    job = train(Job(THREE)).take(Reported(step_report(1)), Asked(Request.CHECKPOINT))
+    assert job.effects[-1] == Ask(Request.CHECKPOINT, 0)
+    if saved:
+        job.take(Reported(checkpoint_report(saved)))
+    dead = RankLost(0, "its process died", dead=True)
+    job.take(dead, Positioned(position(1, 2, (0, 1)), 1), Positioned(position(2, 2, (2,)), 1))
+    recovered(job, plan_of(2, version=2), (1, 2))
+    assert isinstance(job.state, Training)
+    again = [effect for effect in job.effects if isinstance(effect, Ask)][1:]
+    assert again == ([] if saved == 2 else [Ask(Request.CHECKPOINT, 1)])
+
+
 def test_words_that_are_lost_hold_nobody_up_for_longer_than_a_generation() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), DEAD)
     # Of steps 2 and 3 only the one that is gone knew.
