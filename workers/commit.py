@@ -17,6 +17,10 @@ Prepared = tuple[int, int, str]
 """Epoch, version and digest of a plan."""
 
 
+class CommitError(Exception):
+    """The records that came together are not those of one commit: nothing may change by them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommitRecord:
     """What one rank brings to the commit of `step`."""
@@ -120,14 +124,18 @@ def settle(
         microbatches: R * M, the global microbatches of a step.
         layers: of the whole model.
         newest: epoch and version of the newest freeze plan taken up so far.
+
+    Raises:
+        CommitError: the records are of several commits, or a loss or a norm is missing.
     """
     first = records[0]
     strangers = [r.rank for r in records if (r.generation, r.step) != (first.generation, first.step)]
-    assert not strangers, f"ranks {strangers} came to another commit than step {first.step}"
+    if strangers:
+        raise CommitError(f"ranks {strangers} came to another commit than step {first.step}")
     losses = {g: loss for record in records for g, loss in record.losses.items()}
     norms = {layer: norm for record in records for layer, norm in record.squared_norms.items()}
-    assert sorted(losses) == list(range(microbatches)), f"losses of microbatches {sorted(losses)}"
-    assert sorted(norms) == list(range(layers)), f"norms of layers {sorted(norms)}"
+    _check_complete("losses of microbatches", losses, microbatches, first.step)
+    _check_complete("gradient norms of layers", norms, layers, first.step)
     total = 0.0
     for layer in range(layers):
         total += norms[layer]
@@ -157,6 +165,11 @@ def settle(
         gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
         effective_update=effective,
     )
+
+
+def _check_complete(what: str, brought: Mapping[int, float], count: int, step: int) -> None:
+    if sorted(brought) != list(range(count)):
+        raise CommitError(f"commit {step} lacks or exceeds {what}: {sorted(brought)} of {count} came")
 
 
 def _effective_update(records: Sequence[CommitRecord], layers: int) -> tuple[float | None, float]:

@@ -132,6 +132,8 @@ class OptimizerConfig(Section):
     """Steps of linear warm-up before the cosine."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; `null` turns clipping off."""
+    max_skipped_steps: Positive = 20
+    """A step whose gradient norm is not finite changes no weight. After so many of them in a row the job ends."""
 
 
 class CheckpointConfig(Section):

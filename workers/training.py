@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from workers.checkpoint.coordination import Checkpointing
-from workers.commit import CommitRecord, Decision, Prepared, settle
+from workers.commit import CommitError, CommitRecord, Decision, Prepared, settle
 from workers.control.announcements import Announcements
 from workers.control.next_plan import NextPlan
 from workers.curvature import CurvatureProbe
@@ -28,6 +28,7 @@ from workers.layer_state import digest
 from workers.minibatch import Buffers, Minibatch
 from workers.protocol import (
     Generation,
+    JobError,
     Outcome,
     Parted,
     Report,
@@ -37,8 +38,10 @@ from workers.protocol import (
     StepReport,
     TimelineReport,
     ValidationReport,
+    WarningReport,
 )
 from workers.sample_text import sample_text
+from workers.skipped_steps import SkippedSteps
 from workers.transport.channel import Channel
 from workers.unfinished import Greeting, Unfinished, agree
 from workers.validation import SAMPLING, validate
@@ -98,6 +101,7 @@ class Training:
         """Whether an update broke off in its middle: the layers are of no step."""
         self._requests: frozenset[Request] = frozenset()
         self._validated = False
+        self._skipped = SkippedSteps(setup.config.optimizer.max_skipped_steps)
         self._undecided: _Undecided | None = None
         self._ready: NextPlan | None = None
         """The plan that it brought to the newest commit."""
@@ -145,6 +149,7 @@ class Training:
         """Take over what lasts for a generation."""
         self.vector, self._owners = before.vector, before._owners
         self._requests, self._validated = before._requests, before._validated
+        self._skipped = before._skipped
         self._announcements, self._checkpointing = before._announcements, before._checkpointing
         self._checkpointing.plan = self._setup.plan
 
@@ -173,6 +178,7 @@ class Training:
         another plan: that is to be trained with next.
 
         Raises:
+            JobError: too many steps in a row were skipped.
             ChannelError: a rank is gone. No step is half done: state is that of the last commit, and if the outcome of
                 one more is not known, `settle` takes it up or drops it.
         """
@@ -191,7 +197,8 @@ class Training:
         """Take up the commit that was undecided, or give it up; and tell what is settled with that."""
         undecided = self._undecided
         if undecided is not None and undecided.step == settlement.step:
-            assert settlement.vector is not None, f"nobody brought the records of commit {undecided.step}"
+            if settlement.vector is None:
+                raise CommitError(f"nobody brought the records of commit {undecided.step}")
             decision = self._decide(settlement.vector)
             if not decision.skipped:
                 self._minibatch.load_buffers(undecided.buffers)
@@ -211,6 +218,9 @@ class Training:
         stopped = self._greet()
         while self.step < config.steps and not stopped:
             self._step()
+            if self._skipped.too_many:
+                self._settle_all()
+                raise JobError(self._skipped.explain(self.step))
             stopped = self._stopped
             if Request.REGROUP in self._requests and not stopped and self.step < config.steps:
                 self._settle_all()
@@ -414,6 +424,9 @@ class Training:
         self._announcements.add_shared(self.step, self._step_report(decision, step_s))
         for report in reports:
             self._announcements.add(self.step, report)
+        warning = self._skipped.count(decision)
+        if warning is not None and self._setup.place == 0:
+            self._announcements.add(self.step, WarningReport(rank=self._setup.rank, text=warning))
         config = self._setup.config
         last = self._stopped or self.step == config.steps
         asked = config.timeline_every and self.step % config.timeline_every == 0

@@ -34,12 +34,12 @@ LOCK = ".lock"
 _BEFORE_A_RUN = {"data", LOCK}
 """What may lie in a folder that holds no run yet: the token cache, made when a spec is checked, and the lock of
 a start that went no further."""
-_MAY_DIFFER = {"data.cache", "data.validation_batches"}
+_MAY_DIFFER = {"data.cache", "data.validation_batches", "optimizer.max_skipped_steps"}
 """Settings of the ranks that a resumed job may change though they lie in sections that it may not."""
 MAY_CHANGE = (
     "job.steps, job.validate_every, job.curvature_every, job.sample_tokens, pipeline.ranks (with the same replicas),"
     " pipeline.schedule, pipeline.chunks, pipeline.partition, pipeline.recompute,"
-    " [checkpoint], [elastic] and [cluster]"
+    f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic] and [cluster]"
 )
 
 
@@ -50,7 +50,7 @@ class Marker:
     name: str
     """Of the job."""
     run: str
-    """Drawn anew at each start, so that a node can tell this folder from another at the same path."""
+    """Drawn at each start, so that a node can tell this folder from another at the same path."""
     spec: Mapping[str, Any]
     """The resolved spec of the newest start."""
 
@@ -313,7 +313,7 @@ def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
     found = checkpoints(config.output)
     if not found:
         raise JobError(
-            f"--resume: {config.output} holds no checkpoint: start anew in another job.output, and set"
+            f"--resume: {config.output} holds no checkpoint: start again in another job.output, and set"
             " checkpoint.every_steps to have one before the end"
         )
     damage = []
@@ -332,7 +332,7 @@ def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
             told = "; ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items())
             raise JobError(
                 f"--resume: the checkpoint of step {ref.step} was made with other settings: {told}."
-                f" Set them back, or start anew in another job.output. What may change: {MAY_CHANGE}"
+                f" Set them back, or start again in another job.output. What may change: {MAY_CHANGE}"
             )
         if ref.step > config.steps:
             raise JobError(

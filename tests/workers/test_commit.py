@@ -1,10 +1,12 @@
 """The commit's decision, from records alone."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 
-from workers.commit import CommitRecord, settle
+from workers.commit import CommitError, CommitRecord, settle
 from workers.protocol import Request
 
 
@@ -62,5 +64,33 @@ def test_a_record_survives_the_wire_bit_for_bit() -> None:
 
 def test_ranks_at_different_steps_are_a_bug_that_is_named() -> None:
     records = [record(0), CommitRecord(rank=1, generation=1, step=5)]
-    with pytest.raises(AssertionError, match=r"\[1\] came to another commit"):
+    with pytest.raises(CommitError, match=r"\[1\] came to another commit"):
         settle(records, microbatches=1, layers=1, clip_norm=None)
+
+
+OF_ANOTHER_STEP = """
+from workers.commit import CommitError, CommitRecord, settle
+records = [CommitRecord(rank=rank, generation=1, step=rank) for rank in range(2)]
+try:
+    settle(records, microbatches=0, layers=0, clip_norm=None)
+except CommitError as error:
+    print(error)
+"""
+
+
+def test_records_of_several_commits_are_refused_in_optimized_python_too() -> None:
+    run = subprocess.run(
+        [sys.executable, "-O", "-c", OF_ANOTHER_STEP], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "ranks [1] came to another commit than step 0\n"
+
+
+@pytest.mark.parametrize(
+    ("norms", "losses", "missing"),
+    [({0: 1.0}, {0: 1.0}, "gradient norms of layers"), ({0: 1.0, 1: 1.0}, {}, "losses of microbatches")],
+)
+def test_a_commit_with_a_part_missing_is_refused(
+    norms: dict[int, float], losses: dict[int, float], missing: str
+) -> None:
+    with pytest.raises(CommitError, match=missing):
+        settle([record(0, squared_norms=norms, losses=losses)], microbatches=1, layers=2, clip_norm=None)

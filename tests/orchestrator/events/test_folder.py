@@ -194,7 +194,7 @@ def ranks_config(output: Path) -> WorkerConfig:
 
 
 def test_a_resume_needs_a_checkpoint_that_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"holds no checkpoint: start anew in another job\.output"):
+    with pytest.raises(JobError, match=r"holds no checkpoint: start again in another job\.output"):
         starting_points(ranks_config(tmp_path))
     checkpoint = tmp_path / "checkpoints" / "step-00000004-gen-1"
     checkpoint.mkdir(parents=True)
