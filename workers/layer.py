@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workers.backward import backward
 from workers.deferred.weight_grad import WeightGradQueue, Workspace, cover
 from workers.protocol import JobError
 from workers.reproducibility import rng
@@ -138,7 +139,7 @@ class Layer:
             split = any(n not in done.frozen for n in self._uncovered)
             targets = [*leaves, *(p for n, p in self._covered.items() if n not in done.frozen)]
             if targets:
-                torch.autograd.backward(
+                backward(
                     [o for o, _ in roots],
                     [g for _, g in roots],
                     retain_graph=split,
@@ -163,7 +164,7 @@ class Layer:
         if done.root_grads:
             assert done.outputs is not None
             targets = [p for n, p in self._uncovered.items() if n not in done.frozen]
-            torch.autograd.backward(done.outputs, done.root_grads, inputs=targets)
+            backward(done.outputs, done.root_grads, inputs=targets)
             done.outputs, done.root_grads = None, ()
 
     def _train(
