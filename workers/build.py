@@ -14,22 +14,28 @@ from workers.models.definition import ModelDefinition, ParameterRef
 from workers.optim import Optimizer
 from workers.protocol import JobError
 from workers.reproducibility import rng
+from workers.reproducibility.keyed_in_turns import keyed_in_turns
 
 
-def build_module(definition: ModelDefinition, layer: int, seed: int) -> nn.Module:
+def build_module(
+    definition: ModelDefinition, layer: int, seed: int, *, beside_training: bool = False
+) -> nn.Module:
     """Layer number `layer`, built on the CPU with the initial values that `seed` gives it.
 
     A tied parameter gets the initial value of the first use in its group, whichever rank that lives on.
+
+    Args:
+        beside_training: another thread of this process trains, and is not to wait for all of the build. The values
+            are the same.
     """
     builder = definition.layers[layer]
-    module = _keyed_build(definition, layer, seed)
+    module = _keyed_build(definition, layer, seed, beside_training)
     for group in definition.ties:
         first = group[0]
         for use in group[1:]:
             if use.layer == builder.name:
-                source = _parameter(
-                    _keyed_build(definition, definition.names.index(first.layer), seed), first
-                )
+                owner = definition.names.index(first.layer)
+                source = _parameter(_keyed_build(definition, owner, seed, beside_training), first)
                 target = _parameter(module, use)
                 if source.shape != target.shape:
                     raise JobError(
@@ -40,9 +46,10 @@ def build_module(definition: ModelDefinition, layer: int, seed: int) -> nn.Modul
     return module
 
 
-def _keyed_build(definition: ModelDefinition, layer: int, seed: int) -> nn.Module:
+def _keyed_build(definition: ModelDefinition, layer: int, seed: int, beside_training: bool) -> nn.Module:
     builder = definition.layers[layer]
-    with rng.keyed(rng.key(seed, "init", builder.name)):
+    draw_key = rng.key(seed, "init", builder.name)
+    with keyed_in_turns(draw_key) if beside_training else rng.keyed(draw_key):
         return builder.build()
 
 
@@ -63,13 +70,14 @@ def build_layers(
     precision: str,
     device: torch.device,
     optimizer: Optimizer,
+    beside_training: bool = False,
 ) -> dict[int, tuple[Layer, LayerState]]:
-    """The given layers on `device`, with fresh optimizer state."""
+    """The given layers on `device`, with fresh optimizer state; `beside_training` as for `build_module`."""
     workspace = Workspace()
     built: dict[int, tuple[Layer, LayerState]] = {}
     for index in layers:
         name = definition.layers[index].name
-        module = build_module(definition, index, seed).to(device).train()
+        module = build_module(definition, index, seed, beside_training=beside_training).to(device).train()
         state = LayerState.of(index, name, module, optimizer)
         built[index] = (
             Layer(index, name, module, precision=precision, device=device, workspace=workspace),

@@ -67,8 +67,8 @@ class LayerSource:
         self._faults = faults
         self._stopped = threading.Event()
 
-    def build(self, layers: Iterable[int]) -> Built:
-        """Layers as they are before the first step."""
+    def build(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
+        """Layers as they are before the first step; `beside_training`: this rank trains meanwhile."""
         built = build_layers(
             self._definition,
             layers,
@@ -76,6 +76,7 @@ class LayerSource:
             precision=self._config.precision,
             device=self._device.torch_device,
             optimizer=self._optimizer,
+            beside_training=beside_training,
         )
         for _, state in built.values():
             begin_statistics(self._config.freeze, state)
@@ -191,7 +192,7 @@ class LayerSource:
         """
         source = Source(layer=layer, rank=-1, host=owner.host, port=owner.port)
         state = self._fetch(source, step, stopped)
-        built = self.build([layer])
+        built = self.build([layer], beside_training=True)
         load_(built[layer][1], state)
         return built[layer]
 

@@ -11,8 +11,8 @@ import threading
 
 import torch
 
-# Torch's default generators belong to the process, so ranks that are threads of one process take turns.
-_turn = threading.RLock()
+turn = threading.RLock()
+"""Torch's default generators belong to the process: threads that draw from them take turns."""
 
 
 def key(seed: int, purpose: str, *parts: int | str) -> int:
@@ -39,7 +39,7 @@ class keyed:
         self._device = device
 
     def __enter__(self) -> None:
-        _turn.acquire()
+        turn.acquire()
         torch.default_generator.manual_seed(self._draw_key)
         device = self._device
         if device is not None and device.type == "cuda":
@@ -47,7 +47,7 @@ class keyed:
             torch.cuda.default_generators[index].manual_seed(self._draw_key)
 
     def __exit__(self, *_: object) -> None:
-        _turn.release()
+        turn.release()
 
 
 def generator(draw_key: int) -> torch.Generator:

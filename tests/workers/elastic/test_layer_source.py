@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import job, small_config
+from long_operation import compute_long, drawing_meanwhile
+from torch import nn
 
 from workers.config import ElasticConfig
 from workers.elastic import layer_source
@@ -18,10 +21,12 @@ from workers.launch.ranks import assignment
 from workers.layer_state import LayerState, host_copy, part_of
 from workers.protocol import Assignment, CheckpointRef, Generation, JobError, Part, Settlement, Source
 from workers.rank import Rank
+from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.transport.channel import ChannelError
 from workers.transport.local import Hub, LocalChannel
+from workers.unfinished import Greeting
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"
 LAYERS = range(8)
@@ -198,3 +203,25 @@ def test_layers_that_share_parameters_are_not_given_moments_of_different_steps(t
     )
     with pytest.raises(JobError, match=r'elastic.salvage = "weights".*shared parameters would drift apart'):
         rank.setup()
+
+
+def test_training_takes_its_turn_of_random_draws_while_a_copy_is_built(
+    here: Here, servers: tuple[StateServer, StateServer]
+) -> None:
+    source = here.rank._source
+    assert source is not None
+    layers = list(source._definition.layers)
+
+    def build() -> nn.Module:
+        compute_long(torch.zeros(LARGE_ELEMENTS))
+        return layers[2].build()
+
+    states = here.states(1)
+    servers[0].offer(3, {2: states[2]})
+    source._definition = replace(
+        source._definition, layers=(*layers[:2], replace(layers[2], build=build), *layers[3:])
+    )
+    with drawing_meanwhile():
+        owner = Greeting(host=HOST, port=servers[0].port, left=None)
+        _, state = source.fetch_base(3, 2, owner, threading.Event())
+    assert same(state, states[2])
