@@ -17,7 +17,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from benchmarks.reference_freeze_program import reference_solve
+from benchmarks.parts.reference_freeze_program import reference_solve
 from planner.freeze.program import FreezeProgram, FreezeSolution, solve
 from planner.ir import Action, Kind, Schedule
 from planner.schedule.graph import build_graph

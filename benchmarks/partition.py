@@ -15,7 +15,7 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from benchmarks.brute_force import (
+from benchmarks.parts.brute_force import (
     Objective,
     all_cuts,
     all_pipelines,
@@ -25,7 +25,7 @@ from benchmarks.brute_force import (
     slowest_resource_s,
     slowest_stage_s,
 )
-from benchmarks.random_pipelines import random_profile
+from benchmarks.parts.random_pipelines import random_profile
 from planner.partition import bottleneck, dynpipe, memory, time
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.profile import Profile

@@ -28,8 +28,8 @@ from statistics import mean, median
 
 import torch
 
+from benchmarks.parts.turns import in_turns, same
 from benchmarks.pipelining import WARM_UP, make_job
-from benchmarks.turns import in_turns, same
 from planner.freeze.program import layer_ratios, solve
 from planner.freezing import Ratios
 from planner.ir import FREEZABLE, Action, Kind

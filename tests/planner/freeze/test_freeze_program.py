@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedule_text import table
 from small_profile import plan
 
-from benchmarks.reference_freeze_program import reference_solve
+from benchmarks.parts.reference_freeze_program import reference_solve
 from planner.freeze.program import FreezeProgram, FreezeSolution, layer_ratios, solve
 from planner.ir import Action, Kind, Schedule
 from planner.schedule.graph import build_graph
