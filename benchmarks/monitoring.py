@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from planner.freezing import Phase, Phases
 from workers.protocol import FreezeStarted, StepReport
 
@@ -72,7 +73,7 @@ def train(folder: Path) -> Path:
 
 def delay(path: Path) -> Delay:
     """The delay that the log at `path` shows."""
-    seen = [record.event for record in events.read(path)]
+    seen = [record.event for record in read_log(path)]
     step_s = {event.step: event.step_s for event in seen if isinstance(event, StepReport)}
     start = next(event.plan.start for event in seen if isinstance(event, FreezeStarted))
     solve_s = next(event.solve_s for event in seen if isinstance(event, events.FreezeSolved))

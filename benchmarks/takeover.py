@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.events import types as events
-from orchestrator.events.types import EventLog, Record
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import SNAPSHOT, load, position, write_snapshot
 from planner.plan import Plan

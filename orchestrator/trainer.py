@@ -17,6 +17,7 @@ from orchestrator.cli.wording import observer
 from orchestrator.client.following import Run
 from orchestrator.client.submit import run
 from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
 from workers.protocol import CheckpointReport
@@ -113,7 +114,7 @@ def _newest_checkpoint(done: Run) -> str | None:
     """The newest checkpoint that the event log tells of."""
     paths = [
         record.event.path
-        for record in events.read(done.events_path)
+        for record in read_log(done.events_path)
         if isinstance(record.event, CheckpointReport) and record.event.error is None
     ]
     return paths[-1] if paths else None
@@ -121,7 +122,7 @@ def _newest_checkpoint(done: Run) -> str | None:
 
 def _add_freezing(steps: list[dict[str, object]], log: Path) -> None:
     """Add what the event log tells of freezing to the rows of the steps that froze."""
-    freezing = {row.step: asdict(row) for row in freeze_steps(fold(events.read(log)))}
+    freezing = {row.step: asdict(row) for row in freeze_steps(fold(read_log(log)))}
     for step in steps:
         step.update(freezing.get(cast("int", step["step"]), {}))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.events.types import read
+from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from planner.plan import PlanError
 from planner.search.convergence import Convergence, ConvergenceError
@@ -52,7 +52,7 @@ def convergence_of(log: Path, *, lr: float, target: float | None) -> Convergence
     if target is None:
         raise JobError(f"--estimates {log} needs --target-error, the mean squared gradient norm to reach")
     try:
-        run = fold(read(log))
+        run = fold(read_log(log))
     except OSError as error:
         raise JobError(f"--estimates {log}: cannot read it: {error.strerror or error}") from error
     except ValueError as error:

@@ -10,6 +10,7 @@ from statistics import median
 
 from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
 from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
 
 
@@ -56,7 +57,7 @@ def summarize(path: Path, *, started_s: float) -> Summary:
     Args:
         started_s: when the newest start began, in seconds since the Unix epoch.
     """
-    records = list(events.read(path))
+    records = list(read_log(path))
     run = fold(records)
     steps = [run.steps[number] for number in sorted(run.steps)]
     recent = _steps_of_newest_start(records)

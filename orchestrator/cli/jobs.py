@@ -6,7 +6,6 @@ Ray is imported once `cluster.connected` has set what Ray reads at its import.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from orchestrator.client.asking import (
     listed,
 )
 from orchestrator.client.job_client import BlockingJobClient
+from orchestrator.cluster.actor_names import living_jobs
 from orchestrator.quantities import counted
 from workers.protocol import JobError
 
@@ -156,6 +156,4 @@ def _status(job: str) -> Status | None:
 
 def _ranks() -> dict[str, int]:
     """Job -> how many of its ranks live."""
-    from orchestrator.cluster.ray_hosts import actor_names
-
-    return dict(Counter(name.rpartition("/")[0] for name in actor_names() if "/" in name))
+    return {job: len(actors.ranks) for job, actors in living_jobs().items() if actors.ranks}

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.folder import JobFolder
-from orchestrator.events.types import read
+from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.pictures.page import check_suffix, write_form
 from orchestrator.report.step_timeline import newest_step
@@ -25,7 +25,7 @@ def timeline_command(run: str, out: Path | None) -> None:
         check_suffix(out, "--out")
     log = JobFolder(run).fetch_events()
     try:
-        step = newest_step(fold(read(log)), profile_beside(log))
+        step = newest_step(fold(read_log(log)), profile_beside(log))
     except OSError as error:
         raise JobError(
             f"{run} holds no event log: {error.strerror or error}; name a job's output folder"

@@ -16,6 +16,7 @@ from orchestrator.client.following import Run, attached
 from orchestrator.client.submit import run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
+from orchestrator.events.log import read_log
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load
 from workers.protocol import JobError
@@ -92,7 +93,7 @@ def _conclude(console: Console, done: Run, report: str) -> int:
     def post(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    records = list(events.read(done.events_path))
+    records = list(read_log(done.events_path))
     samples = [record.event for record in records if isinstance(record.event, events.SampleReport)]
     if isinstance(done.end, events.Failed):
         failures = [record.event for record in records if isinstance(record.event, events.RankFailed)]

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import living_jobs
 from orchestrator.history.command_table import CommandIdReused
 from workers.protocol import JobError
 
@@ -129,10 +130,8 @@ def joined(address: str) -> AbstractContextManager[cluster.Connection]:
 
 
 def job_names() -> list[str]:
-    """Names of the jobs whose controllers live: ranks have a slash in theirs."""
-    from orchestrator.cluster.ray_hosts import actor_names
-
-    return sorted(name for name in actor_names() if "/" not in name)
+    """Names of the jobs whose controllers live."""
+    return [job for job, actors in living_jobs().items() if actors.controller]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -20,7 +20,8 @@ from orchestrator.client.interrupts import Interrupts
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder
-from orchestrator.lifecycle.takeover import since_start
+from orchestrator.events.log import read_log
+from orchestrator.history.starts import since_start
 from orchestrator.spec.job_spec import Spec
 from workers.protocol import JobError
 
@@ -166,7 +167,7 @@ class Following:
     def _logged(self) -> Sequence[events.Record]:
         """What the log holds of the job since it was submitted; nothing if it cannot be read."""
         try:
-            return since_start(list(events.read(JobFolder(self.spec.job.folder).fetch_events())))
+            return since_start(list(read_log(JobFolder(self.spec.job.folder).fetch_events())))
         except (OSError, ValueError):
             return ()
 

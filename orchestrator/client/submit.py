@@ -16,6 +16,7 @@ from orchestrator.client.asking import NoController, ask, controller_of, last_li
 from orchestrator.client.following import Following, Observer, Run, ended
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
@@ -224,7 +225,7 @@ def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
     try:
         return remote.options(
             name=name,
-            namespace=cluster.NAMESPACE,
+            namespace=NAMESPACE,
             lifetime="detached",
             # Killed, it is started again, and goes on from its log.
             max_restarts=-1,

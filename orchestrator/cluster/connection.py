@@ -19,12 +19,12 @@ from typing import Any
 
 import psutil
 
+from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.address import host_and_port
 from orchestrator.cluster.draining import draining
 from orchestrator.cluster.placement import Node
 from workers.protocol import JobError
 
-NAMESPACE = "freshet"
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only small messages pass through Ray; the ranks exchange tensors among themselves."""
 ATTEMPTS = 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import NAMESPACE, living_ranks, rank_name, ranks_among
 from orchestrator.cluster.backoff import Backoff
 from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.hosts import Gone
@@ -65,7 +66,7 @@ class RayHosts:
             self._groups[rank] = placement_group(
                 [dict(setup.per_rank)],
                 strategy="STRICT_PACK",
-                name=name_of(setup.config.job, rank),
+                name=rank_name(setup.config.job, rank),
                 lifetime="detached",
                 _soft_target_node_id=target,  # pyright: ignore[reportArgumentType]
             )
@@ -82,8 +83,8 @@ class RayHosts:
         setup = self._setup
         strategy = PlacementGroupSchedulingStrategy(self._groups[rank], placement_group_bundle_index=0)
         self._actors[rank] = self._remote.options(
-            name=name_of(setup.config.job, rank),
-            namespace=cluster.NAMESPACE,
+            name=rank_name(setup.config.job, rank),
+            namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=0,
             # A heartbeat is a call: the record of each would stay in the cluster's memory.
@@ -93,11 +94,11 @@ class RayHosts:
         ).remote(setup.config, rank, self._controller, setup.marker, setup.secret)
 
     async def reclaim(self, rank: int) -> Home:
-        name = name_of(self._setup.config.job, rank)
+        name = rank_name(self._setup.config.job, rank)
         with suppress(ValueError):
             self._groups[rank] = await asyncio.to_thread(get_placement_group, name)
         try:
-            self._actors[rank] = await asyncio.to_thread(ray.get_actor, name, namespace=cluster.NAMESPACE)
+            self._actors[rank] = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
         except ValueError as error:
             raise Gone("nobody saw how") from error
         return await self.call(rank, "attach", self._controller)
@@ -153,46 +154,21 @@ class RayHosts:
             await asyncio.sleep(0.05)
 
 
-def named_ranks(job: str) -> frozenset[int]:
-    """Numbers of the ranks of `job` that live, or are about to."""
-    return frozenset(_numbers(job, actor_names()))
-
-
-def actor_names() -> tuple[str, ...]:
-    """Names of all of Freshet's actors that live: `JOB` of a controller, `JOB/rank-N` of a rank."""
-    actors: Any = ray.util.list_named_actors(all_namespaces=True)
-    return tuple(entry["name"] for entry in actors if entry["namespace"] == cluster.NAMESPACE)
-
-
 def reap(job: str, ranks: Collection[int] | None = None) -> None:
     """Kill what an earlier controller of `job` left: ranks and placement groups.
 
     Args:
         ranks: only these; None: all.
     """
-    for rank in named_ranks(job):
+    for rank in living_ranks(job):
         if ranks is None or rank in ranks:
             with suppress(ValueError):  # it went just now
-                ray.kill(ray.get_actor(name_of(job, rank), namespace=cluster.NAMESPACE))
+                ray.kill(ray.get_actor(rank_name(job, rank), namespace=NAMESPACE))
     groups = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
-    for rank in _numbers(job, groups):
+    for rank in ranks_among(job, groups):
         if ranks is None or rank in ranks:
             with suppress(ValueError):  # it went just now: the driver clears up, too
-                remove_placement_group(get_placement_group(name_of(job, rank)))
-
-
-def _numbers(job: str, names: Iterable[str]) -> Iterator[int]:
-    """Of those among `names` that are `job`'s ranks'."""
-    beginning = name_of(job, "")
-    for name in names:
-        number = name.removeprefix(beginning)
-        if name.startswith(beginning) and number.isdecimal():
-            yield int(number)
-
-
-def name_of(job: str, rank: int | str) -> str:
-    """Of the actor and of the placement group of a rank."""
-    return f"{job}/rank-{rank}"
+                remove_placement_group(get_placement_group(rank_name(job, rank)))
 
 
 def actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import ray
 
-from orchestrator.cluster import connection as cluster
-from orchestrator.cluster.ray_hosts import RayHosts, named_ranks, reap
+from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
+from orchestrator.cluster.ray_hosts import RayHosts, reap
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
@@ -33,8 +33,9 @@ from orchestrator.controller.planner_link import PlannerLink, link_planner
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
+from orchestrator.events.log import DamagedLogError
 from orchestrator.events.segments import PUBLISH_S
-from orchestrator.events.types import DamagedLogError, Record
+from orchestrator.events.types import Record
 from orchestrator.history.command_table import Entry
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import SNAPSHOT, load
@@ -270,7 +271,7 @@ class Controller:
         self._lock = self._lock or self._folder.lock()
         order = taken_over(self._order, self._view, expand)
         assert order.roster is not None
-        left = await asyncio.to_thread(named_ranks, order.job)
+        left = await asyncio.to_thread(living_ranks, order.job)
         unknown = left - order.roster.alive if order.roster.trained else left
         await asyncio.to_thread(reap, order.job, unknown)
         roster = replace(order.roster, next_rank=max((order.roster.next_rank - 1, *left)) + 1)
@@ -606,6 +607,6 @@ def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> 
 def find(job: str) -> Any:
     """The controller of `job`, or None."""
     try:
-        return ray.get_actor(job, namespace=cluster.NAMESPACE)
+        return ray.get_actor(job, namespace=NAMESPACE)
     except ValueError:
         return None

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import NAMESPACE, living_ranks, rank_name
 from orchestrator.cluster.placement import Node
 from workers.config import NonNegative, Section
 from workers.fault_injection.fault import AT_ANY_TIME, Fault
@@ -139,9 +140,7 @@ def choose_node(name: str, living: tuple[Node, ...]) -> Node:
 
 def _ranks(job: str) -> tuple[int, ...]:
     """The numbers of the ranks whose actors live."""
-    from orchestrator.cluster.ray_hosts import named_ranks
-
-    return tuple(sorted(named_ranks(job)))
+    return tuple(sorted(living_ranks(job)))
 
 
 async def _arm(job: str, rank: int, fault: Fault) -> None:
@@ -151,7 +150,7 @@ async def _arm(job: str, rank: int, fault: Fault) -> None:
     from workers.actor import RankError
 
     try:
-        actor: Any = ray.get_actor(f"{job}/rank-{rank}", namespace=cluster.NAMESPACE)
+        actor: Any = ray.get_actor(rank_name(job, rank), namespace=NAMESPACE)
         await asyncio.wait_for(_awaited(actor.arm.remote(fault)), ANSWER_S)
     except TimeoutError:
         raise JobError(f"rank {rank} did not answer within {ANSWER_S:g} s: is it stopped?") from None

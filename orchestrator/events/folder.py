@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.events import types as events
+from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.segments import FOLDER, SegmentedLog, Segments
-from orchestrator.events.types import EventLog, Record
+from orchestrator.events.types import Record
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from planner.plan import Plan
@@ -291,7 +292,7 @@ class JobFolder:
         if not path.exists():
             return
         try:
-            yield from events.read(path)
+            yield from read_log(path)
         except ValueError as error:
             told = str(error).partition("\n")[0]
             raise JobError(

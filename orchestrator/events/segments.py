@@ -11,7 +11,8 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator.events.types import EventLog, Record
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Record
 from workers.checkpoint.storage import Folder
 
 FOLDER = "events"

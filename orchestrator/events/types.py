@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -413,82 +410,3 @@ def named_floats(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [named_floats(item) for item in value]
     return value
-
-
-_BLOCK = 1 << 16
-"""Bytes that are read at once to find a log's last line."""
-
-
-class EventLog:
-    """Appends records to a file, each flushed as it is written. `size` is what the file has of whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # No buffer: what could not be written must not come back with the next line.
-        self._file = path.open("a+b", buffering=0)
-        self.path = path
-        self.size = self._drop_torn_line()
-
-    def append(self, record: Record) -> None:
-        """Write `record` through to the file.
-
-        Raises:
-            OSError: the disk is full or gone; no part of the line stays.
-        """
-        whole = self._file.seek(0, os.SEEK_END)
-        line = memoryview(record.to_json().encode() + b"\n")
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError:
-            self._file.truncate(whole)
-            raise
-        self.size = self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _drop_torn_line(self) -> int:
-        """Cut what a killed writer left behind its last newline, so that the next record stands alone; what is left,
-        in bytes."""
-        size = end = self._file.seek(0, os.SEEK_END)
-        while end > 0:
-            first = max(end - _BLOCK, 0)
-            self._file.seek(first)
-            newline = self._file.read(end - first).rfind(b"\n")
-            end = first
-            if newline >= 0:
-                end += newline + 1
-                break
-        if end < size:
-            self._file.truncate(end)
-        return end
-
-
-class DamagedLogError(ValueError):
-    """A line of a log, not its last one, is no event."""
-
-
-def read(path: Path) -> Iterator[Record]:
-    """The records of a log, oldest first. A torn last line (its writer was killed) is left out.
-
-    Raises:
-        DamagedLogError: a line is damaged; names the file and the line.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            yield parse(line, path, number)
-
-
-def parse(line: bytes, path: Path, number: int) -> Record:
-    """The record in one line of a log.
-
-    Raises:
-        DamagedLogError: there is none; names the file and the line.
-    """
-    try:
-        return Record.from_json(line.decode())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedLogError(f"{path}, line {number}, is no event: {error}") from error

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from orchestrator.events.log import DamagedLogError, parse_line
 from orchestrator.events.segments import whole_lines
-from orchestrator.events.types import DamagedLogError, Record, parse
+from orchestrator.events.types import Record
 from orchestrator.history.job_view import VERSION, JobView
 
 SNAPSHOT = "view.json"
@@ -141,11 +142,11 @@ def _parsed(content: bytes, log: Path, offset: int) -> Iterator[Record]:
     """The events in `content`, which begins `offset` bytes into `log`."""
     for number, line in enumerate(content.splitlines(), 1):
         try:
-            record = parse(line, log, number)
+            record = parse_line(line, log, number)
         except DamagedLogError:
             with log.open("rb") as file:
                 earlier = file.read(offset).count(b"\n")
-            record = parse(line, log, earlier + number)
+            record = parse_line(line, log, earlier + number)
         yield record
 
 

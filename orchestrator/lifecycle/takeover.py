@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from orchestrator.events.types import Record, Submitted
 from orchestrator.history.job_view import JobView
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.reports import with_freeze
@@ -13,16 +12,6 @@ from orchestrator.lifecycle.states import Order, Roster
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol import CheckpointRef
-
-
-def since_start(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Those of the newest start of the job, earlier controllers of it included."""
-    starts = [
-        index
-        for index, record in enumerate(records)
-        if isinstance(record.event, Submitted) and not record.event.takeover
-    ]
-    return tuple(records[starts[-1] :]) if starts else ()
 
 
 def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) -> Order:

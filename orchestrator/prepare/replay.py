@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from orchestrator.prepare.resolve import Resolved
@@ -18,7 +19,7 @@ def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
         JobError: it cannot be read, or is of a job whose decisions do not fit this one.
     """
     try:
-        records = list(events.read(path))
+        records = list(read_log(path))
     except OSError as error:
         raise JobError(f"--replay {path}: cannot read it: {error.strerror or error}") from error
     except ValueError as error:

@@ -17,6 +17,7 @@ from orchestrator.client.job_client import BlockingJobClient
 from orchestrator.client.submit import run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
+from orchestrator.events.log import read_log
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
@@ -119,7 +120,7 @@ def measure(log: Path) -> EffectiveTime | None:
         OSError: there is no such log.
         ValueError: it is damaged.
     """
-    records = list(events.read(log))
+    records = list(read_log(log))
     return effective_time(fold(records).recovery, emulated=is_emulated(records))
 
 

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 from orchestrator.analysis.step_memory import profile_beside
-from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.facts import facts
 from orchestrator.report.freezing import freezing
@@ -83,7 +83,7 @@ def write_report(log: Path, destination: Path | None = None) -> Path:
         ValueError: the log is damaged; names the line.
     """
     destination = destination or log.with_name(REPORT_NAME)
-    page = render(fold(events.read(log)), profile_beside(log))
+    page = render(fold(read_log(log)), profile_beside(log))
     scratch = destination.with_name(f".{destination.name}.{os.getpid()}")
     try:
         scratch.write_text(page, encoding="utf-8")

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from orchestrator.events import types as events
 from orchestrator.events.folder import EVENTS, JobFolder
+from orchestrator.events.log import read_log
 from orchestrator.quantities import counted
 from orchestrator.spec.job_spec import Spec
 from orchestrator.verify.checkpoint_audit import audit_checkpoints
@@ -27,7 +28,7 @@ def verify_run(run: str) -> tuple[Ledger, list[str]]:
     location = find_folder(run)
     path = JobFolder(location).fetch_events()
     try:
-        records = list(events.read(path))
+        records = list(read_log(path))
     except OSError as error:
         raise JobError(f"{location} holds no event log: {error.strerror or error}") from error
     except ValueError as error:

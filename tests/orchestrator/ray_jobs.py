@@ -19,6 +19,7 @@ from ray.job_config import JobConfig
 from ray.util.placement_group import placement_group_table
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.controller.actor import find
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
@@ -60,7 +61,7 @@ def driver_of(nodes: Cluster) -> Iterator[None]:
     here = os.path.dirname(__file__)
     ray.init(
         nodes.address,
-        namespace=cluster.NAMESPACE,
+        namespace=NAMESPACE,
         log_to_driver=False,
         logging_level=logging.ERROR,
         job_config=JobConfig(_py_driver_sys_path=[here, *cluster.import_paths()]),

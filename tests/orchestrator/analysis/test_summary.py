@@ -11,6 +11,7 @@ from synthetic_run import freezing_records, records
 
 from orchestrator.analysis.summary import summarize
 from orchestrator.events import types as events
+from orchestrator.events.log import EventLog
 from planner.plan import Plan
 from workers.protocol import CheckpointRef, Generation, StepReport, ValidationReport
 
@@ -49,7 +50,7 @@ def formed(start: CheckpointRef | None) -> events.Formed:
 
 def logged(folder: Path, *given: tuple[float, events.Event]) -> Path:
     path = folder / "events.jsonl"
-    log = events.EventLog(path)
+    log = EventLog(path)
     for time_s, event in given:
         log.append(events.Record(time_s=time_s, event=event))
     log.close()

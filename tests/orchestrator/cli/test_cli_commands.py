@@ -15,7 +15,7 @@ from tiny_jobs import write_spec
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.cli.exporting import check_target
 from orchestrator.events import types as events
-from orchestrator.events.types import EventLog
+from orchestrator.events.log import EventLog
 from workers.protocol import JobError
 
 

@@ -18,7 +18,8 @@ from synthetic_run import step_report
 from tiny_jobs import write_spec
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.events.types import EventLog, Issued, Record
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Issued, Record
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.spec.job_spec import load
 from workers.protocol import CurvatureReport

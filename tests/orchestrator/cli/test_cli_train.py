@@ -20,6 +20,7 @@ from tiny_jobs import STEPS, tiny, write_spec
 
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import resolve
 from workers.launch.ranks import Job, run_threads
@@ -120,7 +121,7 @@ def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         output = assert_ends(process, INTERRUPTED)
     run = tmp_path / "runs" / "long"
-    ended = [record.event for record in events.read(run / "events.jsonl")][-1]
+    ended = [record.event for record in read_log(run / "events.jsonl")][-1]
     assert isinstance(ended, events.Finished)
     assert ended.stopped
     assert f"stopped at step {ended.step} of 100000; go on with --resume" in output

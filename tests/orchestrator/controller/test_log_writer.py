@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from orchestrator.controller.log_writer import LogWriter
-from orchestrator.events.types import EventLog, Record, Warned, read
+from orchestrator.events.log import EventLog, read_log
+from orchestrator.events.types import Record, Warned
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.snapshot import SNAPSHOT, load
 
@@ -71,7 +72,7 @@ def test_what_is_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
         await writer.close()
 
     asyncio.run(live())
-    assert len(list(read(tmp_path / "events.jsonl"))) == 10
+    assert len(list(read_log(tmp_path / "events.jsonl"))) == 10
     assert not [thread for thread in threading.enumerate() if thread.name == "event log"]
 
 
@@ -84,7 +85,10 @@ def test_a_full_disk_costs_a_line(tmp_path: Path) -> None:
         await writer.close()
 
     asyncio.run(live())
-    assert [line.event for line in read(tmp_path / "events.jsonl")] == [Warned(text="a"), Warned(text="c")]
+    assert [line.event for line in read_log(tmp_path / "events.jsonl")] == [
+        Warned(text="a"),
+        Warned(text="c"),
+    ]
 
 
 def test_a_snapshot_goes_up_to_where_it_was_taken(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.events import types as events
+from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.rehearsed import NodeLife, Rehearsed
 from planner.freezing import FreezePlan
 from planner.plan import Plan
@@ -163,13 +164,13 @@ def test_every_kind_of_event_is_tried_here() -> None:
 
 def test_each_event_comes_back_as_it_went_in(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    log = events.EventLog(path)
+    log = EventLog(path)
     records = [events.Record(time_s=float(index), event=event) for index, event in enumerate(EVERY_KIND)]
     for count, record in enumerate(records, 1):
         log.append(record)
-        assert len(list(events.read(path))) == count  # flushed at once
+        assert len(list(read_log(path))) == count  # flushed at once
     log.close()
-    assert list(events.read(path)) == records
+    assert list(read_log(path)) == records
 
 
 def test_numbers_that_are_not_finite_are_valid_json_and_come_back() -> None:
@@ -197,11 +198,11 @@ def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(tmp_path: Path)
     path = tmp_path / "events.jsonl"
     whole = events.Record(time_s=1.0, event=STEP)
     path.write_text(whole.to_json() + "\n" + whole.to_json()[:40])
-    assert list(events.read(path)) == [whole]
-    log = events.EventLog(path)
+    assert list(read_log(path)) == [whole]
+    log = EventLog(path)
     log.append(whole)
     log.close()
-    assert list(events.read(path)) == [whole, whole]
+    assert list(read_log(path)) == [whole, whole]
 
 
 @pytest.mark.parametrize(
@@ -211,4 +212,4 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(events.Record(time_s=1.0, event=STEP).to_json() + "\n" + line + "\n")
     with pytest.raises(ValueError, match=r"events\.jsonl, line 2"):
-        list(events.read(path))
+        list(read_log(path))

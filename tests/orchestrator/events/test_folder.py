@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.events import types as events
 from orchestrator.events.folder import EVENTS, LOCK, MARKER, PROFILE, JobFolder, starting_points
+from orchestrator.events.log import EventLog
 from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.resolve import resolve
 from orchestrator.spec.job_spec import JobConfig, Spec
@@ -33,7 +34,7 @@ GENERATION = Generation(number=4, epoch=1, members=(0,), store_host="h", store_p
 
 
 def log(folder: Path, *given: events.Event) -> None:
-    writer = events.EventLog(folder / EVENTS)
+    writer = EventLog(folder / EVENTS)
     for event in given:
         writer.append(events.Record(time_s=0.0, event=event))
     writer.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.events import segments
-from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
+from orchestrator.events.log import read_log
 from orchestrator.events.types import Record, Warned
 
 
@@ -17,7 +17,7 @@ def record(text: str) -> Record:
 
 
 def texts(folder: JobFolder) -> list[str]:
-    read = [record.event for record in events.read(folder.fetch_events())]
+    read = [record.event for record in read_log(folder.fetch_events())]
     return [event.text for event in read if isinstance(event, Warned)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic_run import records
 
-from orchestrator.events.types import DamagedLogError, EventLog
+from orchestrator.events.log import DamagedLogError, EventLog
 from orchestrator.history import snapshot
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.snapshot import SNAPSHOT, load, position, write_snapshot

@@ -19,7 +19,7 @@ from ray_jobs import Log, assert_nothing_left, driver_of, resolved, started
 from resting import Resting
 from tiny_jobs import tiny
 
-from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import NAMESPACE, rank_name
 from orchestrator.controller.actor import find
 from orchestrator.events import types as events
 from orchestrator.lifecycle.stimuli import Asked
@@ -57,7 +57,7 @@ class RayJob:
 
     def call_in_turn(self, *calls: tuple[int, str, Any]) -> None:
         for rank, method, argument in calls:
-            actor = ray.get_actor(f"{JOB}/rank-{rank}", namespace=cluster.NAMESPACE)
+            actor = ray.get_actor(rank_name(JOB, rank), namespace=NAMESPACE)
             ray.get(getattr(actor, method).remote(argument))
 
     def post(self, stimulus: Asked) -> None:

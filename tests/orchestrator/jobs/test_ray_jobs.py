@@ -23,6 +23,7 @@ from orchestrator.controller.actor import Controller, find
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.measuring import measure_on_cluster
@@ -69,7 +70,7 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
     assert list(result.metrics_dataframe["step"]) == list(range(1, STEPS + 1))
     nodes = {started.rank: started.node for started in log.of(events.RankStarted)}
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
-    records = list(events.read(tmp_path / "whole" / "events.jsonl"))
+    records = list(read_log(tmp_path / "whole" / "events.jsonl"))
     assert [record.event for record in records] == log.events
     assert list(fold(records).curvature.samples) == [3, 5]
     log.assert_processes_gone()

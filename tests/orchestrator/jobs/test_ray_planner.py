@@ -18,6 +18,7 @@ from orchestrator.client.submit import run
 from orchestrator.controller.actor import find
 from orchestrator.controller.planner_link import LIVES
 from orchestrator.events import types as events
+from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
 from planner.freezing import FreezePlan, Phase, Phases
@@ -156,7 +157,7 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
 
     # The same weights as without any planner, but with its decisions; and other ones than without those.
     assert isinstance(done.end, events.Finished)
-    plans = fold(events.read(done.events_path)).freeze_history().plans
+    plans = fold(read_log(done.events_path)).freeze_history().plans
     assert plans == (started.plan,)
     assert replayed(tmp_path, PHASES, plans, stop_at=done.end.step) == done.end.state_sha256
     assert replayed(tmp_path, PHASES, (), stop_at=done.end.step) != done.end.state_sha256

@@ -25,6 +25,7 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.controller.actor import find
 from orchestrator.events import types as events
 from orchestrator.events.folder import LOCK, JobFolder
+from orchestrator.events.log import read_log
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import JobError, Request, StepReport
 
@@ -125,7 +126,7 @@ def test_a_killed_controller_is_started_again_and_takes_over_ranks_that_train_on
     check(log, quiet, result)
     assert [(each.epoch, each.takeover) for each in log.of(events.Submitted)] == [(1, False), (2, True)]
     assert log.of(events.Regrouped) == []
-    records = list(events.read(tmp_path / "headless" / "events.jsonl"))
+    records = list(read_log(tmp_path / "headless" / "events.jsonl"))
     assert [record.event for record in records] == log.events
     log.assert_processes_gone()
 
@@ -215,7 +216,7 @@ PHASES = {"method": "timelyfreeze", "warm_up": 4, "monitoring": 60, "ramp": 70}
 
 
 def logged(path: Path) -> list[events.Event]:
-    return [record.event for record in events.read(path)] if path.exists() else []
+    return [record.event for record in read_log(path)] if path.exists() else []
 
 
 def wait_for(path: Path, true: Callable[[list[events.Event]], bool]) -> list[events.Event]:

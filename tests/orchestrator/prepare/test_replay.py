@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.events.types import Event, EventLog, Record, Submitted
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Event, Record, Submitted
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.resolve import Resolved, resolve

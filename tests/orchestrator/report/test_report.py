@@ -15,8 +15,8 @@ import pytest
 from report_page import Page
 from synthetic_run import MICROBATCHES, RANKS, STEPS, plan, records, spec, step_report
 
+from orchestrator.events.log import EventLog
 from orchestrator.events.types import (
-    EventLog,
     Failed,
     Finished,
     Formed,

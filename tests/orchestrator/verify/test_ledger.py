@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.events.types import EventLog, Finished, Formed, Record, Regrouped, Submitted
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Finished, Formed, Record, Regrouped, Submitted
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.verification import report, verify_run
 from workers.data.sampling import train_indices
