@@ -67,7 +67,9 @@ def test_a_stuck_disk_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
         await writer.close()
 
     asyncio.run(live())
-    assert [line.event for line in read(tmp_path / "events.jsonl")] == [Warned(text=str(n)) for n in range(5)]
+    assert [line.event for line in read_log(tmp_path / "events.jsonl")] == [
+        Warned(text=str(n)) for n in range(5)
+    ]
 
 
 def test_what_is_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
