@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from workers.protocol import Generation
+from workers.transport.connections import PolledConnections
 from workers.transport.ordered import OrderedChannel, Parcel
 from workers.transport.process_group import ProcessGroupChannel, scoped_store, sever
 from workers.transport.send_queues import SendQueues
@@ -22,7 +23,7 @@ class SerialBackend:
     def __init__(self, generation: Generation, rank: int, *, in_the_way: bool) -> None:
         timeout = timedelta(seconds=generation.timeout_s)
         store = dist.PrefixStore("serial", scoped_store(generation))
-        self._queues = SendQueues()
+        self._queues = SendQueues(PolledConnections())
         self._group = dist.ProcessGroupGloo(store, rank, len(generation.members), timeout)
         self._queues.settle()
         self._in_the_way = in_the_way

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from workers.protocol import Generation
+from workers.transport.connections import UnpolledConnections
 from workers.transport.ordered import Parcel
 from workers.transport.process_group import scoped_store
 from workers.transport.send_queues import SendQueues
@@ -39,7 +40,7 @@ class NcclBackend:
         self.device = device
         self._timeout = timedelta(seconds=generation.timeout_s)
         # NCCL connects pair by pair, at their first message.
-        self._queues = SendQueues(growing=True)
+        self._queues = SendQueues(UnpolledConnections(), growing=True)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         options.is_high_priority_stream = True

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+from workers.transport.connections import PolledConnections
 from workers.transport.outbox import MOST, Outbox
 from workers.transport.send_queues import SendQueues
 from workers.transport.waiter import Waiter
@@ -50,14 +51,12 @@ class ProcessGroupChannel(Channel):
         self.size = len(generation.members)
         self._device = device
         store = scoped_store(generation)
-        # The rank that hosts the store is connected with all that come to it.
-        self._queues = SendQueues(but=generation.store_port)
+        self._queues = SendQueues(PolledConnections())
         self._group: Any = dist.ProcessGroupGloo(
             store, self.rank, self.size, timedelta(seconds=generation.timeout_s)
         )
         self._queues.settle()
-        # At least so many are this group's, where connections can be seen.
-        self._lost = partial(_fewer, self._queues, min(self._queues.open, self.size - 1))
+        self._lost = partial(_fewer, self._queues, self._queues.open)
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
         self._outbox = Outbox(self._lost)

@@ -1,19 +1,17 @@
-"""Whether bytes wait in the kernel's send queues of sockets that a library opened and does not show.
+"""Whether bytes wait in the kernel's send queues of connections that a library opened and does not show.
 
-Asking costs the library's users nothing: it is two system calls per connection, in the thread of who asks. Where the
-system is not Linux there is nothing to see, and nothing is ever pending.
+A look costs the library's users nothing: it is two system calls per connection, in the thread that looks.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
-import socket
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+
+from workers.transport.connections import Connections, Socket
 
 _ALL_UNACKNOWLEDGED = 0x5411
 """SIOCOUTQ: bytes written that the other end has not acknowledged."""
@@ -27,43 +25,43 @@ _LOOK_AGAIN_S = 1.0
 
 @dataclass
 class _Queue:
-    descriptor: int
-    inode: int
+    socket: Socket
     unacknowledged: int = 0
     since_s: float = 0.0
     """When that number was first seen."""
 
 
 class SendQueues:
-    """The connections opened in this process from now on, until they are settled.
-
-    Connections tagged for low priority (state streams) are none of them.
+    """The send queues of one library's connections.
 
     Args:
-        but: a port at either end of connections that are none of them either.
-        growing: look for more ones now and then, for ever, as the library opens them when it needs them.
+        connections: whose.
+        growing: the library opens connections as it needs them: look for more of them now and then, for ever.
     """
 
     def __init__(
-        self, *, but: int = 0, growing: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        connections: Connections,
+        *,
+        growing: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._but = but
+        self._connections = connections
         self._growing = growing
         self._clock = clock
-        self._others = frozenset(_connections(but))
         self._queues: list[_Queue] = []
         self._looked_s = float("-inf")
 
     def settle(self) -> None:
         """Take up the connections that there are by now."""
-        known = {(queue.descriptor, queue.inode) for queue in self._queues}
-        self._queues += [_Queue(*key) for key in _connections(self._but) if key not in self._others | known]
+        known = {queue.socket for queue in self._queues}
+        self._queues += [_Queue(one) for one in self._connections.find() - known]
         self._looked_s = self._clock()
 
     @property
     def open(self) -> int:
-        """How many of them are."""
-        return sum(_is_open(queue) for queue in self._queues)
+        """How many of the connections are still open."""
+        return sum(queue.socket.is_open for queue in self._queues)
 
     def pending(self) -> bool:
         """Whether any bytes are on their way out of this machine."""
@@ -75,51 +73,19 @@ class SendQueues:
 
     def _is_pending(self, queue: _Queue, now_s: float) -> bool:
         try:
-            if not _is_open(queue):
+            if not queue.socket.is_open:
                 return False
-            unacknowledged = _ask(queue.descriptor, _ALL_UNACKNOWLEDGED)
+            unacknowledged = _ask(queue.socket.descriptor, _ALL_UNACKNOWLEDGED)
             if not unacknowledged:
                 queue.unacknowledged = 0
                 return False
             if unacknowledged != queue.unacknowledged:
                 queue.unacknowledged = unacknowledged
                 queue.since_s = now_s
-            return now_s - queue.since_s < SETTLED_S or _ask(queue.descriptor, _UNSENT) > 0
+            return now_s - queue.since_s < SETTLED_S or _ask(queue.socket.descriptor, _UNSENT) > 0
         except OSError:  # closed
             return False
 
 
-def _is_open(queue: _Queue) -> bool:
-    try:
-        return os.fstat(queue.descriptor).st_ino == queue.inode
-    except OSError:
-        return False
-
-
 def _ask(descriptor: int, what: int) -> int:
     return struct.unpack("i", fcntl.ioctl(descriptor, what, b"\0\0\0\0"))[0]
-
-
-def _connections(but: int) -> list[tuple[int, int]]:
-    """(descriptor, inode) of this process's connected TCP sockets that are not tagged."""
-    found: list[tuple[int, int]] = []
-    with suppress(FileNotFoundError):
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                    continue
-                if _is_untagged_connection(int(name), but):
-                    found.append((int(name), os.fstat(int(name)).st_ino))
-    return found
-
-
-def _is_untagged_connection(descriptor: int, but: int) -> bool:
-    # Without duplicating the descriptor: a duplicate would keep the connection open when its owner closes it.
-    borrowed = socket.socket(fileno=descriptor)
-    try:
-        if borrowed.family not in (socket.AF_INET, socket.AF_INET6) or borrowed.type != socket.SOCK_STREAM:
-            return False
-        ports = (borrowed.getpeername()[1], borrowed.getsockname()[1])
-        return but not in ports and borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == 0
-    finally:
-        borrowed.detach()

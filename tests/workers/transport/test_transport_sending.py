@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_transport_process_group import STREAM, ends
 
 from workers.state_stream.sending import prioritize
 from workers.transport.channel import Channel
+from workers.transport.connections import PolledConnections, UnpolledConnections
 from workers.transport.local import Hub, LocalChannel
 from workers.transport.ordered import OrderedChannel, Parcel
+from workers.transport.process_group import ProcessGroupChannel
 from workers.transport.send_queues import SETTLED_S, SendQueues
 
 BIG = 30_000_000
@@ -60,7 +65,7 @@ def drain(far: socket.socket, count: int) -> None:
 
 
 def test_bytes_are_pending_until_they_have_left() -> None:
-    queues = SendQueues()
+    queues = SendQueues(UnpolledConnections())
     with connection() as (near, far):
         queues.settle()
         assert not queues.pending()
@@ -77,7 +82,7 @@ def test_a_late_acknowledgement_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     answers = {0x5411: 48, 0x894B: 0}
     monkeypatch.setattr("workers.transport.send_queues._ask", lambda _, what: answers[what])
     clock = Clock()
-    queues = SendQueues(clock=clock)
+    queues = SendQueues(UnpolledConnections(), clock=clock)
     with connection():
         queues.settle()
         assert queues.pending()
@@ -94,7 +99,7 @@ def test_a_late_acknowledgement_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
 def test_other_connections_do_not_count() -> None:
     with connection() as (old, _):
-        queues = SendQueues()
+        queues = SendQueues(UnpolledConnections())
         with connection() as (tagged, _):
             prioritize(tagged)
             queues.settle()
@@ -104,9 +109,53 @@ def test_other_connections_do_not_count() -> None:
                 assert not queues.pending()
 
 
+def test_what_a_poller_of_others_watches_does_not_count() -> None:
+    queues = SendQueues(UnpolledConnections())
+    with connection() as (near, _), select.epoll() as others:
+        others.register(near)
+        queues.settle()
+        assert queues.open == 1, "the far end"
+
+
+def test_of_a_polling_library_only_that_which_it_watches_beside_its_listener_counts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as old, select.epoll() as before, connection() as (older, _):
+        before.register(old)
+        before.register(older)
+        queues = SendQueues(PolledConnections())
+        with connection() as (other, _), connection() as (near, _), select.epoll() as poller:
+            before.register(other)
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                poller.register(listener)
+                poller.register(near)
+                queues.settle()
+                assert queues.open == 1
+                clog(other)
+                assert not queues.pending()
+                clog(near)
+                assert queues.pending()
+        assert queues.open == 0
+
+
+def test_a_group_counts_none_but_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection of others that opens while the group forms would hide that one of the group's is gone."""
+    form = dist.ProcessGroupGloo
+    with ExitStack() as stack:
+
+        def form_beside_others(*given: Any) -> Any:
+            stack.enter_context(connection())
+            return form(*given)
+
+        monkeypatch.setattr(dist, "ProcessGroupGloo", form_beside_others)
+        with ends(2) as channels:
+            for channel in channels:
+                assert isinstance(channel, ProcessGroupChannel)
+                # Both ends are this process's, and each may see the other's.
+                assert channel._queues.open in (1, 2)
+
+
 def test_later_connections_count_where_the_library_opens_them_as_it_goes() -> None:
     clock = Clock()
-    queues = SendQueues(growing=True, clock=clock)
+    queues = SendQueues(UnpolledConnections(), growing=True, clock=clock)
     assert not queues.pending()
     with connection() as (near, _):
         clog(near)
@@ -115,7 +164,7 @@ def test_later_connections_count_where_the_library_opens_them_as_it_goes() -> No
 
 
 def test_a_closed_connection_is_not_pending_even_if_its_descriptor_is_used_again() -> None:
-    queues = SendQueues()
+    queues = SendQueues(UnpolledConnections())
     with connection() as (near, far):
         queues.settle()
         descriptors = {near.fileno(), far.fileno()}
