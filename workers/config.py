@@ -56,6 +56,11 @@ class ModelConfig(Section):
     """`package.module:function` that returns layers and a loss."""
     arguments: Arguments = {}
     """Keyword arguments for `factory`."""
+    weights: str | None = None
+    """Safetensors file to start from, as `freshet export` writes it, on a file system that every node sees; unset:
+    random weights. A resumed job goes on from its checkpoint instead, and may name a copy of the file elsewhere."""
+    weights_sha256: str | None = None
+    """sha256 of that file; unset: that of the file as the job is submitted. A file of another content is refused."""
     layers: Positive = 8
     """Transformer blocks. The embedding and the head are layers of their own, beside these."""
     width: Positive = 128

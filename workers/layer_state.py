@@ -48,19 +48,25 @@ class LayerState:
         The buffers are the tensors that the module holds now: a module that assigns a new tensor to a buffer,
         where it should write into it, leaves this state behind.
         """
-        weights: dict[str, Tensor] = dict(module.named_parameters())
-        saved = module.state_dict().keys()
+        weights, buffers = saved_tensors(module)
         return LayerState(
             layer=layer,
             name=name,
             weights=weights,
-            buffers={key: buffer for key, buffer in module.named_buffers() if key in saved},
+            buffers=buffers,
             slots={
                 key: {slot: torch.zeros_like(weight, requires_grad=False) for slot in optimizer.slot_names()}
                 for key, weight in weights.items()
             },
             updates=dict.fromkeys(weights, 0),
         )
+
+
+def saved_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The live weights and persistent buffers of `module` by name; each once, under its first name."""
+    saved = module.state_dict().keys()
+    buffers = {key: buffer for key, buffer in module.named_buffers() if key in saved}
+    return dict(module.named_parameters()), buffers
 
 
 def host_copy(state: LayerState) -> LayerState:

@@ -188,7 +188,7 @@ class Rank:
                 return error.damage
             self._vector = self._left = None
         elif assignment.step == 0:
-            known = source.build([*owned, *copied])
+            known = source.initial([*owned, *copied])
         else:
             known = self._held() if self._step == assignment.step else {}
             self._offer(known)

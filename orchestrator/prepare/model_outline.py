@@ -1,15 +1,22 @@
 """What must be opened to read a spec: its paths, and the outline of its model and data.
 
-`survey` imports torch, so that a user's mistakes come out before any actor starts. Decides nothing.
+`outline_model` imports torch, so that a user's mistakes come out before any actor starts. Decides nothing.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestrator.spec.job_spec import Spec
-from workers.config import EmulatedConfig
+from workers.config import EmulatedConfig, ModelConfig
+from workers.protocol import JobError
+
+if TYPE_CHECKING:
+    from workers.models.definition import ParameterRef
+    from workers.models.outline import LayerOutline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +33,19 @@ class ModelOutline:
     """Whether text can be sampled from the model."""
     emulated: EmulatedConfig
     """The modelled times, per layer if the device is emulated."""
+    weights_sha256: str | None = None
+    """Of the file that the weights start from."""
 
 
 def absolute(spec: Spec) -> Spec:
     """`spec` with every path absolute: ranks run in another folder than the one it was written for."""
     data, cluster, notice_file = spec.data, spec.cluster, spec.elastic.notice_file
     paths = (data.path,) if isinstance(data.path, str) else data.path or ()
+    weights = spec.model.weights
     changes = {
+        "model": spec.model.model_copy(
+            update={"weights": _absolute(weights) if weights is not None else None}
+        ),
         "job": spec.job.model_copy(update={"output": _absolute(spec.job.folder)}),
         "data": data.model_copy(
             update={
@@ -61,7 +74,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     """Open the model's outline and the data of an `absolute` spec. Imports torch.
 
     Raises:
-        JobError: a factory, a source or a size that does not work.
+        JobError: a factory, a source, a size or a file of weights that does not work.
     """
     from workers.data.registry import open_dataset
     from workers.devices.emulated import layer_times
@@ -80,7 +93,32 @@ def outline_model(spec: Spec) -> ModelOutline:
         vocabulary=data.vocabulary,
         language=definition.language and data.tokenizer is not None,
         emulated=emulated,
+        weights_sha256=_check_weights(spec.model, outlines, definition.ties),
     )
+
+
+def _check_weights(
+    model: ModelConfig, outlines: Sequence[LayerOutline], ties: Sequence[Sequence[ParameterRef]]
+) -> str | None:
+    """The sha256 of the file that the weights start from; None without one.
+
+    Raises:
+        JobError: the file cannot be read, holds another model, or is not the one that `model` asks for.
+    """
+    from workers.models.weights import check_weights
+
+    if model.weights is None:
+        if model.weights_sha256 is not None:
+            raise JobError("model.weights_sha256 is set and model.weights is not: name the file too")
+        return None
+    shapes = {f"{layer.name}.{name}": shape for layer in outlines for name, shape in layer.shapes.items()}
+    sha256 = check_weights(model.weights, shapes, ties)
+    if model.weights_sha256 not in (None, sha256):
+        raise JobError(
+            f"model.weights = {model.weights!r} has the sha256 {sha256}, not model.weights_sha256 ="
+            f" {model.weights_sha256!r}: the file has changed, or it is another one"
+        )
+    return sha256
 
 
 def _absolute(path: str) -> str:

@@ -151,7 +151,7 @@ def key_of(spec: Spec, ranks: int) -> str:
     local = spec.cluster.address == "local"
     depends = {
         "schema": [SCHEMA, MEASUREMENT],
-        "model": spec.model.model_dump(mode="json"),
+        "model": spec.model.model_dump(mode="json", exclude={"weights", "weights_sha256"}),
         "code": [_code_of(spec.model.factory), _code_of(spec.data.source)],
         "data": spec.data.model_dump(mode="json", exclude={"cache", "validation_batches"}),
         "optimizer": [spec.optimizer.name, spec.optimizer.momentum != 0],

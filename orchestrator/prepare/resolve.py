@@ -69,7 +69,12 @@ def settle(spec: Spec, found: ModelOutline, cluster_resources: Mapping[str, floa
         )
     return spec.model_copy(
         update={
-            "model": spec.model.model_copy(update={"vocabulary": spec.model.vocabulary or found.vocabulary}),
+            "model": spec.model.model_copy(
+                update={
+                    "vocabulary": spec.model.vocabulary or found.vocabulary,
+                    "weights_sha256": found.weights_sha256,
+                }
+            ),
             "pipeline": pipeline,
             "freeze": settle_phases(spec.freeze, spec.optimizer, spec.job.steps),
             "elastic": spec.elastic

@@ -24,7 +24,7 @@ from orchestrator.cli.main import app
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import resolve
 from orchestrator.spec.job_spec import Spec, load, parse_override
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import Job, Run, run_threads
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -160,6 +160,37 @@ def test_models_and_data_of_the_guides_train(
     resolved = resolve(spec, found, {}, epoch=1)
     done = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
     assert all(outcome.layer_digests for outcome in done.outcomes)
+
+
+def test_the_second_example_goes_on_from_the_weights_of_the_first(tmp_path: Path) -> None:
+    """The two jobs of the guide on freezing, small, with the guide's export between them."""
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "page.md").write_text((ROOT / "README.md").read_text())
+
+    def run(example: str, *overrides: str) -> tuple[Spec, Run]:
+        small = [*SMALL, "pipeline.partition=parameter", "job.validate_every=0", "checkpoint.every_steps=0"]
+        given = load(
+            ROOT / "examples" / f"{example}.toml", [*small, f"job.output={tmp_path / example}", *overrides]
+        )
+        spec = absolute(given)
+        resolved = resolve(spec, outline_model(spec), {}, epoch=1)
+        return resolved.spec, run_threads(Job(resolved.config, resolved.plan, resolved.schedule, stop_at=2))
+
+    run("gpt", "job.steps=30")
+    assert freshet_here("export", str(tmp_path / "gpt"), "--out", str(tmp_path / "gpt.safetensors")) in (
+        0,
+        None,
+    )
+    given = [
+        f"model.weights={tmp_path / 'gpt.safetensors'}",
+        f"data.path={tmp_path / 'pages'}",
+        "job.steps=30",
+    ]
+    spec, finetuned = run("finetune", *given)
+    assert spec.freeze.method == "timelyfreeze"
+    assert spec.model.weights_sha256 is not None
+    _, again = run("finetune", *given, "pipeline.ranks=2", "job.output=" + str(tmp_path / "again"))
+    assert again.state_sha256 == finetuned.state_sha256
 
 
 def test_the_spec_of_the_first_job_is_whole(tmp_path: Path) -> None:

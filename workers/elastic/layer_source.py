@@ -16,6 +16,7 @@ from workers.freezing.freezer import begin_statistics
 from workers.layer import Layer
 from workers.layer_state import LayerState, load_, part_of, united
 from workers.models.definition import ModelDefinition
+from workers.models.weights import read_weights
 from workers.optim import Optimizer
 from workers.protocol import Assignment, CheckpointRef, Part, Source
 from workers.state_stream.frames import StateStreamError
@@ -67,9 +68,23 @@ class LayerSource:
         self._faults = faults
         self._stopped = threading.Event()
 
+    def initial(self, layers: Iterable[int]) -> Built:
+        """Layers as they are before the first step: those of `model.weights`, or random ones.
+
+        Raises:
+            JobError: the file does not hold these layers.
+        """
+        built = self._built(layers)
+        if self._config.model.weights is not None:
+            read_weights(self._config.model.weights, [state for _, state in built.values()])
+        return self._with_statistics(built)
+
     def build(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
-        """Layers as they are before the first step; `beside_training`: this rank trains meanwhile."""
-        built = build_layers(
+        """Layers whose values are to come from elsewhere; `beside_training`: this rank trains meanwhile."""
+        return self._with_statistics(self._built(layers, beside_training=beside_training))
+
+    def _built(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
+        return build_layers(
             self._definition,
             layers,
             seed=self._config.seed,
@@ -78,6 +93,8 @@ class LayerSource:
             optimizer=self._optimizer,
             beside_training=beside_training,
         )
+
+    def _with_statistics(self, built: Built) -> Built:
         for _, state in built.values():
             begin_statistics(self._config.freeze, state)
         return built

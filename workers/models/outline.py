@@ -6,6 +6,7 @@ Knows nothing of stages or partitions.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from workers.layer_state import saved_tensors
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Tensor -> shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +31,8 @@ class LayerOutline:
     parameters: int
     """Scalars, not tensors."""
     parameter_bytes: int
+    shapes: Shapes
+    """Weight or persistent buffer -> shape."""
 
 
 def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
@@ -36,19 +43,21 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
     Raises:
         JobError: a layer cannot be built or is no module, a tied parameter is missing or of another shape.
     """
-    tied = {(ref.layer, ref.parameter) for group in definition.ties for ref in group}
-    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    weights: dict[str, Shapes] = {}
     outlines = []
     with torch.random.fork_rng(devices=[]):
         for builder in definition.layers:
             module = _build(builder)
             parameters = sum(parameter.numel() for parameter in module.parameters())
             size = sum(parameter.nbytes for parameter in module.parameters())
-            outlines.append(LayerOutline(name=builder.name, parameters=parameters, parameter_bytes=size))
-            for name, parameter in module.named_parameters():
-                if (builder.name, name) in tied:
-                    shapes[builder.name, name] = tuple(parameter.shape)
-    _check_ties(definition, shapes)
+            own, buffers = ({n: tuple(t.shape) for n, t in group.items()} for group in saved_tensors(module))
+            outlines.append(
+                LayerOutline(
+                    name=builder.name, parameters=parameters, parameter_bytes=size, shapes={**own, **buffers}
+                )
+            )
+            weights[builder.name] = own
+    _check_ties(definition, weights)
     return tuple(outlines)
 
 
@@ -87,18 +96,18 @@ def _build(builder: LayerBuilder) -> nn.Module:
     return module
 
 
-def _check_ties(definition: ModelDefinition, shapes: dict[tuple[str, str], tuple[int, ...]]) -> None:
+def _check_ties(definition: ModelDefinition, weights: Mapping[str, Shapes]) -> None:
     for group in definition.ties:
         first, *others = group
         for ref in group:
-            if (ref.layer, ref.parameter) not in shapes:
+            if ref.parameter not in weights.get(ref.layer, {}):
                 raise JobError(
                     f"{ref} is tied, but layer {ref.layer!r} has no parameter {ref.parameter!r}"
                     " (one that a layer uses under several names goes by the first)"
                 )
-        first_shape = shapes[first.layer, first.parameter]
+        first_shape = weights[first.layer][first.parameter]
         for ref in others:
-            shape = shapes[ref.layer, ref.parameter]
+            shape = weights[ref.layer][ref.parameter]
             if shape != first_shape:
                 raise JobError(
                     f"{first} of shape {list(first_shape)} and {ref} of shape {list(shape)} are tied:"

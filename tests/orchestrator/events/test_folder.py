@@ -14,7 +14,7 @@ from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.resolve import resolve
 from orchestrator.spec.job_spec import JobConfig, Spec
 from workers.checkpoint.manifest import Manifest
-from workers.config import ElasticConfig, EmulatedConfig, WorkerConfig
+from workers.config import ElasticConfig, EmulatedConfig, ModelConfig, WorkerConfig
 from workers.protocol import Generation, JobError, StepReport
 
 STEP = StepReport(
@@ -214,6 +214,11 @@ def test_what_may_change_on_resume_is_told_and_may(tmp_path: Path) -> None:
     (checkpoint / "manifest.json").write_text(made.to_json())
     other = config.model_copy(update={"elastic": ElasticConfig(redundancy="none", attempts=9)})
     assert [ref.step for ref in starting_points(other)] == [4]
+    weights = ModelConfig(family="gpt", weights="/elsewhere/copy.safetensors", vocabulary=256)
+    assert starting_points(config.model_copy(update={"model": weights}))
+    changed = weights.model_copy(update={"weights_sha256": "other"})
+    with pytest.raises(JobError, match=r"model\.weights_sha256 was None and is 'other'"):
+        starting_points(config.model_copy(update={"model": changed}))
     with pytest.raises(
         JobError, match=r"seed was 0 and is 1\. .* \[checkpoint\], \[elastic\] and \[cluster\]$"
     ):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
+from orchestrator.prepare.profiling import key_of
 from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
 from planner.ir import Kind
 from planner.plan import Plan
-from workers.config import DataConfig, ElasticConfig, EmulatedConfig, FreezeConfig
+from workers.config import DataConfig, ElasticConfig, EmulatedConfig, FreezeConfig, ModelConfig
+from workers.models.registry import build_definition
 from workers.protocol import JobError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,6 +186,7 @@ def test_paths_are_made_absolute_and_uris_stay(tmp_path: Path, monkeypatch: pyte
     done = absolute(
         Spec(
             job=JobConfig(name="a"),
+            model=ModelConfig(family="gpt", weights="w.safetensors"),
             data=DataConfig(source="text", path="books", tokenizer="tok.json", cache="cache"),
             cluster=ClusterConfig(emulated=EmulatedConfig(profile="times.json")),
             elastic=ElasticConfig(notice_file="{node}.go"),
@@ -189,6 +194,7 @@ def test_paths_are_made_absolute_and_uris_stay(tmp_path: Path, monkeypatch: pyte
     )
     assert done.elastic.notice_file == str(tmp_path / "{node}.go")
     assert done.job.folder == str(tmp_path / "runs" / "a")
+    assert done.model.weights == str(tmp_path / "w.safetensors")
     assert done.data.path == (str(tmp_path / "books"),)
     assert done.data.tokenizer == str(tmp_path / "tok.json")
     assert done.data.cache == str(tmp_path / "cache")
@@ -220,6 +226,31 @@ def test_a_survey_opens_model_and_data(tmp_path: Path) -> None:
     assert len(found.layers) == len(found.parameters) == 4
     assert found.vocabulary == 256
     assert found.language
+
+
+def test_weights_to_start_from_are_known_by_their_content(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 40)
+    without = gpt(tmp_path)
+    definition = build_definition(without.model, 256)
+    modules = {builder.name: builder.build() for builder in definition.layers}
+    file = tmp_path / "w.safetensors"
+    save_file({f"{n}.{key}": t for n, one in modules.items() for key, t in one.state_dict().items()}, file)
+
+    def starting(**model: object) -> Spec:
+        model = {**without.model.model_dump(exclude_unset=True), "weights": str(file), **model}
+        return gpt(tmp_path, model=model)
+
+    given = starting()
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    resolved = resolve(given, outline_model(given), {}, epoch=1)
+    assert resolved.config.model.weights_sha256 == resolved.spec.model.weights_sha256 == sha256
+    assert key_of(given, 1) == key_of(without, 1)
+    with pytest.raises(JobError, match=rf"has the sha256 {sha256}, not model\.weights_sha256 = 'other'"):
+        outline_model(starting(weights_sha256="other"))
+    with pytest.raises(JobError, match=r"lacks block2\."):
+        outline_model(starting(layers=3))
+    with pytest.raises(JobError, match=r"model\.weights is not: name the file"):
+        outline_model(starting(weights=None, weights_sha256=sha256))
 
 
 def test_emulated_times_are_read_by_the_driver(tmp_path: Path) -> None:
@@ -266,6 +297,8 @@ def test_a_mistake_in_model_or_data_is_told_before_anything_starts(
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None:
     given = absolute(load(path, [f"job.output={tmp_path}"]))
+    # Weights that another example makes are no part of the cut.
+    given = given.model_copy(update={"model": given.model.model_copy(update={"weights": None})})
     done = resolve(given, outline_model(given), {}, epoch=1)
     assert done.plan.world_size == given.pipeline.ranks
     assert sum(done.counts) == len(done.outline.layers)

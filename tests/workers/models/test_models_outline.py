@@ -31,8 +31,12 @@ def test_agrees_with_the_built_layers_and_draws_nothing(family: str) -> None:
     outlines = outline(model)
     assert torch.equal(torch.get_rng_state(), before)
     for layer, builder in zip(outlines, model.layers, strict=True):
-        count = sum(p.numel() for p in builder.build().parameters())
-        assert layer == LayerOutline(name=builder.name, parameters=count, parameter_bytes=4 * count)
+        module = builder.build()
+        count = sum(p.numel() for p in module.parameters())
+        shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        assert layer == LayerOutline(
+            name=builder.name, parameters=count, parameter_bytes=4 * count, shapes=shapes
+        )
 
 
 def test_a_model_larger_than_memory_has_an_outline() -> None:
@@ -43,7 +47,8 @@ def test_a_model_larger_than_memory_has_an_outline() -> None:
 
 def test_bytes_follow_the_type() -> None:
     layer = LayerBuilder("half", partial(nn.Linear, 4, 8, bias=False, dtype=torch.bfloat16))
-    assert outline(definition(layer)) == (LayerOutline(name="half", parameters=32, parameter_bytes=64),)
+    (half,) = outline(definition(layer))
+    assert half == LayerOutline(name="half", parameters=32, parameter_bytes=64, shapes={"weight": (8, 4)})
 
 
 class ReadsItsValues(nn.Linear):
