@@ -112,14 +112,14 @@ class Line:
     """A connected socket with a bound on silence, which another thread can give up.
 
     Args:
-        stopped: once set, whoever reads or writes gets `Gone`, after `POLL_S` at the latest.
+        stopped: once it is set, reads and writes raise `Gone`, after `POLL_S` at the latest.
         silence_s: how long the peer may take to send the next `READ_AT_ONCE` bytes, or what is left of a frame, or to
             take the next byte.
     """
 
     def __init__(self, connected: socket.socket, stopped: threading.Event, silence_s: float) -> None:
         self._socket = connected
-        self._stopped = stopped
+        self.stopped = stopped
         self.silence_s = silence_s
         self._wake_after = 1
         connected.settimeout(POLL_S)
@@ -181,12 +181,13 @@ class Line:
                 rest[0] = rest[0][sent:]
 
     def cut(self) -> None:
-        """Wake whoever reads or writes, here and at the other end."""
+        """End all reads and writes, here and at the other end; no byte leaves after this returns."""
+        self.stopped.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _check_open(self) -> None:
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             raise Gone("this end was closed")
 
     def _check_silence(self, heard: float) -> None:

@@ -1,12 +1,11 @@
 """The sending half of a state stream: chunks are made ahead, and none starts while training sends (DynPipe V-C3).
 
-Knows neither who asked nor what else is offered.
+Knows neither the receiver nor the other offers.
 """
 
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,12 +19,11 @@ BULK = 2
 
 
 class Delivery:
-    """The server's end of one connection, once it is known what is wanted.
+    """The server's end of one connection, once the request has come.
 
     Args:
         seal: of what it sends.
         busy: whether training sends.
-        stopped: set when the server closes.
     """
 
     def __init__(
@@ -35,14 +33,12 @@ class Delivery:
         seal: Seal,
         flow: Flow,
         busy: Callable[[], bool],
-        stopped: threading.Event,
     ) -> None:
         self._connected = connected
         self._line = line
         self._seal = seal
         self._flow = flow
         self._busy = busy
-        self._stopped = stopped
         self._signs = 0
         self._pace = Pace()
 
@@ -82,7 +78,10 @@ class Delivery:
             arrived_s = time.monotonic()
             if self._flow.prioritized:
                 if not give_way(
-                    self._busy, self._stopped, tell=self.sign_of_life, tell_every_s=self._flow.sign_of_life_s
+                    self._busy,
+                    self._line.stopped,
+                    tell=self.sign_of_life,
+                    tell_every_s=self._flow.sign_of_life_s,
                 ):
                     return
                 if pace.packets_ahead() != packets:

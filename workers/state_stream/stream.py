@@ -10,8 +10,8 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from workers.layer_state import LayerState, part_of
 from workers.protocol import Part
@@ -32,19 +32,19 @@ from workers.state_stream.frames import (
 from workers.state_stream.sending import Delivery, prioritize
 
 MOST_PEERS = 512
-"""Of those who know the secret, so many at a time: 64 ranks may come to one for eight layers each at once."""
+"""So many that know the secret are served at a time: 64 ranks may fetch eight layers each from one."""
 MOST_STRANGERS = 512
-"""Of those who have not shown yet that they know it; for one more, the one that has taken longest is cut off."""
+"""So many that have not yet shown that they know it may be connected; for one more, the oldest is cut off."""
 
 
 class StateServer:
-    """Hands layer states to whoever knows the job's secret; listens as soon as it is made.
+    """Hands layer states to peers that know the job's secret; listens as soon as it is made.
 
     Args:
         secret: the job's.
         host: address to listen on, at a port of the system's choice.
         busy: whether a training message is on its way out of this rank; called from the server's threads, often.
-        log: told, in words, of every peer that was refused; from the server's threads. Unset: this module's logger.
+        log: takes a sentence on every peer that was refused, from the server's threads. Unset: this module's logger.
 
     Raises:
         OSError: `host` is no address of this machine.
@@ -66,13 +66,13 @@ class StateServer:
         self._log = log or logging.getLogger(__name__).warning
         self._flow = flow or Flow()
         self._offers: dict[int, dict[tuple[int, Part], LayerState]] = defaultdict(dict)
-        self._weights_leaving = 0
-        """Deliveries of weights alone that are under way."""
+        self._leaving: dict[Line, Part] = {}
+        """What is delivered now, and how much of a layer each delivery is."""
         self._offered = threading.Condition()
         self._closed = threading.Event()
         self._peers: dict[threading.Thread, Line] = {}
         self._strangers: dict[threading.Thread, Line] = {}
-        """Of these, who has not shown the secret yet; oldest first."""
+        """Those of the peers that have not shown the secret yet; oldest first."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MOST_PEERS + MOST_STRANGERS)
         self.port = self._listener.getsockname()[1]
@@ -80,7 +80,8 @@ class StateServer:
         self._thread.start()
 
     def offer(self, step: int, states: Mapping[int, LayerState], part: Part = Part.ALL) -> None:
-        """Hand out `states` (layer -> copy that nobody changes any more) as those of `step`, beside what is offered.
+        """Hand out `states` (layer -> state that does not change before `withdraw`) as those of `step`, beside what is
+        offered.
 
         Args:
             part: what there is of them.
@@ -89,13 +90,14 @@ class StateServer:
             self._offers[step].update({(layer, part): state for layer, state in states.items()})
             self._offered.notify_all()
 
-    def withdraw(self, step: int | None = None) -> None:
-        """Offer what is of `step` no longer, or nothing any more. What is on its way goes on."""
+    def withdraw(self) -> None:
+        """Offer nothing any more, and break off the deliveries under way: the states that were offered may change as
+        soon as this returns."""
         with self._offered:
-            if step is None:
-                self._offers.clear()
-            else:
-                self._offers.pop(step, None)
+            self._offers.clear()
+            leaving = list(self._leaving)
+        for line in leaving:
+            line.cut()
 
     def close(self) -> None:
         """Break all streams off and end all threads; the port refuses connections from here on."""
@@ -118,7 +120,7 @@ class StateServer:
         while not self._closed.is_set():
             try:
                 connected, address = self._listener.accept()
-                line = Line(connected, self._closed, HANDSHAKE_S)
+                line = Line(connected, threading.Event(), HANDSHAKE_S)
             except OSError:
                 # Closed; or the peer has gone, or there are no descriptors left: others may come.
                 if self._closed.wait(0.05):
@@ -151,39 +153,31 @@ class StateServer:
                 wish = Wish.decode(request)
                 line.silence_s = SILENCE_S
                 busy = self._busy if wish.part is not Part.MOMENTS else self._busy_with_weights
-                delivery = Delivery(connected, line, seal, self._flow, busy, self._closed)
-                state = self._await(wish, delivery)
+                delivery = Delivery(connected, line, seal, self._flow, busy)
+                state = self._await(wish, delivery, line)
                 if state is None:
-                    delivery.decline(self._told(wish))
+                    delivery.decline(self._absence(wish))
                 else:
-                    with self._counted(wish.part):
-                        delivery.deliver(part_of(state, wish.part), wish.step)
+                    delivery.deliver(part_of(state, wish.part), wish.step)
         except (Gone, OSError):
-            # Whoever looks whether we live comes and goes; and who was cut off will ask again.
+            # A peer that only looks whether this rank lives comes and goes; one that was cut off asks again.
             pass
         except Refused as error:
             self._log(f"state stream from {peer} refused: {error}")
         finally:
             with self._offered:
+                self._leaving.pop(line, None)
                 del self._peers[threading.current_thread()]
                 self._strangers.pop(threading.current_thread(), None)
 
     def _busy_with_weights(self) -> bool:
-        """Moments are of no use without their weights: they wait for those that others fetch, too."""
-        return self._weights_leaving > 0 or self._busy()
-
-    @contextmanager
-    def _counted(self, part: Part) -> Iterator[None]:
-        counts = 1 if part is Part.WEIGHTS else 0
+        """Moments are of no use without their weights: they wait for all weights, those that others fetch too."""
         with self._offered:
-            self._weights_leaving += counts
-        try:
-            yield
-        finally:
-            with self._offered:
-                self._weights_leaving -= counts
+            weights_leave = Part.WEIGHTS in self._leaving.values()
+        return weights_leave or self._busy()
 
-    def _await(self, wish: Wish, delivery: Delivery) -> LayerState | None:
+    def _await(self, wish: Wish, delivery: Delivery, line: Line) -> LayerState | None:
+        """The state that `wish` names, once it is offered; `line` counts as a delivery from then on."""
         deadline = time.monotonic() + wish.wait_s
         while True:
             with self._offered:
@@ -192,12 +186,15 @@ class StateServer:
                 offers = self._offers.get(wish.step, {})
                 state = offers.get((wish.layer, Part.ALL)) or offers.get((wish.layer, wish.part))
                 left_s = deadline - time.monotonic()
+                if state is not None:
+                    self._leaving[line] = wish.part
                 if state is not None or left_s <= 0:
                     return state
                 self._offered.wait(min(left_s, self._flow.sign_of_life_s))
             delivery.sign_of_life()
 
-    def _told(self, wish: Wish) -> str:
+    def _absence(self, wish: Wish) -> str:
+        """Why nothing comes."""
         with self._offered:
             offers = "; ".join(
                 f"step {step}: {part} of layers {', '.join(map(str, sorted(layers)))}"

@@ -80,11 +80,10 @@ def test_several_steps_and_several_at_a_time() -> None:
         for thread in threads:
             thread.join()
         assert {key: bits(state) for key, state in got.items()} == {k: bits(s) for k, s in states.items()}
-        to.server.withdraw(1)
         with pytest.raises(
-            Absent, match=r"layer 0 of step 1 .* not offered within 0 s .*step 2: all of layers 0, 1, 2"
+            Absent, match=r"layer 0 of step 3 .* not offered within 0 s .*step 2: all of layers 0, 1, 2"
         ):
-            to.fetch(0, 1, wait_s=0)
+            to.fetch(0, 3, wait_s=0)
         assert bits(to.fetch(0, 2)) == bits(states[2, 0])
         to.server.withdraw()
         with pytest.raises(Absent, match="there is nothing"):
@@ -153,6 +152,31 @@ def test_moments_wait_for_the_weights_that_others_fetch() -> None:
     assert isinstance(weights[0], LayerState)
     assert isinstance(moments[0], LayerState)
     assert not to.server._busy_with_weights()
+
+
+def test_a_withdrawn_state_may_change_at_once() -> None:
+    """A delivery that training holds up half-way is broken off: nothing of the changed state may arrive."""
+    held, let = threading.Event(), threading.Event()
+
+    def busy() -> bool:
+        if to.server._leaving:
+            held.set()
+            return not let.is_set()
+        return False
+
+    state = rich_state()
+    with serving(busy, flow=LIVELY) as to:
+        to.server.offer(17, {3: state})
+        with fetching(to.fetch) as got:
+            eventually("the delivery is held up", held.is_set)
+            to.server.withdraw()
+            for weight in state.weights.values():
+                weight.zero_()
+            eventually("the fetch has ended, though training still sends", lambda: bool(got))
+            let.set()
+        assert isinstance(got[0], Gone)
+        to.server.offer(18, {3: state})
+        assert bits(to.fetch(step=18)) == bits(state)
 
 
 def test_closing_the_server_ends_every_fetch() -> None:
