@@ -10,7 +10,7 @@ from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
-from orchestrator.pictures.page import check_suffix, write_form
+from orchestrator.pictures.forms import check_suffix, write_form
 from orchestrator.report.step_timeline import newest_step
 from workers.protocol import JobError
 

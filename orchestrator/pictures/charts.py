@@ -1,30 +1,28 @@
-"""Line charts as SVG text: axes, ticks, thinning, a readout under the pointer. Pure: numbers in, markup out.
+"""Charts as data: curves, what stands behind them, the value axis, and the same in words and in a few rows of a table.
 
-Knows no job and no event. Colours and fonts come by class from the page's stylesheet, `report/style.py`.
+`static/charts.js` draws them with uPlot. Knows no job, no event and no page.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from itertools import groupby, pairwise
+from functools import cached_property
 from statistics import median
-
-from orchestrator.pictures.axes import Scale, step_text, tick_text
+from typing import Literal
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 540.0, 264.0
-"""Size of a chart in its own units; the page scales it."""
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 14.0, 30.0, 34.0
-"""Margins around the plot, wide enough for the larger letters of a narrow screen."""
 MOST_POINTS = 600
 """A curve of more is drawn as a band and its medians."""
 MOST_BINS = 300
-MOST_READOUTS = 180
 MOST_MARKS = 60
+MOST_NAMED = 5
+"""Marks whose steps stand in the legend."""
+MOST_ROWS = 20
+"""Of the table under a chart."""
+AXIS_LABELS = {"second": "time, s", "minute": "time, min"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +34,12 @@ class Series:
     """(step, value), ascending steps."""
     dots: bool = False
     """Draw each point as a dot as well: for curves of few points."""
+    stepped: bool = False
+    """A value holds until the next one."""
+    labels: tuple[str, ...] = ()
+    """A text beside each point; none: no texts."""
+    colour: str = ""
+    """As CSS writes it; empty: the page's colour of the curve's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +50,10 @@ class Band:
     first: int
     last: int
 
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """What a chart shows, beside its curves."""
-
-    title: str
-    unit: str
-    """Over the value axis, e.g. `tokens/s`."""
-    series: tuple[Series, ...]
-    format: Callable[[float], str]
-    """Value -> text, for readouts and the description."""
-    from_zero: bool = False
-    """Whether the value axis starts at 0."""
-    logarithmic: bool = False
-    """Whether the value axis is logarithmic, where the values span a decade and a half or more."""
-    marks: tuple[int, ...] = ()
-    """Steps to mark on the step axis."""
-    mark_name: str = ""
-    bands: tuple[Band, ...] = ()
-    """In order of steps, each with a tint of its own."""
-    axis: str = "step"
-    """What the points are ordered by: every `step` in here stands for it."""
+    @property
+    def steps(self) -> str:
+        """`21–30`."""
+        return f"{self.first:,}–{self.last:,}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +68,137 @@ class Bin:
     high: float
 
 
+@dataclass(frozen=True)
+class ValueAxis:
+    """Where the value axis begins and ends."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+    above: int = 0
+    """How many values lie above it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What a chart shows."""
+
+    title: str
+    unit: str
+    """Label of the value axis, e.g. `tokens/s`."""
+    series: tuple[Series, ...]
+    format: Callable[[float], str]
+    """Value -> text, for the words and the table."""
+    kind: Literal["lines", "bars"] = "lines"
+    from_zero: bool = False
+    """Whether the value axis starts at 0."""
+    logarithmic: bool = False
+    """Whether the value axis is logarithmic, where the values span a decade and a half or more."""
+    marks: tuple[int, ...] = ()
+    """Steps to mark on the step axis."""
+    mark_name: str = ""
+    bands: tuple[Band, ...] = ()
+    """In order of steps, each with a tint of its own."""
+    axis: str = "step"
+    """What the points are ordered by; every `step` in here stands for it."""
+    axis_range: tuple[float, float] | None = None
+    """Ends of that axis; None: it covers the points."""
+    height: int = 250
+    """Of the plot with its axes, in pixels."""
+    emulated: bool = False
+    """Whether the values are modelled times."""
+    description: str = ""
+    """The chart in words; empty: each curve's ends and extremes."""
+
+    @cached_property
+    def values(self) -> ValueAxis:
+        """The value axis.
+
+        A few outliers (the first step, a stall) would press the rest flat: where the largest value is more than thrice
+        the 98th percentile, the axis ends a little over that percentile.
+        """
+        values = sorted(value for series in self.series for _, value in series.points if math.isfinite(value))
+        if not values:
+            return ValueAxis(0.0, 1.0)
+        low, high = values[0], values[-1]
+        if self.logarithmic and low > 0 and high / low > 30:
+            return ValueAxis(low / 1.1, high * 1.1, logarithmic=True)
+        typical = values[int(0.98 * (len(values) - 1))]
+        if len(values) >= 20 and high > 3 * typical > 0:
+            high = 1.3 * typical
+        if self.from_zero:
+            low, high = 0.0, (high * 1.08 or 1.0)
+        else:
+            padding = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
+            low, high = low - padding, high + padding
+        return ValueAxis(low, high, above=sum(value > high for value in values))
+
+    @property
+    def words(self) -> str:
+        """The chart in words, for readers who do not see it."""
+        if self.description:
+            return self.description
+        sentences = [self._series_words(series) for series in self.series]
+        sentences += [f"{band.name}: steps {band.first:,} to {band.last:,}." for band in self.bands]
+        if self.marks:
+            sentences.append(
+                f"{self.mark_name}: {', '.join(f'{mark:,}' for mark in self.marks[:MOST_MARKS])}."
+            )
+        return f"{self.title}, {self.unit}. " + " ".join(sentences)
+
+    @property
+    def marks_text(self) -> str:
+        """`skipped step 88`, all of them where they are few."""
+        named = ", ".join(f"{mark:,}" for mark in self.marks[:MOST_NAMED])
+        return f"{self.mark_name} {named}" + (", …" if len(self.marks) > MOST_NAMED else "")
+
+    def _series_words(self, series: Series) -> str:
+        points = [point for point in series.points if math.isfinite(point[1])]
+        if not points:
+            return f"{series.name}: no values."
+        lowest, highest = min(points, key=lambda p: p[1]), max(points, key=lambda p: p[1])
+        first, last, low, high = (
+            f"{self.format(value)} at {self.axis} {step:,.0f}"
+            for step, value in (points[0], points[-1], lowest, highest)
+        )
+        return f"{series.name}: {first}, {last}; lowest {low}, highest {high}."
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """At most `MOST_ROWS` steps, evenly spread, each with the text of every curve's value there."""
+        curves = [dict(series.points) for series in self.series]
+        common = set(curves[0]).intersection(*curves[1:]) if curves else set()
+        steps = sorted(common if len(common) > 1 else set().union(*curves))
+        if len(steps) > MOST_ROWS:
+            steps = [steps[round(n * (len(steps) - 1) / (MOST_ROWS - 1))] for n in range(MOST_ROWS)]
+        return [
+            (f"{step:,.6g}", *(self.format(curve[step]) if step in curve else "–" for curve in curves))
+            for step in steps
+        ]
+
+    @property
+    def data(self) -> Mapping[str, object]:
+        """What `static/charts.js` draws, as JSON has it."""
+        axis = self.values
+        return {
+            "kind": self.kind,
+            "height": self.height,
+            "x": {
+                "label": AXIS_LABELS.get(self.axis, self.axis),
+                "range": self.axis_range,
+                "whole": self.axis == "step",
+            },
+            "y": {
+                "label": f"{self.unit} (log scale)" if axis.logarithmic else self.unit,
+                "range": [_short(axis.low), _short(axis.high)],
+                "log": axis.logarithmic,
+            },
+            "series": [_series_data(series) for series in self.series],
+            "bands": [[band.first, band.last] for band in self.bands],
+            "marks": list(self.marks[:MOST_MARKS]),
+        }
+
+
 def bins(points: Sequence[Point]) -> list[Bin]:
     """`points` (finite values) one by one, or in `MOST_BINS` equal runs if there are many."""
     if len(points) <= MOST_POINTS:
@@ -94,195 +211,31 @@ def bins(points: Sequence[Point]) -> list[Bin]:
     return runs
 
 
-def value_scale(chart: Chart) -> tuple[Scale, int]:
-    """The value axis, and how many values lie above it.
-
-    A few outliers (the first step, a stall) would press the rest flat: where the largest value is more than
-    thrice the 98th percentile, the axis ends a little over that percentile.
-    """
-    values = sorted(value for series in chart.series for _, value in series.points if math.isfinite(value))
-    bottom, top = HEIGHT - BOTTOM, TOP
-    if not values:
-        return Scale(0.0, 1.0, bottom, top), 0
-    low, high = values[0], values[-1]
-    if chart.logarithmic and low > 0 and high / low > 30:
-        return Scale(low / 1.1, high * 1.1, bottom, top, logarithmic=True), 0
-    typical = values[int(0.98 * (len(values) - 1))]
-    if len(values) >= 20 and high > 3 * typical > 0:
-        high = 1.3 * typical
-    if chart.from_zero:
-        low, high = 0.0, (high * 1.08 or 1.0)
-    else:
-        padding = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
-        low, high = low - padding, high + padding
-    return Scale(low, high, bottom, top), sum(value > high for value in values)
-
-
-def step_scale(chart: Chart) -> Scale:
-    steps = [step for series in chart.series for step, _ in series.points] or [0.0, 1.0]
-    low, high = min(steps), max(steps)
-    if low == high:
-        low, high = low - 1, high + 1
-    return Scale(low, high, LEFT, WIDTH - RIGHT)
-
-
-def line_chart(chart: Chart) -> str:
-    """The chart as one `<svg>` element."""
-    x, (y, above) = step_scale(chart), value_scale(chart)
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img">',
-        f"<title>{escape(chart.title)}</title><desc>{escape(describe(chart))}</desc>",
-        _bands(chart, x),
-        _axes(chart, x, y),
-        _marks(chart, x),
-    ]
-    parts += [_curve(series, index, x, y) for index, series in enumerate(chart.series)]
-    if above:
-        parts.append(
-            f'<text class="above" x="{WIDTH - RIGHT:g}" y="{TOP + 12:g}" text-anchor="end">'
-            f"▲ {above} above the axis</text>"
-        )
-    parts += [_readouts(chart, x, y), "</svg>"]
-    return "".join(parts)
-
-
-def describe(chart: Chart) -> str:
-    """The chart in words, for who cannot see it."""
-    sentences = []
-    for series in chart.series:
-        points = [point for point in series.points if math.isfinite(point[1])]
-        if not points:
-            sentences.append(f"{series.name}: no values.")
-            continue
-        lowest, highest = min(points, key=lambda p: p[1]), max(points, key=lambda p: p[1])
-        sentences.append(
-            f"{series.name}: {chart.format(points[0][1])} at {chart.axis} {points[0][0]:,.0f},"
-            f" {chart.format(points[-1][1])} at {chart.axis} {points[-1][0]:,.0f};"
-            f" lowest {chart.format(lowest[1])} at {chart.axis} {lowest[0]:,.0f},"
-            f" highest {chart.format(highest[1])} at {chart.axis} {highest[0]:,.0f}."
-        )
-    sentences += [f"{band.name}: steps {band.first:,} to {band.last:,}." for band in chart.bands]
-    return f"{chart.title}, {chart.unit}. " + " ".join(sentences)
-
-
-def _bands(chart: Chart, x: Scale) -> str:
-    """From half a step before a band's first step to half a step after its last: neighbours touch."""
-    parts = []
-    for number, band in enumerate(chart.bands):
-        left, right = x(band.first - 0.5), x(band.last + 0.5)
-        parts.append(
-            f'<rect class="band b{number}" x="{left:.1f}" y="{TOP:g}" width="{right - left:.1f}"'
-            f' height="{HEIGHT - TOP - BOTTOM:g}"><title>{escape(band.name)}: steps {band.first:,} to'
-            f" {band.last:,}</title></rect>"
-        )
-    return "".join(parts)
-
-
-def _axes(chart: Chart, x: Scale, y: Scale) -> str:
-    parts = ['<g class="axes">']
-    for value in y.ticks(6):
-        height = y(value)
-        parts.append(
-            f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{height:.1f}" y2="{height:.1f}"/>'
-            f'<text x="{LEFT - 8:g}" y="{height:.1f}" dy=".35em" text-anchor="end">{tick_text(value)}</text>'
-        )
-    below = y.start + 21
-    for step in (tick for tick in x.ticks(6) if tick == int(tick)):
-        place = f"{x(step):.1f}"
-        parts.append(
-            f'<line class="tick" x1="{place}" x2="{place}" y1="{y.start:g}" y2="{y.start + 5:g}"/>'
-            f'<text x="{place}" y="{below:g}" text-anchor="middle">{step_text(step)}</text>'
-        )
-    scale = " (log scale)" if y.logarithmic else ""
-    parts.append(
-        f'<line class="axis" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y.start:g}" y2="{y.start:g}"/>'
-        f'<text x="{LEFT - 8:g}" y="{below:g}" text-anchor="end">{escape(chart.axis)}</text>'
-        f'<text x="{LEFT:g}" y="14">{escape(chart.unit)}{scale}</text></g>'
-    )
-    return "".join(parts)
-
-
-def _marks(chart: Chart, x: Scale) -> str:
-    return "".join(
-        f'<g class="mark"><title>{escape(chart.mark_name)} {step:,}</title>'
-        f'<line x1="{x(step):.1f}" x2="{x(step):.1f}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/></g>'
-        for step in chart.marks[:MOST_MARKS]
-    )
-
-
-def _curve(series: Series, index: int, x: Scale, y: Scale) -> str:
-    """The curve, broken where values are not finite; of a long one, the medians and a band around them."""
+def _series_data(series: Series) -> dict[str, object]:
     finite = [point for point in series.points if math.isfinite(point[1])]
-    shown = bins(finite)
-    thinned = len(shown) < len(finite)
-    pieces = [shown] if thinned else _pieces(series.points)
-    parts = [f'<g class="series s{index}">']
-    if thinned:
-        edge = [(part.step, part.high) for part in shown] + [
-            (part.step, part.low) for part in reversed(shown)
-        ]
-        parts.append(f'<polygon points="{_coordinates(edge, x, y)}"/>')
-    for piece in pieces:
-        middles = [(part.step, part.middle) for part in piece]
-        if len(piece) > 1:
-            parts.append(f'<polyline points="{_coordinates(middles, x, y)}"/>')
-        if series.dots or len(piece) == 1:
-            parts += [f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="3"/>' for step, value in middles]
-    parts += [
-        f'<path class="over" d="M{x(part.step):.1f} {TOP:g}l4 7h-8z"/>'
-        for part in shown
-        if part.high > y.high
-    ]
-    parts.append("</g>")
-    return "".join(parts)
+    data: dict[str, object] = {"name": series.name}
+    if len(finite) > MOST_POINTS:
+        shown = bins(finite)
+        data |= {
+            "x": [_short(part.step) for part in shown],
+            "y": [_short(part.middle) for part in shown],
+            "low": [_short(part.low) for part in shown],
+            "high": [_short(part.high) for part in shown],
+        }
+    else:
+        data["x"] = [_short(step) for step, _ in series.points]
+        data["y"] = [_short(value) if math.isfinite(value) else None for _, value in series.points]
+    if series.dots:
+        data["dots"] = True
+    if series.stepped:
+        data["stepped"] = True
+    if series.labels:
+        data["labels"] = series.labels
+    if series.colour:
+        data["colour"] = series.colour
+    return data
 
 
-def _pieces(points: Sequence[Point]) -> list[list[Bin]]:
-    """The unbroken runs of finite values."""
-    runs = groupby(points, key=lambda point: math.isfinite(point[1]))
-    return [bins(list(run)) for finite, run in runs if finite]
-
-
-def _coordinates(points: Sequence[Point], x: Scale, y: Scale) -> str:
-    return " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
-
-
-def _readouts(chart: Chart, x: Scale, y: Scale) -> str:
-    """Invisible bands over the plot: the one under the pointer shows its step and values. No script."""
-    first = next((series for series in chart.series if series.points), None)
-    if first is None:
-        return ""
-    stride = math.ceil(len(first.points) / MOST_READOUTS)
-    dotted = {step for series in chart.series if series.dots for step, _ in series.points}
-    last = len(first.points) - 1
-    anchors = [
-        point
-        for number, point in enumerate(first.points)
-        if number % stride == 0 or number == last or point[0] in dotted
-    ]
-    centres = [x(step) for step, _ in anchors]
-    edges = [LEFT, *((a + b) / 2 for a, b in pairwise(centres)), WIDTH - RIGHT]
-    others = [dict(series.points) for series in chart.series if series is not first]
-    names = [series.name for series in chart.series if series is not first]
-    height = HEIGHT - TOP - BOTTOM
-    parts = ['<g class="readouts" aria-hidden="true">']
-    for band, (step, value) in enumerate(anchors):
-        texts = [f"{chart.axis} {step:,.0f}", _value_text(chart, value)]
-        texts += [
-            f"{name} {_value_text(chart, other[step])}"
-            for name, other in zip(names, others, strict=True)
-            if step in other
-        ]
-        centre, width = f"{centres[band]:.1f}", edges[band + 1] - edges[band]
-        dot = f'<circle cx="{centre}" cy="{y(value):.1f}" r="3.5"/>' if math.isfinite(value) else ""
-        parts.append(
-            f'<g><rect x="{edges[band]:.1f}" y="{TOP:g}" width="{width:.1f}" height="{height:g}"/>'
-            f'<line x1="{centre}" x2="{centre}" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/>{dot}'
-            f'<text x="{WIDTH - RIGHT:g}" y="14" text-anchor="end">{escape(" · ".join(texts))}</text></g>'
-        )
-    parts.append("</g>")
-    return "".join(parts)
-
-
-def _value_text(chart: Chart, value: float) -> str:
-    return chart.format(value) if math.isfinite(value) else "not finite"
+def _short(value: float) -> float:
+    """Whole numbers as they are, others with six significant digits."""
+    return int(value) if value == int(value) else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Freeze ratios as a heat map, stages by microbatches: SVG for pages, text for terminals.
+"""Freeze ratios as a heat map, stages by microbatches: cells for pages, text for terminals.
 
 Knows only ratios: no schedule, no time.
 """
@@ -6,24 +6,65 @@ Knows only ratios: no schedule, no time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
+from dataclasses import dataclass
 from statistics import mean
 
 Shares = Iterable[tuple[int, int, float]]
 """(stage, microbatch, share in [0, 1]) of every action that can freeze."""
 
 _SHADES = "·░▒▓█"
-_NONE, _ALL = (240, 247, 246), (15, 118, 110)
-"""Colours of nothing and of everything frozen."""
-_STYLE = """
-.heat text { font: 11px system-ui, sans-serif; fill: #747d89; text-anchor: middle; }
-.heat .left { text-anchor: start; }
-.heat .title { font-size: 13px; font-weight: 600; text-anchor: start; }
-.heat .weak { fill: #14181d; }
-.heat .strong { fill: #ffffff; }
-.heat .cell { stroke: #8a93a0; stroke-opacity: 0.3; }
-"""
-_LEFT, _TOP, _ROW, _MEAN = 62, 52, 26, 58
+MOST_WRITTEN = 32
+"""Up to so many microbatches, each cell of a page shows its percent."""
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One action of a stage."""
+
+    microbatch: int
+    share: float
+
+    @property
+    def percent(self) -> str:
+        """`75`."""
+        return f"{100 * self.share:.0f}"
+
+    @property
+    def level(self) -> int:
+        """Its colour, from 0 for nothing to 10 for everything."""
+        return round(10 * self.share)
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """What a page shows: a row per stage, each with its cells (None: there is no such action) and their mean."""
+
+    title: str
+    microbatches: int
+    rows: tuple[tuple[int, tuple[HeatCell | None, ...], float], ...]
+
+    @property
+    def written(self) -> bool:
+        """Whether cells have room for their percents."""
+        return self.microbatches <= MOST_WRITTEN
+
+
+def heat_map_of(shares: Shares, title: str) -> HeatMap:
+    """The ratios for a page; `templates/heat_map.html.j2` draws it."""
+    rows = _rows(shares)
+    microbatches = 1 + max((microbatch for row in rows.values() for microbatch in row), default=-1)
+    return HeatMap(
+        title,
+        microbatches,
+        tuple(
+            (
+                stage,
+                tuple(HeatCell(m, row[m]) if m in row else None for m in range(microbatches)),
+                mean(row.values()),
+            )
+            for stage, row in sorted(rows.items())
+        ),
+    )
 
 
 def heat_map(shares: Shares, width: int = 100) -> str:
@@ -50,38 +91,6 @@ def heat_map(shares: Shares, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def heat_map_svg(shares: Shares, title: str = "") -> str:
-    """A self-contained SVG: a cell per stage and microbatch with its percent, the stage's mean, a scale."""
-    rows = _rows(shares)
-    microbatches = 1 + max((microbatch for row in rows.values() for microbatch in row), default=-1)
-    cell = 34 if microbatches <= 32 else max(6, 1088 // microbatches)
-    width = _LEFT + max(cell * microbatches + _MEAN, 300, 8 * len(title))
-    height = _TOP + _ROW * len(rows) + 22
-    parts = [
-        '<svg class="heat" xmlns="http://www.w3.org/2000/svg" role="img"'
-        f' width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-        f"<title>{escape(title or 'freeze ratios')}</title><style>{_STYLE}</style>",
-        f'<text class="title" x="{_LEFT}" y="14">{escape(title)}</text>',
-        *_scale(),
-    ]
-    for number, (stage, row) in enumerate(sorted(rows.items())):
-        y = _TOP + number * _ROW
-        parts.append(f'<text class="left" x="4" y="{y + 17}">stage {stage}</text>')
-        parts += [_cell(stage, m, share, cell, y) for m, share in sorted(row.items())]
-        x = _LEFT + cell * microbatches + _MEAN // 2
-        parts.append(f'<text x="{x}" y="{y + 17}">{100 * mean(row.values()):.1f} %</text>')
-    if rows:
-        below = _TOP + _ROW * len(rows) + 14
-        every = max(1, -(-28 // cell))
-        parts.append(f'<text class="left" x="4" y="{below}">microb.</text>')
-        parts += [
-            f'<text x="{_LEFT + cell * m + cell / 2:g}" y="{below}">{m}</text>'
-            for m in range(0, microbatches, every)
-        ]
-        parts.append(f'<text x="{_LEFT + cell * microbatches + _MEAN // 2}" y="{below}">mean</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
 def _rows(shares: Shares) -> dict[int, dict[int, float]]:
     rows: dict[int, dict[int, float]] = {}
     for stage, microbatch, share in shares:
@@ -100,33 +109,3 @@ def _shade(share: float | None) -> str:
     if share <= 0:
         return _SHADES[0]
     return _SHADES[-1] if share >= 1 else _SHADES[1 + min(int(3 * share), 2)]
-
-
-def _colour(share: float) -> str:
-    return "#" + "".join(
-        f"{round(none + share * (all_ - none)):02x}" for none, all_ in zip(_NONE, _ALL, strict=True)
-    )
-
-
-def _scale() -> list[str]:
-    """What the colours mean, from nothing to everything frozen."""
-    parts = [f'<text class="left" x="{_LEFT}" y="36">0 %</text>']
-    parts += [
-        f'<rect x="{_LEFT + 28 + 14 * step}" y="27" width="14" height="10" fill="{_colour(step / 10)}"/>'
-        for step in range(11)
-    ]
-    parts.append(f'<text class="left" x="{_LEFT + 188}" y="36">100 % frozen</text>')
-    return parts
-
-
-def _cell(stage: int, microbatch: int, share: float, width: int, y: int) -> str:
-    x = _LEFT + width * microbatch
-    text = ""
-    if width >= 26:
-        tone = "strong" if share > 0.55 else "weak"
-        text = f'<text class="{tone}" x="{x + width / 2:g}" y="{y + 17}">{100 * share:.0f}</text>'
-    return (
-        f'<rect class="cell" x="{x}" y="{y}" width="{width}" height="{_ROW}" fill="{_colour(share)}">'
-        f"<title>stage {stage}, microbatch {microbatch}:"
-        f" {100 * share:.1f} % frozen</title></rect>{text}"
-    )

@@ -1,24 +1,41 @@
-"""A rank's memory over a step as a strip of an SVG: what it is used for, stacked. Knows no schedule and no cost."""
+"""A rank's memory over a step as a strip of a picture: what it is used for, stacked. Knows no schedule and no cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from orchestrator.pictures.memory_use import USES, Used, bytes_text
 
 HEIGHT = 36
 """Of a strip, in pixels."""
-STYLE = """
-.timeline .room { fill: #8a93a0; fill-opacity: 0.1; }
-.timeline .peak { font-size: 10px; }
-"""
 
 
-def strip(
-    rank: int, levels: Sequence[Used], most: int, end_s: float, *, left: int, top: int, scale: float
-) -> list[str]:
-    """The strip of a rank, and its peak beside it.
+@dataclass(frozen=True)
+class Area:
+    """What one use takes, over time."""
+
+    name: str
+    colour: str
+    largest: str
+    outline: str
+    """The area's path."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The strip of a rank."""
+
+    top: int
+    height: int
+    peak: str
+    areas: list[Area]
+    """The highest first: each reaches down to the bottom, and those after it cover it."""
+
+
+def strip(levels: Sequence[Used], most: int, end_s: float, *, left: int, top: int, scale: float) -> Strip:
+    """The strip of a rank.
 
     Args:
         levels: as `memory_use.used` gives them.
@@ -29,40 +46,16 @@ def strip(
         scale: pixels per second.
     """
     bottom, end = top + HEIGHT, left + end_s * scale
-    peak = peak_of(levels)
-    parts = [
-        f'<text class="peak" x="4" y="{top + HEIGHT // 2 + 4}">{bytes_text(peak)}</text>',
-        f'<rect class="room" x="{left}" y="{top}" width="{end - left:g}" height="{HEIGHT}">'
-        f"<title>rank {rank}: at most {bytes_text(peak)}</title></rect>",
-    ]
-    # Each is drawn from the bottom up to its own upper edge, the highest first: the lower ones cover it.
     stacked = [(time_s, list(accumulate(sizes))) for time_s, sizes in levels]
+    areas = []
     for number in reversed(range(len(USES))):
         largest = max(sizes[number] for _, sizes in levels)
         if not largest:
             continue
         edge = [(left + time_s * scale, bottom - HEIGHT * sums[number] / most) for time_s, sums in stacked]
-        parts.append(
-            f'<path class="use" fill="{USES[number].colour}" d="{_outline(edge, end, bottom)}">'
-            f"<title>rank {rank}, {USES[number].name}: at most {bytes_text(largest)}</title></path>"
-        )
-    return parts
-
-
-def legend(present: Sequence[int], *, left: int, top: int) -> list[str]:
-    """What the colours mean.
-
-    Args:
-        present: numbers of the `USES` that are drawn.
-    """
-    parts = [f'<text x="4" y="{top + 10}">memory</text>']
-    x = float(left)
-    for number in present:
         use = USES[number]
-        parts.append(f'<rect fill="{use.colour}" x="{x:.0f}" y="{top}" width="12" height="12" rx="2"/>')
-        parts.append(f'<text x="{x + 17:.0f}" y="{top + 10}">{use.name}</text>')
-        x += 32 + 6.1 * len(use.name)
-    return parts
+        areas.append(Area(use.name, use.colour, bytes_text(largest), _outline(edge, end, bottom)))
+    return Strip(top, HEIGHT, bytes_text(peak_of(levels)), areas)
 
 
 def peak_of(levels: Sequence[Used]) -> int:

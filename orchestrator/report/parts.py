@@ -1,45 +1,74 @@
-"""Pieces of markup that several sections of `report.html` are made of."""
+"""What the sections of a page are made of: figures, notes and tables, as facts. The templates say how they look."""
 
 from __future__ import annotations
 
-from html import escape
+from dataclasses import dataclass
+from typing import Literal
 
-from orchestrator.pictures.charts import Chart, line_chart
-
-SVG_NAMESPACE = "http://www.w3.org/2000/svg"
-"""Not needed inline; taken out so that the page names no address at all."""
+Tone = Literal["good", "warn", "bad"]
 
 
-def tile(name: str, figure: str, detail: str) -> str:
-    """A figure with what it is and a word on it; the unit, if it has one, is set smaller."""
+@dataclass(frozen=True)
+class Tile:
+    """A figure with what it is and a word on it."""
+
+    name: str
+    number: str
+    unit: str
+    detail: str
+
+
+def tile(name: str, figure: str, detail: str) -> Tile:
+    """The tile of a figure such as `183 ms`."""
     number, _, unit = figure.partition(" ")
-    small = f"<small>{escape(unit)}</small>" if unit else ""
-    return (
-        f'<div><dt>{name}</dt><dd class="figure">{escape(number)}{small}</dd>'
-        f'<dd class="detail">{escape(detail)}</dd></div>'
-    )
+    return Tile(name, number, unit, detail)
 
 
-def figure(chart: Chart, emulated: bool = False) -> str:
-    """A chart with its title, and the names of its curves and bands."""
-    legend = "".join(
-        f'<span class="s{index}">{escape(series.name)}</span>' for index, series in enumerate(chart.series)
-    )
-    bands = "".join(
-        f'<span class="b{number}">{escape(band.name)}</span>' for number, band in enumerate(chart.bands)
-    )
-    return (
-        f'<figure class="card"><figcaption><h3>{escape(chart.title)}{emulated_tag(emulated)}</h3>'
-        + (f'<span class="legend">{legend}</span>' if len(chart.series) > 1 else "")
-        + (f'<span class="bands">{bands}</span>' if bands else "")
-        + f"</figcaption>{line_chart(chart)}</figure>"
-    )
+@dataclass(frozen=True)
+class Note:
+    """A line that readers should not miss."""
+
+    tone: Tone
+    name: str
+    """`Warning`."""
+    text: str
 
 
-def emulated_tag(emulated: bool) -> str:
-    return '<span class="tag">emulated</span>' if emulated else ""
+@dataclass(frozen=True)
+class Pill:
+    """A cell that says how something went."""
+
+    text: str
+    tone: Tone
 
 
-def inline(picture: str) -> str:
-    """An SVG file as part of a page."""
-    return picture.replace(f' xmlns="{SVG_NAMESPACE}"', "")
+@dataclass(frozen=True)
+class Explained:
+    """A cell with the reason below."""
+
+    text: str
+    reason: str
+
+
+Cell = str | Pill | Explained
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    kind: Literal["", "number", "text"] = ""
+    """`number`: to the right; `text`: long, may break anywhere."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns."""
+
+    label: str
+    """For readers who do not see the page."""
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    more: str = ""
+    """A line below, on rows that are left out."""

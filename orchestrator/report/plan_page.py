@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from orchestrator.pictures.heat_map import Shares, heat_map_svg
-from orchestrator.pictures.page import picture_page, write_form
+from orchestrator.pictures.forms import write_form
+from orchestrator.pictures.heat_map import Shares, heat_map_of
 from orchestrator.pictures.perfetto import action_lanes, chrome_trace, link_lanes, memory_counters
-from orchestrator.pictures.timeline_svg import svg
+from orchestrator.pictures.timeline_svg import Picture, Step, picture
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds
+from orchestrator.report.picture_page import picture_page
 from planner.search.search import Choice
 from planner.simulation.predict import Prediction
 
@@ -27,7 +28,7 @@ def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:
 
 def _svg(choice: Choice, freezing: Freezing) -> str:
     frozen = freezing.ratios if freezing.freezes else ()
-    return _picture(freezing.prediction, _title(choice, freezing), frozen)
+    return _picture(freezing.prediction, _title(choice, freezing), frozen).svg()
 
 
 def _trace(choice: Choice, freezing: Freezing) -> str:
@@ -45,14 +46,17 @@ def _trace(choice: Choice, freezing: Freezing) -> str:
 def _html(choice: Choice, freezing: Freezing) -> str:
     plan = choice.plan
     pictures = [_picture(choice.prediction, "A step with nothing frozen")]
+    ratios = None
     if freezing.freezes:
-        pictures += [_svg(choice, freezing), heat_map_svg(freezing.ratios, "Frozen shares")]
+        pictures.append(_picture(freezing.prediction, "A step with freezing", freezing.ratios))
+        ratios = heat_map_of(freezing.ratios, "Share of weight-gradient time to freeze")
     title = f"{plan.schedule} · Freshet plan"
-    return picture_page(title, _title(choice, freezing), plan.reason, pictures)
+    return picture_page(title, _title(choice, freezing), plan.reason, pictures, ratios)
 
 
-def _picture(prediction: Prediction, title: str, frozen: Shares = ()) -> str:
-    return svg(prediction.simulation.timeline, title, frozen=frozen, memory=prediction.memory_over_time())
+def _picture(prediction: Prediction, title: str, frozen: Shares = ()) -> Picture:
+    step = Step("", prediction.simulation.timeline, None, frozen, prediction.memory_over_time())
+    return picture([step], title)
 
 
 def _title(choice: Choice, freezing: Freezing) -> str:

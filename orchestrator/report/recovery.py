@@ -1,9 +1,9 @@
-"""Losses and joins in `report.html`: who was live, how fast the job was, what each change of nodes cost."""
+"""Failures and joins in `report.html`: live nodes, throughput, and what each change of nodes cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 from itertools import pairwise
 
 from orchestrator.analysis.effective_time import Cost, EffectiveTime, effective_time, spread
@@ -13,30 +13,47 @@ from orchestrator.history.job_view import JobView
 from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.pictures.charts import Chart, Point, Series
 from orchestrator.quantities import counted, percent, rate, seconds, significant
-from orchestrator.report.parts import emulated_tag, figure, tile
+from orchestrator.report.parts import Cell, Column, Explained, Table, Tile, tile
 from orchestrator.report.rehearsal_text import USES
 
 MOST_ROWS = 60
 
 
-def recovery(run: JobView) -> str:
-    """The whole part; empty for a job whose ranks stayed the same."""
+@dataclass(frozen=True, kw_only=True)
+class RecoveryPart:
+    """What changes of nodes cost."""
+
+    title: str
+    how: str = ""
+    emulated: bool = False
+    tiles: tuple[Tile, ...]
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...]
+
+
+def recovery(run: JobView) -> RecoveryPart | None:
+    """The part; None for a job whose ranks stayed the same."""
     history = run.recovery
     found = effective_time(history, emulated=run.emulated)
     if found is None:
         if not history.regroupings:
-            return ""
-        return f"<section><h2>Recoveries</h2>{_recovery_tiles(history)}{_regroupings(history)}</section>"
+            return None
+        return RecoveryPart(
+            title="Recoveries", tiles=_recovery_tiles(history), tables=_changes(_regroupings(history))
+        )
     rehearsed = history.rehearsed
     assert rehearsed is not None
-    how = f"<small>{escape(rehearsed.trace)}, {found.speedup:.3g} times as fast</small>"
-    return (
-        f"<section><h2>Rehearsal{emulated_tag(found.emulated)}{how}</h2>"
-        f"{_tiles(found)}{_charts(history, rehearsed, run.emulated)}{_uses(found)}{_costs(found.costs)}</section>"
+    return RecoveryPart(
+        title="Rehearsal",
+        how=f"{rehearsed.trace}, {found.speedup:.3g} times as fast",
+        emulated=found.emulated,
+        tiles=_tiles(found),
+        charts=_charts(history, rehearsed, run.emulated),
+        tables=(_uses(found), *_changes(_costs(found.costs))),
     )
 
 
-def _tiles(found: EffectiveTime) -> str:
+def _tiles(found: EffectiveTime) -> tuple[Tile, ...]:
     entries = [
         (
             "Effective training time ratio",
@@ -59,10 +76,10 @@ def _tiles(found: EffectiveTime) -> str:
                 f"p95 {seconds(commit.p95)}, max {seconds(commit.max)}",
             )
         )
-    return f'<dl class="tiles">{"".join(tile(*entry) for entry in entries)}</dl>'
+    return tuple(tile(*entry) for entry in entries)
 
 
-def _recovery_tiles(history: RecoveryHistory) -> str:
+def _recovery_tiles(history: RecoveryHistory) -> tuple[Tile, ...]:
     """Of a job that no trace was replayed against."""
     events = [each.regrouped for each in history.regroupings if each.regrouped is not None]
     entries = [
@@ -83,29 +100,30 @@ def _recovery_tiles(history: RecoveryHistory) -> str:
         entries.append(
             ("Recovery", seconds(total.p50), f"p95 {seconds(total.p95)}, max {seconds(total.max)}")
         )
-    return f'<dl class="tiles">{"".join(tile(*entry) for entry in entries)}</dl>'
+    return tuple(tile(*entry) for entry in entries)
 
 
-def _charts(history: RecoveryHistory, rehearsed: Rehearsed, emulated: bool) -> str:
+def _charts(history: RecoveryHistory, rehearsed: Rehearsed, emulated: bool) -> tuple[Chart, ...]:
     """Nodes and throughput over the time of the rehearsal."""
     length_s = rehearsed.ended_s - rehearsed.began_s
     unit, unit_s = ("minute", 60.0) if length_s > 1200 else ("second", 1.0)
-    losses = tuple(
+    failures = {
         round((life.down_s - rehearsed.began_s) / unit_s)
         for life in rehearsed.lives
         if life.down_s is not None and rehearsed.began_s <= life.down_s <= rehearsed.ended_s
-    )
-    charts = [
+    }
+    return (
         Chart(
             title="Nodes",
             unit="nodes",
             series=(
-                Series(name="live", points=_scaled(_live(rehearsed), unit_s)),
-                Series(name="training", points=_scaled(_training(history, rehearsed), unit_s)),
+                Series(name="live", points=_scaled(_live(rehearsed), unit_s), stepped=True),
+                Series(name="training", points=_scaled(_training(history, rehearsed), unit_s), stepped=True),
             ),
             format=significant,
             from_zero=True,
             axis=unit,
+            emulated=emulated,
         ),
         Chart(
             title="Throughput",
@@ -113,12 +131,12 @@ def _charts(history: RecoveryHistory, rehearsed: Rehearsed, emulated: bool) -> s
             series=(Series(name="throughput", points=_scaled(_throughput(history, rehearsed), unit_s)),),
             format=rate,
             from_zero=True,
-            marks=losses,
-            mark_name=f"loss at {unit}",
+            marks=tuple(sorted(failures)),
+            mark_name=f"failure at {unit}",
             axis=unit,
+            emulated=emulated,
         ),
-    ]
-    return f'<div class="charts after">{"".join(figure(chart, emulated) for chart in charts)}</div>'
+    )
 
 
 def _scaled(points: Sequence[Point], unit_s: float) -> tuple[Point, ...]:
@@ -126,7 +144,7 @@ def _scaled(points: Sequence[Point], unit_s: float) -> tuple[Point, ...]:
 
 
 def _live(rehearsed: Rehearsed) -> list[Point]:
-    """(seconds since the beginning, live nodes), with a corner at each change."""
+    """(seconds since the beginning, live nodes from then on)."""
     return _stairs(
         [(life.up_s, 1) for life in rehearsed.lives]
         + [(life.down_s, -1) for life in rehearsed.lives if life.down_s is not None],
@@ -153,7 +171,6 @@ def _stairs(changes: list[tuple[float, int]], rehearsed: Rehearsed) -> list[Poin
             inside[time_s] = inside.get(time_s, 0) + change
     points: list[Point] = [(0.0, float(level))]
     for time_s, change in inside.items():
-        points.append((time_s - rehearsed.began_s, float(level)))
         level += change
         points.append((time_s - rehearsed.began_s, float(level)))
     points.append((length_s, float(level)))
@@ -169,40 +186,36 @@ def _throughput(history: RecoveryHistory, rehearsed: Rehearsed) -> list[Point]:
     ]
 
 
-def _uses(found: EffectiveTime) -> str:
-    rows = "".join(
-        f'<tr><td>{escape(USES[use])}</td><td class="number">{spent:,.1f}</td>'
-        f'<td class="number">{percent(spent / found.live)}</td></tr>'
-        for use, spent in found.node_seconds.items()
-        if spent > 0
-    )
-    return (
-        '<div class="card scroll after" tabindex="0" role="region" aria-label="Node-seconds"><table><thead><tr>'
-        '<th scope="col">Live node-seconds</th><th class="number" scope="col">Spent</th>'
-        f'<th class="number" scope="col">Share</th></tr></thead><tbody>{rows}</tbody></table></div>'
+def _uses(found: EffectiveTime) -> Table:
+    return Table(
+        label="Node-seconds",
+        columns=(Column("Live node-seconds"), Column("Spent", "number"), Column("Share", "number")),
+        rows=tuple(
+            (USES[use], f"{spent:,.1f}", percent(spent / found.live))
+            for use, spent in found.node_seconds.items()
+            if spent > 0
+        ),
     )
 
 
-def _costs(costs: tuple[Cost, ...]) -> str:
+def _costs(costs: tuple[Cost, ...]) -> list[tuple[Cell, ...]]:
     """What each change of nodes cost."""
-    rows = [
+    return [
         (
             seconds(cost.at_s) if cost.at_s >= 0 else "–",
             cost.cause,
-            _change(cost.lost, cost.joined),
-            cost.members,
-            cost.parts_s,
+            Explained(_change(cost.lost, cost.joined), cost.reason),
+            str(cost.members),
+            *map(seconds, cost.parts_s),
             f"{cost.total_node_seconds:,.1f}",
-            cost.steps_lost,
-            cost.reason,
+            str(cost.steps_lost),
         )
         for cost in costs
     ]
-    return _table(rows)
 
 
-def _regroupings(history: RecoveryHistory) -> str:
-    rows = []
+def _regroupings(history: RecoveryHistory) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
     for each in history.regroupings:
         event = each.regrouped
         assert event is not None
@@ -211,39 +224,37 @@ def _regroupings(history: RecoveryHistory) -> str:
             (
                 f"step {event.step:,}",
                 event.cause,
-                change,
-                len(each.members),
-                parts(event),
+                Explained(change, event.reason),
+                str(len(each.members)),
+                *map(seconds, parts(event)),
                 "–",
-                event.steps_lost,
-                event.reason,
+                str(event.steps_lost),
             )
         )
-    return _table(rows)
+    return rows
 
 
 def _change(lost: Sequence[str], joined: Sequence[str]) -> str:
     return ", ".join([*(f"−{name}" for name in lost), *(f"+{name}" for name in joined)]) or "–"
 
 
-def _table(rows: Sequence[tuple[str, str, str, int, tuple[float, ...], str, int, str]]) -> str:
+def _changes(rows: Sequence[tuple[Cell, ...]]) -> tuple[Table, ...]:
+    """The table of changes; none where nothing changed."""
     if not rows:
-        return ""
-    heads = "".join(f'<th class="number" scope="col">{part.capitalize()}</th>' for part in PARTS)
-    body = "".join(
-        f'<tr><td class="number">{escape(when)}</td><td>{escape(cause)}</td>'
-        f'<td class="text"><b>{escape(change)}</b><br>{escape(reason)}</td>'
-        f'<td class="number">{members}</td>'
-        + "".join(f'<td class="number">{seconds(part_s)}</td>' for part_s in parts_s)
-        + f'<td class="number">{cost}</td><td class="number">{steps_lost}</td></tr>'
-        for when, cause, change, members, parts_s, cost, steps_lost, reason in rows[:MOST_ROWS]
-    )
+        return ()
     left = len(rows) - MOST_ROWS
-    more = f'<p class="caption">{counted(left, "more change")} in the event log.</p>' if left > 0 else ""
-    return (
-        '<div class="card scroll after" tabindex="0" role="region" aria-label="Changes of nodes"><table><thead><tr>'
-        '<th class="number" scope="col">At</th><th scope="col">Cause</th><th scope="col">Change</th>'
-        f'<th class="number" scope="col">Ranks</th>{heads}<th class="number" scope="col">Node-seconds</th>'
-        '<th class="number" scope="col">Steps lost</th>'
-        f"</tr></thead><tbody>{body}</tbody></table></div>{more}"
+    table = Table(
+        label="Changes of nodes",
+        columns=(
+            Column("At", "number"),
+            Column("Cause"),
+            Column("Change", "text"),
+            Column("Ranks", "number"),
+            *(Column(part.capitalize(), "number") for part in PARTS),
+            Column("Node-seconds", "number"),
+            Column("Steps lost", "number"),
+        ),
+        rows=tuple(rows[:MOST_ROWS]),
+        more=f"{counted(left, 'more change')} in the event log." if left > 0 else "",
     )
+    return (table,)

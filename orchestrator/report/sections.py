@@ -1,12 +1,12 @@
-"""The sections of `report.html`, each a function from a run to markup: empty if there is nothing to show."""
+"""The shorter sections of `report.html`, each a function from a run to facts."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from statistics import median
 
 from orchestrator.analysis.freeze_steps import freeze_steps
@@ -14,30 +14,44 @@ from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Series
 from orchestrator.quantities import counted, percent, rate, seconds, significant, size
-from orchestrator.report.facts import device_text, model_text
-from orchestrator.report.parts import figure, tile
+from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
+from orchestrator.report.what_ran import device_text, model_text
 from workers.protocol import CheckpointReport, StepReport
 
 MOST_NOTES = 20
 
 
-def header(run: JobView) -> str:
+@dataclass(frozen=True)
+class Header:
+    """The page's top."""
+
+    job: str
+    tone: Tone
+    outcome: str
+    summary: str
+    """What ran, when and how long, in one line."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """The curves over all steps."""
+
+    how: str
+    """How a long run was thinned; empty for a short one."""
+    charts: tuple[Chart, ...]
+
+
+def header(run: JobView) -> Header:
     """The job's name, how it ended, and what ran in one line."""
-    tone, status = outcome(run)
-    pill = f'<span class="pill {tone}">{escape(status)}</span>'
     when = datetime.fromtimestamp(run.started_s, UTC).strftime("%-d %B %Y, %H:%M UTC")
     parts = [model_text(run.spec.get("model", {}))]
     if run.plan is not None:
         parts += [counted(run.plan.world_size, "rank"), run.plan.schedule]
     parts += [device_text(run), when, f"took {seconds(run.ended_s - run.started_s)}"]
-    return (
-        '<header><p class="eyebrow">Freshet training report</p>'
-        f'<div class="title"><h1>{escape(run.job)}</h1>{pill}</div>'
-        f'<p class="lede">{escape(" · ".join(part for part in parts if part))}</p></header>'
-    )
+    return Header(run.job, *outcome(run), " · ".join(part for part in parts if part))
 
 
-def outcome(run: JobView) -> tuple[str, str]:
+def outcome(run: JobView) -> tuple[Tone, str]:
     """(tone, words) for how the run ended."""
     match run.outcome:
         case Finished(stopped=True, step=step):
@@ -49,9 +63,9 @@ def outcome(run: JobView) -> tuple[str, str]:
     return "warn", "not finished"
 
 
-def notes(run: JobView) -> str:
+def notes(run: JobView) -> tuple[Note, ...]:
     """Warnings, errors, and whether the figures are modelled."""
-    lines = []
+    lines: list[tuple[str, str]] = []
     if run.emulated:
         lines.append(
             (
@@ -71,23 +85,18 @@ def notes(run: JobView) -> str:
                 f" the gradient norm was not finite (step {listed}).",
             )
         )
-    if not lines:
-        return ""
     left_out = len(lines) - MOST_NOTES
     if left_out > 0:
         lines = [*lines[:MOST_NOTES], ("note", f"{left_out:,} more in the event log.")]
-    tones = {"note": "good", "warning": "warn", "error": "bad"}
-    items = "".join(
-        f'<li class="{tones[level]}"><b>{level.capitalize()}</b>{escape(text)}</li>' for level, text in lines
-    )
-    return f'<ul class="notes" aria-label="Notes">{items}</ul>'
+    tones: dict[str, Tone] = {"note": "good", "warning": "warn", "error": "bad"}
+    return tuple(Note(tones[level], level.capitalize(), text) for level, text in lines)
 
 
-def tiles(run: JobView) -> str:
+def tiles(run: JobView) -> tuple[Tile, ...]:
     """The figures that sum the run up."""
     steps = list(run.steps.values())
     if not steps:
-        return ""
+        return ()
     target = run.spec.get("job", {}).get("steps")
     emulated = ", emulated" if run.emulated else ""
     entries = [("Steps", f"{steps[-1].step:,}", f"of {target:,}" if isinstance(target, int) else "")]
@@ -107,8 +116,7 @@ def tiles(run: JobView) -> str:
     if run.first_step_s is not None:
         first = seconds(run.first_step_s - run.started_s)
         entries.append(("First step after", first, "from submission"))
-    items = "".join(tile(name, figure, detail) for name, figure, detail in entries)
-    return f'<dl class="tiles">{items}</dl>'
+    return tuple(tile(*entry) for entry in entries)
 
 
 def throughput(report: StepReport) -> float:
@@ -120,11 +128,11 @@ def throughput_unit(run: JobView) -> str:
     return "tokens/s" if any(report.tokens for report in run.steps.values()) else "samples/s"
 
 
-def charts(run: JobView) -> str:
+def training(run: JobView) -> Training | None:
     """Loss, throughput, gradient norm and step time over the steps."""
     steps = list(run.steps.values())
     if not steps:
-        return ""
+        return None
     skipped = tuple(report.step for report in steps if report.skipped)
 
     def series(name: str, value: Callable[[StepReport], float]) -> Series:
@@ -137,14 +145,14 @@ def charts(run: JobView) -> str:
     in_ms = median(report.step_s for report in steps) < 1
     factor, time_unit = (1e3, "ms") if in_ms else (1.0, "s")
     times = [series("measured", lambda report: report.step_s * factor)]
-    foretold = tuple(
+    predicted = tuple(
         (row.step, row.predicted_step_s * factor)
         for row in freeze_steps(run)
         if row.predicted_step_s is not None
     )
-    if foretold:
-        times.append(Series(name="predicted", points=foretold))
-    drawn = [
+    if predicted:
+        times.append(Series(name="predicted", points=predicted))
+    drawn = (
         Chart(
             title="Loss",
             unit="mean over the batch",
@@ -160,6 +168,7 @@ def charts(run: JobView) -> str:
             format=rate,
             from_zero=True,
             bands=run.phases,
+            emulated=run.emulated,
         ),
         Chart(
             title="Gradient norm",
@@ -172,70 +181,55 @@ def charts(run: JobView) -> str:
         ),
         Chart(
             title="Step time",
-            unit=time_unit,
+            unit=f"time, {time_unit}",
             series=tuple(times),
             format=significant,
             from_zero=True,
             bands=run.phases,
+            emulated=run.emulated,
         ),
-    ]
-    timed = {"Throughput", "Step time"} if run.emulated else set()
-    figures = "".join(figure(chart, chart.title in timed) for chart in drawn)
+    )
     how = ""
     if len(steps) > MOST_POINTS:
         together = round(len(steps) / MOST_BINS)
-        how = f"<small>line: median of each {together} steps; band: lowest to highest</small>"
-    return f'<section><h2>Training{how}</h2><div class="charts">{figures}</div></section>'
+        how = f"line: median of each {together} steps; band: lowest to highest"
+    return Training(how, drawn)
 
 
-def checkpoints(run: JobView) -> str:
+def checkpoints(run: JobView) -> Table | None:
     """Every checkpoint, finished or failed, newest first."""
     if not run.checkpoints:
-        return ""
-    rows = "".join(_checkpoint_row(report) for report in reversed(run.checkpoints))
-    return (
-        "<section><h2>Checkpoints</h2>"
-        '<div class="card scroll" tabindex="0" role="region" aria-label="Checkpoints">'
-        '<table><thead><tr><th class="number" scope="col">Step</th><th scope="col">State</th>'
-        '<th class="number" scope="col">Size</th><th class="number" scope="col">Took</th>'
-        f'<th scope="col">Where</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+        return None
+    return Table(
+        label="Checkpoints",
+        columns=(
+            Column("Step", "number"),
+            Column("State"),
+            Column("Size", "number"),
+            Column("Took", "number"),
+            Column("Where", "text"),
+        ),
+        rows=tuple(_checkpoint_row(report) for report in reversed(run.checkpoints)),
     )
 
 
-def _checkpoint_row(report: CheckpointReport) -> str:
+def _checkpoint_row(report: CheckpointReport) -> tuple[Cell, ...]:
     if report.error is None:
-        state, where, written = '<span class="pill good">saved</span>', report.path, size(report.bytes)
+        state, where, written = Pill("saved", "good"), report.path, size(report.bytes)
     else:
-        state, where, written = '<span class="pill bad">failed</span>', report.error, "–"
-    return (
-        f'<tr><td class="number">{report.step:,}</td><td>{state}</td>'
-        f'<td class="number">{written}</td><td class="number">{seconds(report.seconds)}</td>'
-        f'<td class="text">{escape(where)}</td></tr>'
-    )
-
-
-def sample(run: JobView) -> str:
-    """The text that the trained model wrote, its prompt marked."""
-    if run.sample is None:
-        return ""
-    text = f"<mark>{escape(run.sample.prompt)}</mark>{escape(run.sample.text)}"
-    return (
-        f"<section><h2>Sampled text<small>after step {run.sample.step:,}; the prompt is marked</small></h2>"
-        f'<pre class="card sample">{text}</pre></section>'
-    )
+        state, where, written = Pill("failed", "bad"), report.error, "–"
+    return f"{report.step:,}", state, written, seconds(report.seconds), where
 
 
 def spec(run: JobView) -> str:
-    """The resolved spec, folded away."""
-    if not run.spec:
-        return ""
-    text = json.dumps(run.spec, indent=2, ensure_ascii=False)
-    return f'<details class="card"><summary>Resolved spec</summary><pre>{escape(text)}</pre></details>'
+    """The resolved spec."""
+    return json.dumps(run.spec, indent=2, ensure_ascii=False) if run.spec else ""
 
 
 def footer(run: JobView) -> str:
+    """Where the page's figures come from."""
     runs = f" over {run.runs} runs" if run.runs > 1 else ""
     return (
-        f"<footer>Made from events.jsonl: {counted(len(run.steps), 'step')}{runs}; the memory of a step from"
-        " profile.json, where there is one.</footer>"
+        f"Made from events.jsonl: {counted(len(run.steps), 'step')}{runs}; the memory of a step from profile.json,"
+        " where there is one."
     )

@@ -1,4 +1,4 @@
-"""The newest measured step of a run beside what the simulator foretold of it: as text, SVG, page or Perfetto trace."""
+"""The newest measured step of a run beside its prediction: as text, SVG, page or Perfetto trace."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from orchestrator.analysis.predicted_freezing import Ranks
 from orchestrator.analysis.predicted_step import PredictedStep, forward_speed, predict_newest
 from orchestrator.analysis.step_memory import step_memory
 from orchestrator.history.job_view import JobView
+from orchestrator.pictures.forms import Form
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.memory_strip import peak_of
 from orchestrator.pictures.memory_use import bytes_text, used
-from orchestrator.pictures.page import Form, picture_page
 from orchestrator.pictures.perfetto import action_lanes, chrome_trace, memory_counters
 from orchestrator.pictures.spans import Timeline
-from orchestrator.pictures.timeline_svg import compare_svg, svg
+from orchestrator.pictures.timeline_svg import Picture, Step, picture
 from orchestrator.pictures.timeline_text import legend, terminal
 from orchestrator.quantities import percent, seconds
-from orchestrator.report.facts import schedule_text
+from orchestrator.report.picture_page import picture_page
+from orchestrator.report.what_ran import schedule_text
 from planner.profile import Profile
 from planner.simulation.memory import OverTime
 
@@ -61,24 +62,29 @@ class StepTimeline:
         left = predicted.step_s * speed / self.measured_s - 1
         return f"{text}; forwards took {speed:.2f} of their time then, and with that it is {percent(left)}"
 
-    def svg(self, width: int | None = None) -> str:
-        """The step as SVG, below its prediction where there is one, on one time axis."""
+    def picture(self, width: int | None = None) -> Picture:
+        """The step, below its prediction where there is one, on one time axis of `width` pixels."""
+        memory = self.memory
         if self.predicted is None:
-            return svg(self.measured, self.title, self.measured_s, width, self.frozen, self.memory[1])
-        return compare_svg(
-            self.predicted.timeline,
-            self.measured,
-            self.title,
-            ends_s=(self.predicted.step_s, self.measured_s),
-            width=width,
-            frozen=(self.predicted.frozen, self.frozen),
-            memory=self.memory,
-        )
+            return picture(
+                [Step("", self.measured, self.measured_s, self.frozen, memory[1])], self.title, width
+            )
+        predicted = self.predicted
+        steps = [
+            Step("predicted", predicted.timeline, predicted.step_s, predicted.frozen, memory[0]),
+            Step("measured", self.measured, self.measured_s, self.frozen, memory[1]),
+        ]
+        return picture(steps, self.title, width)
+
+    def svg(self) -> str:
+        """The picture as a file of its own."""
+        return self.picture().svg()
 
     def page(self) -> str:
-        """The same picture on a page of its own."""
-        heading = f"Step {self.step:,}: {self.summary}"
-        return picture_page(f"Step {self.step:,} · Freshet", heading, self.title, [self.svg()])
+        """The picture on a page of its own."""
+        heading = f"Step {self.step:,}"
+        summary = f"{self.summary}; {self.memory_text}" if self.memory_text else self.summary
+        return picture_page(f"{heading} · Freshet", heading, summary, [self.picture()])
 
     @property
     def memory_text(self) -> str:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
+from typing import Any
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class Page(HTMLParser):
-    """The page's elements with their attributes, its text, and whether every element is closed in order."""
+    """The page's elements with their attributes, its text, the data of its charts, and whether every element is closed
+    in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.text = ""
+        self.scripts: list[str] = []
+        self.styles: list[str] = []
+        self.charts: dict[str, dict[str, Any]] = {}
+        """By title."""
         self.open: list[str] = []
+        self.heading = ""
         self.feed(html)
         self.close()
         assert self.open == []
@@ -31,7 +39,18 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        element, attributes = self.elements[-1] if self.elements else ("", {})
+        if self.open[-1:] == ["style"]:
+            self.styles.append(data)
+        elif self.open[-1:] != ["script"]:
+            if self.open[-1:] == ["h3"]:
+                self.heading = data
+            self.text += data
+        elif attributes.get("type") == "application/json":
+            assert element == "script"
+            self.charts[self.heading] = json.loads(data)
+        else:
+            self.scripts.append(data)
 
     def all(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.elements if name == tag]

@@ -141,7 +141,7 @@ def test_the_timeline_takes_the_form_of_its_suffix(job: Path, suffix: str) -> No
         names = {event["name"] for event in json.loads(text)["traceEvents"]}
         assert {"0F0", "3B3", "process_name", "rank 3 memory"} <= names
     else:
-        assert text.count("<svg") == {"svg": 1, "html": 3}[suffix]
+        assert text.count("<svg") == {"svg": 1, "html": 2}[suffix]
         # Every rank, in every timeline.
         assert text.count('class="room"') == {"svg": 4, "html": 8}[suffix]
 

@@ -72,9 +72,11 @@ def test_pictures(tmp_path: Path) -> None:
     run = write_run(tmp_path, freezing_records())
     for name in ("step.svg", "step.html"):
         assert freshet_here("timeline", str(run), "--out", str(tmp_path / name)) == DONE
-    svg = (tmp_path / "step.svg").read_text()
+    svg, page = ((tmp_path / name).read_text() for name in ("step.svg", "step.html"))
     ElementTree.fromstring(svg)
-    assert svg in (tmp_path / "step.html").read_text()
+    boxes = re.findall(r"<title>\d[FB]\d: .*?</title>", svg)
+    assert len(boxes) == 128
+    assert re.findall(r"<title>\d[FB]\d: .*?</title>", page) == boxes
 
 
 def test_a_step_of_several_windows(tmp_path: Path) -> None:

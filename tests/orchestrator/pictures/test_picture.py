@@ -8,7 +8,7 @@ from small_profile import layer, plan, profile
 
 from orchestrator.pictures.memory_use import bytes_text
 from orchestrator.pictures.spans import seconds_text
-from orchestrator.pictures.timeline_svg import compare_svg, svg
+from orchestrator.pictures.timeline_svg import Step, picture, svg
 from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
@@ -190,13 +190,14 @@ def test_a_backward_shows_its_frozen_share_and_a_forward_none():
 def test_two_timelines_share_one_axis():
     slower = simulate(build("1f1b", 2, 2), Costs.uniform(forward_s=2, input_grad_s=2, weight_grad_s=2))
     faster = simulate(build("1f1b", 2, 2), UNIT)
-    picture = compare_svg(faster.timeline, slower.timeline, "step 7", width=900)
-    (_, one), (_, two), (_, three), (_, four) = bubbles(picture)
+    steps = [Step("predicted", faster.timeline, None), Step("measured", slower.timeline, None)]
+    drawn = picture(steps, "step 7", width=900).svg()
+    (_, one), (_, two), (_, three), (_, four) = bubbles(drawn)
     assert (one, two, three, four) == (450, 450, 900, 900)
-    starts = {(tooltip.split(":")[0], index // 8): x for index, (tooltip, x, _) in enumerate(boxes(picture))}
+    starts = {(tooltip.split(":")[0], index // 8): x for index, (tooltip, x, _) in enumerate(boxes(drawn))}
     assert starts["0F1", 0] - 60 == pytest.approx(50)
     assert starts["0F1", 1] - 60 == pytest.approx(100)
-    texts = [text.text for text in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+    texts = [text.text for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
     assert "predicted, 9 s" in texts
     assert "measured, 18 s" in texts
     assert texts.count("rank 0") == 2
@@ -205,11 +206,15 @@ def test_two_timelines_share_one_axis():
 
 def test_each_of_two_timelines_has_its_own_frozen_shares_and_end():
     timeline = simulate(build("1f1b", 2, 1), UNIT).timeline
-    picture = compare_svg(timeline, timeline, ends_s=(7.0, None), frozen=([(0, 0, 0.5)], [(0, 0, 0.75)]))
-    tooltips = [tooltip for tooltip, _, _ in boxes(picture) if "frozen" in tooltip]
+    steps = [
+        Step("predicted", timeline, 7.0, [(0, 0, 0.5)]),
+        Step("measured", timeline, None, [(0, 0, 0.75)]),
+    ]
+    drawn = picture(steps, "step 7").svg()
+    tooltips = [tooltip for tooltip, _, _ in boxes(drawn) if "frozen" in tooltip]
     assert tooltips == ["0B0: 4 to 6 s, 50 % frozen", "0B0: 4 to 6 s, 75 % frozen"]
-    assert "predicted, 7 s" in picture
-    assert "measured, 6 s" in picture
+    assert "predicted, 7 s" in drawn
+    assert "measured, 6 s" in drawn
 
 
 def test_terminal_text_shades_what_is_frozen():

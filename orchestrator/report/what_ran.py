@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.events.types import Finished
@@ -12,33 +12,41 @@ from orchestrator.quantities import counted
 from planner.plan import Plan
 
 
-def facts(run: JobView) -> str:
-    """What ran, as a list of terms."""
+@dataclass(frozen=True)
+class Term:
+    """A name and what stands behind it."""
+
+    name: str
+    text: str
+    code: bool = False
+    """Whether each of its characters counts, as in a digest."""
+
+
+def what_ran(run: JobView) -> tuple[Term, ...]:
+    """The model, the data, the plan and the machine."""
     spec = run.spec
-    entries = [
-        ("Model", model_text(spec.get("model", {}))),
-        ("Data", data_text(spec.get("data", {}))),
-        ("Optimizer", optimizer_text(spec.get("optimizer", {}))),
+    terms = [
+        Term("Model", model_text(spec.get("model", {}))),
+        Term("Data", data_text(spec.get("data", {}))),
+        Term("Optimizer", optimizer_text(spec.get("optimizer", {}))),
     ]
     if run.plan is not None:
-        entries += [
-            ("Ranks", ranks_text(run.plan, len(run.nodes))),
-            ("Partition", partition_text(run.plan)),
-            ("Schedule", schedule_text(run.plan, spec.get("pipeline", {}))),
-            ("Plan", run.plan.reason),
+        terms += [
+            Term("Ranks", ranks_text(run.plan, len(run.nodes))),
+            Term("Partition", partition_text(run.plan)),
+            Term("Schedule", schedule_text(run.plan, spec.get("pipeline", {}))),
+            Term("Plan", run.plan.reason),
         ]
     job = spec.get("job", {})
     threads = job.get("threads")
     device = [device_text(run), job.get("precision", "")]
     if threads is not None:
         device.append(f"{counted(threads, 'thread')} per rank")
-    entries.append(("Device", ", ".join(part for part in device if part)))
-    entries.append(("Seed", str(job.get("seed", ""))))
-    items = "".join(f"<div><dt>{term}</dt><dd>{escape(text)}</dd></div>" for term, text in entries if text)
+    terms.append(Term("Device", ", ".join(part for part in device if part)))
+    terms.append(Term("Seed", str(job.get("seed", ""))))
     if isinstance(run.outcome, Finished) and run.outcome.state_sha256 is not None:
-        digest = escape(run.outcome.state_sha256)
-        items += f'<div><dt>State SHA-256</dt><dd class="mono">{digest}</dd></div>'
-    return f'<section><h2>What ran</h2><dl class="card facts">{items}</dl></section>'
+        terms.append(Term("State SHA-256", run.outcome.state_sha256, code=True))
+    return tuple(term for term in terms if term.text)
 
 
 def model_text(model: Mapping[str, Any]) -> str:
@@ -89,7 +97,7 @@ def partition_text(plan: Plan) -> str:
 
 
 def schedule_text(plan: Plan, pipeline: Mapping[str, Any]) -> str:
-    """The family, and what it was given."""
+    """The family, and its settings."""
     batch = counted(plan.microbatches, "microbatch", "microbatches")
     samples = pipeline.get("microbatch_size")
     parts = [plan.schedule, f"{batch} of {counted(samples, 'sample')}" if samples else batch]

@@ -1,0 +1,36 @@
+"""Which text a picture's file gets, by its suffix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from workers.protocol import JobError
+
+Form = Callable[[], str]
+"""Makes the text of a file."""
+
+SUFFIXES = (".svg", ".html", ".json")
+"""An SVG, a page, a trace for Perfetto."""
+
+
+def check_suffix(path: Path, option: str) -> None:
+    """Raises:
+    JobError: the suffix of `path`, the value of `option`, names no form.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise JobError(f"{option} {path}: the suffix says the form, use one of {', '.join(SUFFIXES)}")
+
+
+def write_form(path: Path, option: str, forms: Mapping[str, Form]) -> None:
+    """Write the one of `forms` (by suffix) that the suffix of `path` names.
+
+    Raises:
+        JobError: there is none, or the file cannot be written.
+    """
+    check_suffix(path, option)
+    text = forms[path.suffix.lower()]()
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"cannot write {option} {path}: {error.strerror or error}") from error

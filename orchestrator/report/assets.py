@@ -1,0 +1,52 @@
+"""What a page carries in itself: its styles, its scripts, and the policy that allows these and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from markupsafe import Markup
+
+from orchestrator.pictures.templating import environment, static
+
+_REPORT, _PICTURES = "orchestrator.report", "orchestrator.pictures"
+_STYLES = (
+    (_PICTURES, "uplot/uPlot.min.css"),
+    (_REPORT, "page.css"),
+    (_PICTURES, "charts.css"),
+    (_PICTURES, "heat_map.css"),
+    (_PICTURES, "timeline.css"),
+)
+_SCRIPTS = ((_PICTURES, "uplot/uPlot.iife.min.js"), (_PICTURES, "charts.js"))
+
+
+@dataclass(frozen=True)
+class Assets:
+    """The text of the page's one style and one script element, and its Content-Security-Policy."""
+
+    style: Markup
+    script: Markup
+    policy: str
+
+
+@cache
+def assets(charts: bool) -> Assets:
+    """What a page needs, with charts or without."""
+    style = "\n".join(static(*name) for name in _STYLES)
+    script = "\n".join(static(*name) for name in _SCRIPTS) if charts else ""
+    sources = f"style-src {_source(style)};" + (f" script-src {_source(script)};" if script else "")
+    policy = f"default-src 'none'; {sources} base-uri 'none'; form-action 'none'"
+    return Assets(Markup(style), Markup(script), policy)
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def render_page(template: str, facts: Mapping[str, object], *, charts: bool) -> str:
+    """The page that `template` makes of `facts`, which it finds under their names."""
+    page = environment(_REPORT, _PICTURES).get_template(template)
+    return page.render(facts, assets=assets(charts))
