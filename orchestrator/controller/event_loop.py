@@ -17,6 +17,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
     Assess,
     Command,
+    Dismiss,
     Log,
     LogRegroup,
     Place,
@@ -177,7 +178,7 @@ class EventLoop:
                 if work is None:
                     return
                 task = self.spawn(work)
-                if not isinstance(command, Place | Prepare | Recruit):
+                if not isinstance(command, Place | Prepare | Recruit | Dismiss):
                     self._attempt.add(task)
                     task.add_done_callback(self._attempt.discard)
 

@@ -348,7 +348,13 @@ class Runtime:
             await self._hosts.end(rank)
 
     async def _found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
-        """The rank's process is dead; by `cause`, unless its own output says more."""
+        """The rank's process is dead; by `cause`, unless its own output says more.
+
+        Who found it may be cancelled, as the lifecycle gives an attempt up: the death is reported all the same.
+        """
+        await asyncio.shield(self._spawn(self._report_death(rank, cause)))
+
+    async def _report_death(self, rank: int, cause: str) -> None:
         home = self._homes.pop(rank, None)
         where = f" (pid {home.pid} on {home.host})" if home is not None else ""
         words = await self._last_output(rank)

@@ -16,8 +16,8 @@ from tiny_jobs import tiny
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import CONNECT_S, Gone, Hosts, stands
 from orchestrator.controller.runtime import Runtime
-from orchestrator.lifecycle.commands import Assess, Train
-from orchestrator.lifecycle.stimuli import Departed, Positioned, RankLost, Stimulus
+from orchestrator.lifecycle.commands import Assess, Prepare, Train
+from orchestrator.lifecycle.stimuli import Departed, Positioned, RankLost, Ready, Stimulus
 from workers.actor import Home
 from workers.process.output import rank_log_path
 from workers.protocol import Parted, Position
@@ -111,6 +111,57 @@ def test_how_a_rank_died_is_told_by_its_own_last_words(tmp_path: Path) -> None:
         dead=True,
         details="step by step\nFatal Python error: Segmentation fault\nThread 1:",
     )
+
+
+class Dying:
+    """A rank that is up and dies as it trains."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def start(self, rank: int) -> None:
+        return
+
+    def started(self, rank: int) -> None:
+        return
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if method == "setup":
+            answer.set_result(Home(node="n", host="127.0.0.1", pid=1))
+        elif method == "train":
+            answer.set_exception(Gone(UNKNOWN))
+        return answer
+
+    async def end(self, rank: int) -> None:
+        self.ended.append(rank)
+
+
+def test_a_death_is_reported_though_the_attempt_that_found_it_is_given_up(tmp_path: Path) -> None:
+    """Another rank tells first that the generation is over, while the dead one's last output is being read."""
+
+    async def look() -> None:
+        hosts, told = Dying(), list[Stimulus]()
+        setup = ElasticJob(resolved(tiny(tmp_path, "dying"))).setup
+        runtime = Runtime(setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        preparing = runtime.carry_out(Prepare((0,)))
+        assert preparing is not None
+        await preparing
+        training = runtime.carry_out(Train((0,), 3, 1))
+        assert training is not None
+        attempt = asyncio.ensure_future(training)
+        while 0 in runtime.homes:
+            await asyncio.sleep(0)
+        assert hosts.ended == []
+        attempt.cancel()
+        async with asyncio.timeout(10.0):
+            while not hosts.ended:
+                await asyncio.sleep(0.01)
+        up, lost = told
+        assert isinstance(up, Ready)
+        assert lost == RankLost(0, f"its process (pid 1 on 127.0.0.1) died: {UNKNOWN}", dead=True)
+
+    asyncio.run(look())
 
 
 class Tardy:

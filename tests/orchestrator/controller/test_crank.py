@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 from lifecycle_jobs import ORDER, TO_TRAINING
 
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.events.types import Event, RankStarted, Requested
-from orchestrator.lifecycle.commands import Command, Train
-from orchestrator.lifecycle.stimuli import Aborted, Asked
+from orchestrator.lifecycle.commands import Command, Dismiss, Train
+from orchestrator.lifecycle.states import Assessing, Training
+from orchestrator.lifecycle.stimuli import Aborted, Asked, RankLost, Room
+from workers.config import ElasticConfig
 from workers.protocol import Request
 
 
@@ -71,6 +74,45 @@ def test_nothing_is_carried_out_before_what_it_rests_on_is_written() -> None:
         disk.set()
         await asyncio.sleep(0.05)
         assert isinstance(carried_out[-1], Train)
+        loop.post(Aborted())
+        await running
+        await loop.close()
+
+    asyncio.run(live())
+
+
+def test_ranks_are_dismissed_though_another_is_lost_meanwhile() -> None:
+    """A rank that goes gives its resources back whatever becomes of the generation."""
+
+    async def live() -> None:
+        cut_short: list[Command] = []
+        gate = asyncio.Event()
+
+        class Slow(Idle):
+            def carry_out(self, command: Command) -> Work | None:
+                return self._wait(command) if isinstance(command, Dismiss | Train) else None
+
+            async def _wait(self, command: Command) -> None:
+                try:
+                    await gate.wait()
+                except asyncio.CancelledError:
+                    cut_short.append(command)
+                    raise
+
+        order, log = replace(ORDER, elastic=ElasticConfig(spares=1)), list[Event]()
+        loop = EventLoop(order, log.append)
+        running = asyncio.ensure_future(loop.run(Slow()))
+        for stimulus in (*TO_TRAINING[1:], Room(1)):
+            loop.post(stimulus)
+        await asyncio.sleep(0.05)
+        assert isinstance(loop.state, Training)
+        loop.post(RankLost(2, "died as it started", dead=True))
+        await asyncio.sleep(0.05)
+        loop.post(RankLost(0, "died", dead=True))
+        await asyncio.sleep(0.05)
+        assert isinstance(loop.state, Assessing)
+        assert [type(command) for command in cut_short] == [Train]
+        gate.set()
         loop.post(Aborted())
         await running
         await loop.close()
