@@ -6,7 +6,7 @@ Values and their assembly; nothing here runs or sends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.ir import Schedule
@@ -52,6 +52,8 @@ class GenerationSetup:
     """The copies that it keeps by `plan`."""
     greeting: Greeting
     """What it tells the others first."""
+    offer: Callable[[Iterable[int]], None]
+    """Offer copies of its layers, as they are now, to the ranks that stand by for them."""
     bring: Callable[[int, Greeting, threading.Event], Base]
     """Layer, its owner's greeting -> the layer as it is where the generation begins; gives up when the event is set."""
     withdraw: Callable[[], None]

@@ -290,8 +290,6 @@ class Rank:
         # Everyone has joined, so everyone has what it needs.
         self._idle, self._salvaged = {}, {}
         self._withdraw()
-        if assignment.step and assignment.start is None:
-            self._offer_bases(layer for layer, places in enumerate(assignment.plan.standbys) if places)
         setup = GenerationSetup(
             config=self._config,
             rank=self._rank,
@@ -305,7 +303,8 @@ class Rank:
             device=self._device,
             mailbox=self._mailbox,
             standbys=self._standbys,
-            greeting=Greeting(host=self._host, port=self.port, left=self._left),
+            greeting=Greeting(host=self._host, port=self.port, left=self._left, lacks=self._standbys.lacking),
+            offer=self._offer_bases,
             bring=partial(self._source.fetch_base, self._step),
             withdraw=self._withdraw,
             freeze_plans=self._freeze_plans,
@@ -348,7 +347,8 @@ class Rank:
         self._layers, self._standbys = has.layers, has.standbys
         self._assignment = replace(self._assignment, plan=following.plan, schedule=following.schedule)
         self._mailbox.taken_up(following)
-        self._offer_bases(following.bases(setup.plan))
+        if setup.pipeline == 0:
+            self._offer_bases(following.bases(setup.plan))
         self._channel.renew()
         setup = replace(
             setup,
@@ -377,7 +377,7 @@ class Rank:
         return setup
 
     def _offer_bases(self, layers: Iterable[int]) -> None:
-        """Offer copies of these of its layers as they are now."""
+        """Offer copies of those of `layers` that are its own, as they are now."""
         if self._server is not None:
             mine = {layer: host_copy(self._layers[layer][1]) for layer in layers if layer in self._layers}
             if mine:

@@ -255,7 +255,8 @@ class Training:
         if not known:
             told = self._channel.all_gather(setup.greeting.encode())
             self._owners = [Greeting.decode(greeting) for greeting in told]
-        # By now every owner offers its layers as they are here.
+            if setup.pipeline == 0:  # its ranks are those that others fetch from
+                setup.offer({layer for greeting in self._owners for layer in greeting.lacks})
         plan = setup.plan
         self._standbys.bring(
             lambda layer, stopped: setup.bring(

@@ -1,6 +1,6 @@
-"""What the ranks of a new generation tell each other first: above all what the end of the one before cut off.
+"""What the ranks of a new generation tell each other first: what the end of the one before left unfinished.
 
-Values and their agreement; does nothing itself.
+Values and their agreement; no effects.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ class Greeting:
     """Where it offers layers."""
     left: Unfinished | None
     """What it knows of the commit where the generation begins, if it has been at one."""
+    lacks: tuple[int, ...] = ()
+    """Layers that it stands by for and fetches from their owners."""
 
     def encode(self) -> bytes:
         left = None if self.left is None else {**asdict(self.left), "requests": sorted(self.left.requests)}
-        return json.dumps([self.host, self.port, left]).encode()
+        return json.dumps([self.host, self.port, left, self.lacks]).encode()
 
     @staticmethod
     def decode(text: bytes) -> Greeting:
-        host, port, fields = json.loads(text)
-        if fields is None:
-            return Greeting(host=host, port=port, left=None)
-        fields["requests"] = frozenset(Request(name) for name in fields["requests"])
-        return Greeting(host=host, port=port, left=Unfinished(**fields))
+        host, port, fields, lacks = json.loads(text)
+        left = None
+        if fields is not None:
+            fields["requests"] = frozenset(Request(name) for name in fields["requests"])
+            left = Unfinished(**fields)
+        return Greeting(host=host, port=port, left=left, lacks=tuple(lacks))
 
 
 def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:

@@ -106,6 +106,11 @@ class Standbys:
         return tuple(self._copies)
 
     @property
+    def lacking(self) -> tuple[int, ...]:
+        """The layers whose base has not come."""
+        return tuple(layer for layer, copy in self._copies.items() if copy.base is None)
+
+    @property
     def current(self) -> bool:
         """Whether every copy has its base, and no update waits for one."""
         return len(self.up_to_date) == len(self._copies)
@@ -141,8 +146,7 @@ class Standbys:
 
     def bring(self, bring: BringBase) -> None:
         """Have the bases brought that are not there, one after the other, in a thread of their own."""
-        lacking = [layer for layer, copy in self._copies.items() if copy.base is None]
-        if lacking:
+        if lacking := self.lacking:
             self._start()
             self._bringer = threading.Thread(
                 target=self._bring, args=(bring, lacking), name="standby-bases", daemon=True
