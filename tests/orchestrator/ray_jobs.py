@@ -45,19 +45,25 @@ def kill_controller(job: str) -> None:
     os.kill(status.pid, signal.SIGKILL)
 
 
-@contextmanager
-def two_node_cluster() -> Iterator[None]:
-    """This process as a driver of a cluster of its own."""
+def start_two_nodes() -> Cluster:
     head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27}
     nodes = started(lambda: Cluster(initialize_head=True, head_node_args=head))
     started(lambda: nodes.add_node(num_cpus=2, object_store_memory=2**27))
+    return nodes
+
+
+@contextmanager
+def two_node_cluster() -> Iterator[None]:
+    """Make this process a driver of a cluster of its own, for tests that change its nodes."""
+    nodes = start_two_nodes()
     with driver_of(nodes):
         yield
+    nodes.shutdown()
 
 
 @contextmanager
 def driver_of(nodes: Cluster) -> Iterator[None]:
-    """This process as a driver of `nodes`, which are shut down afterwards."""
+    """Make this process a driver of `nodes`."""
     here = os.path.dirname(__file__)
     ray.init(
         nodes.address,
@@ -68,7 +74,6 @@ def driver_of(nodes: Cluster) -> Iterator[None]:
     )
     yield
     ray.shutdown()
-    nodes.shutdown()
 
 
 def drain(node: str, left_s: float | None) -> None:

@@ -123,6 +123,7 @@ def nodes() -> Iterator[Nodes]:
     with driver_of(up.cluster):
         yield up
         assert_nothing_left()
+    up.cluster.shutdown()
 
 
 def job(folder: Path) -> Spec:

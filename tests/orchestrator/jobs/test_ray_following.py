@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from ray_jobs import Log, assert_nothing_left, two_node_cluster
+from ray_jobs import Log, assert_nothing_left
 from test_ray_recovery import DRIVER, job, logged, wait_for
 
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
@@ -37,10 +37,7 @@ LONG = {"forward_s": 0.008, "input_grad_s": 0.008, "weight_grad_s": 0.008}
 """Long enough for three drivers to come, one after the other."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_nodes() -> Iterator[None]:
-    with two_node_cluster():
-        yield
+pytestmark = pytest.mark.usefixtures("two_nodes")
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def head() -> Iterator[Cluster]:
     nodes = started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
     with driver_of(nodes):
         yield nodes
+    nodes.shutdown()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import TaskEvents
-from ray_jobs import Log, assert_nothing_left, job_of, state_sha256, two_node_cluster
+from ray_jobs import Log, assert_nothing_left, job_of, state_sha256
 from tiny_jobs import STEPS, tiny
 
 from orchestrator.cli.jobs import status_lines, stop_job
@@ -33,12 +33,6 @@ from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.trainer import PipelineTrainer
 from workers.launch.ranks import run_processes
 from workers.protocol import CheckpointReport, JobError, Request, StepReport
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[None]:
-    with two_node_cluster():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 from command_line import freshet_here
-from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
+from ray_jobs import Log, assert_nothing_left, state_sha256
 from tiny_jobs import tiny
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
@@ -19,12 +19,6 @@ from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import StepReport
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[None]:
-    with two_node_cluster():
-        yield
 
 
 @pytest.fixture(autouse=True)

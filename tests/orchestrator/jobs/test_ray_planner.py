@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_jobs import Log, assert_nothing_left, job_of, kill_controller, two_node_cluster
+from ray_jobs import Log, job_of, kill_controller
 from tiny_jobs import tiny
 
 from orchestrator.client.submit import run
@@ -34,11 +33,7 @@ FAR = 10_000
 """A step that no test's job reaches."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_nodes() -> Iterator[None]:
-    with two_node_cluster():
-        yield
-        assert_nothing_left()
+pytestmark = pytest.mark.usefixtures("two_nodes")
 
 
 def freezing(
@@ -216,7 +211,7 @@ def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def stopped_while_monitoring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_while_monitoring(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job that was stopped between the halves of its monitoring."""
     folder = tmp_path_factory.mktemp("monitoring")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_profile import made_profile
-from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster
+from ray_jobs import Log, state_sha256
 from tiny_jobs import STEPS, tiny
 
 from orchestrator.events import types as events
@@ -23,11 +22,7 @@ from workers.protocol import FreezeStarted
 AUTO: dict[str, Any] = {"ranks": "auto", "schedule": "auto", "microbatches": "auto", "partition": "dynpipe"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_nodes() -> Iterator[None]:
-    with two_node_cluster():
-        yield
-        assert_nothing_left()
+pytestmark = pytest.mark.usefixtures("two_nodes")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import IO, Any
 import psutil
 import pytest
 import ray
-from ray_jobs import Log, assert_nothing_left, kill_controller, state_sha256, two_node_cluster
+from ray_jobs import Log, assert_nothing_left, kill_controller, state_sha256
 from tiny_jobs import tiny
 
 from orchestrator.cli.jobs import reap_job, status_lines
@@ -37,12 +37,6 @@ SLOW = {
     "device": "emulated",
     "emulated": {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005},
 }
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[None]:
-    with two_node_cluster():
-        yield
 
 
 @pytest.fixture(autouse=True)

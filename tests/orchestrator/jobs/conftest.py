@@ -1,0 +1,24 @@
+"""One Ray cluster of two nodes for all modules that leave it as they found it: each test process starts it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from ray.cluster_utils import Cluster
+from ray_jobs import assert_nothing_left, driver_of, start_two_nodes
+
+
+@pytest.fixture(scope="session")
+def shared_nodes() -> Iterator[Cluster]:
+    nodes = start_two_nodes()
+    yield nodes
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two_nodes(shared_nodes: Cluster) -> Iterator[None]:
+    """Make this process a driver of the shared cluster."""
+    with driver_of(shared_nodes):
+        yield
+        assert_nothing_left()
