@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.sweep_page import Outcome, write_page
 from chromium import needs_chromium, open_page
 from elastic_run import eventful, life, rehearse
 from report_page import Page
 from synthetic_run import freezing_records
 
+from benchmarks.parts.sweep_page import Outcome, write_page
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
 from orchestrator.report.step_timeline import newest_step
