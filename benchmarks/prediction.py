@@ -48,7 +48,7 @@ from workers.protocol import TimelineReport
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 R_MAX = (0.5, 0.8)
 CYCLE = 4
-DRAWS = 400
+SAMPLES = 400
 Timelines = list[TimelineReport]
 """Of one step, a report per rank."""
 
@@ -77,7 +77,7 @@ def settings_of(job: Job, profile: Profile) -> list[Setting]:
     for r_max in R_MAX:
         solution = solve(job.schedule, *bounds(profile, job.plan, job.schedule), r_max)
         ratios = layer_ratios(solution.ratios, job.plan)
-        expected_s = expected_step_s(profile, job.plan, job.schedule, ratios, DRAWS, seed=1)
+        expected_s = expected_step_s(profile, job.plan, job.schedule, ratios, SAMPLES, seed=1)
         settings.append(
             Setting(
                 name=f"r_max {r_max:g}",
@@ -208,7 +208,7 @@ def emulated(names: Sequence[str], cycles: int, layer_s: float, folder: Path) ->
             **{
                 each.name: (
                     1 + 2 * index,
-                    expected_step_s(profile, job.plan, job.schedule, each.ratios, DRAWS, seed=1),
+                    expected_step_s(profile, job.plan, job.schedule, each.ratios, SAMPLES, seed=1),
                 )
                 for index, each in enumerate(settings)
             },

@@ -60,7 +60,7 @@ class PrecomputedPlans:
         domains = [command.nodes[rank] for rank in recovery_plan.lineup]
         try:
             if command.first is not None:
-                plan, schedule = replanner.stood_by(command.first, domains), replanner.schedule
+                plan, schedule = replanner.with_standbys(command.first, domains), replanner.schedule
             else:
                 plan, schedule = await asyncio.to_thread(
                     replanner.plan_for,

@@ -19,9 +19,9 @@ from planner.simulation.costs import bounds as profiled_bounds
 from planner.simulation.costs import outside_s
 from planner.simulation.monte_carlo import expected_step_s
 from planner.simulation.predict import predict
-from planner.simulation.resized_cluster import like
+from planner.simulation.resized_cluster import resized
 
-DRAWS = 200
+SAMPLES = 200
 """Steps drawn to see how much longer chance makes them."""
 
 
@@ -74,7 +74,7 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
         MonitoringError: they do not time some kind of action on some stage, and there is no profile that does.
         ValueError: the program has no solution.
     """
-    question = replace(question, profile=_fitting(question.profile, question.plan.pipeline_ranks))
+    question = replace(question, profile=_with_devices_for(question.profile, question.plan.pipeline_ranks))
     bounds = _bounds(question, observations)
     solution = solve(question.schedule, bounds.upper, bounds.lower, question.r_max)
     ratios = layer_ratios(solution.ratios, question.plan)
@@ -100,11 +100,11 @@ def measured_weights(profile: Profile | None) -> Weights:
     return weights if any(nanoseconds for layer in weights for _, nanoseconds in layer) else ()
 
 
-def _fitting(profile: Profile | None, ranks: int) -> Profile | None:
+def _with_devices_for(profile: Profile | None, ranks: int) -> Profile | None:
     """`profile` with a device for each of `ranks`: typical ones, each on a machine of its own, where it has too few."""
     if profile is None or len(profile.cluster.devices) >= ranks:
         return profile
-    return replace(profile, cluster=like(profile.cluster, range(ranks)))
+    return replace(profile, cluster=resized(profile.cluster, range(ranks)))
 
 
 def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
@@ -119,8 +119,8 @@ def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
         return None
     if all(ratio in (0.0, 1.0) for row in ratios for ratio in row):
         return 1.0
-    drawn_s = expected_step_s(profile, plan, schedule, ratios, DRAWS, seed=0)
-    return max(1.0, drawn_s / predict(profile, plan, schedule, ratios).step_s)
+    sampled_s = expected_step_s(profile, plan, schedule, ratios, SAMPLES, seed=0)
+    return max(1.0, sampled_s / predict(profile, plan, schedule, ratios).step_s)
 
 
 def _bounds(question: FreezeQuestion, observations: Iterable[Observation]) -> Bounds:

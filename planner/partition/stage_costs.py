@@ -112,7 +112,7 @@ class StageCosts:
     @cached_property
     def compute_s(self) -> Matrix:
         """`time_s` on a device of slowdown 1."""
-        return self._spans(
+        return range_sums(
             layer.forward_s * (2 if index in self.recompute else 1) + layer.backward_s
             for index, layer in enumerate(self.profile.model.layers)
         )
@@ -120,7 +120,7 @@ class StageCosts:
     @cached_property
     def state_bytes(self) -> Matrix:
         """Weights, gradients, optimizer state and what else is kept: what does not depend on the schedule."""
-        return self._spans(
+        return range_sums(
             layer.state_bytes + layer.gradient_bytes + layer.sample_bytes
             for layer in self.profile.model.layers
         )
@@ -138,7 +138,7 @@ class StageCosts:
     @cached_property
     def _kept_bytes(self) -> Matrix:
         """Of one microbatch, from forward to backward."""
-        return self._spans(
+        return range_sums(
             self._own_input_bytes(index) + layer.kept_bytes(recomputes=index in self.recompute)
             for index, layer in enumerate(self.profile.model.layers)
         )
@@ -153,7 +153,7 @@ class StageCosts:
     @cached_property
     def _rebuilt_bytes(self) -> Matrix:
         """What a recomputation brings back, of one microbatch."""
-        return self._spans(
+        return range_sums(
             layer.rebuilt_bytes(first=index == 0) if index in self.recompute else 0
             for index, layer in enumerate(self.profile.model.layers)
         )
@@ -166,14 +166,16 @@ class StageCosts:
 
     @cached_property
     def _hold_bytes(self) -> Matrix:
-        return self._spans(layer.weight_grad_hold_bytes for layer in self.profile.model.layers)
-
-    def _spans(self, values: Iterable[float]) -> Matrix:
-        sums = np.concatenate([[0.0], np.cumsum([*values], dtype=np.float64)])
-        return sums[:, None] - sums[None, :]
+        return range_sums(layer.weight_grad_hold_bytes for layer in self.profile.model.layers)
 
     def _cuts(self, sizes: Iterable[int]) -> Vector:
         return np.array([0, *list(sizes)[:-1], 0], dtype=np.float64)
+
+
+def range_sums(values: Iterable[float]) -> Matrix:
+    """The sum of the layers' values over every layer range: `matrix[stop, first]`."""
+    sums = np.concatenate([[0.0], np.cumsum([*values], dtype=np.float64)])
+    return sums[:, None] - sums[None, :]
 
 
 def _in_flight(schedule: Schedule, stage: int) -> tuple[tuple[int, int], ...]:

@@ -57,7 +57,7 @@ class Graph:
         return tuple(consumers)
 
     @cached_property
-    def alike(self) -> tuple[tuple[Kind, int, tuple[int, ...]], ...]:
+    def by_kind_and_stage(self) -> tuple[tuple[Kind, int, tuple[int, ...]], ...]:
         """(kind, stage, the nodes of that kind on that stage)."""
         groups: dict[tuple[Kind, int], list[int]] = {}
         for node, action in enumerate(self.actions):

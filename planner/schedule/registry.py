@@ -59,10 +59,10 @@ class Family:
             )
         if self.whole_rounds and microbatches % ranks:
             below = microbatches // ranks * ranks
-            fitting = f"{below} or {below + ranks}" if below else f"{ranks}"
+            valid = f"{below} or {below + ranks}" if below else f"{ranks}"
             raise ScheduleError(
                 f"{self.name}: {microbatches} microbatches on {ranks} ranks, needs a multiple of the ranks:"
-                f" use {fitting} microbatches, or 1f1b, which takes any number"
+                f" use {valid} microbatches, or 1f1b, which takes any number"
             )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.partition.dynpipe import merge
-from planner.partition.stage_costs import Matrix, StageCosts, Vector
+from planner.partition.stage_costs import Matrix, StageCosts, Vector, range_sums
 from planner.plan import PlanError
 from planner.profile import Link, Profile
 from planner.search.convergence import ConvergenceError
@@ -155,8 +155,8 @@ class Program:
         self._synchronous = synchronous
         self._costs = StageCosts(profile, (), (), frozenset(recompute))
         layers = profile.model.layers
-        self._gradient_bytes = _of_runs([layer.gradient_bytes for layer in layers])
-        self._weight_bytes = _of_runs([layer.parameter_bytes for layer in layers])
+        self._gradient_bytes = range_sums(layer.gradient_bytes for layer in layers)
+        self._weight_bytes = range_sums(layer.parameter_bytes for layer in layers)
         self._message_bytes = self._costs.forward_bytes + self._costs.backward_bytes
         machines = [device.machine for device in self._cluster.devices]
         self.groups = [
@@ -287,9 +287,3 @@ class Program:
         if stages is None:
             return self._stage_s[group]
         return np.where(self.allowed(group, self.kept(stage, stages)), self._stage_s[group], np.inf)
-
-
-def _of_runs(sizes: Sequence[int]) -> Matrix:
-    """The sum over every run of layers, `matrix[stop, first]`."""
-    sums = np.concatenate([[0.0], np.cumsum(sizes, dtype=np.float64)])
-    return sums[:, None] - sums[None, :]

@@ -20,7 +20,7 @@ from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
-from planner.simulation.resized_cluster import like, pattern_of, uniform_links
+from planner.simulation.resized_cluster import domain_pattern, links_are_uniform, resized
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class Replanner:
             raise PlanError(f"no plan for {ranks} ranks: a pipeline has at least 1")
         if len(domains) != ranks:
             raise ValueError(f"{ranks} ranks, and {len(domains)} domains are given")
-        answer = self._answer(pattern_of(domains))
+        answer = self._answer(domain_pattern(domains))
         told, step_s = answer.why, answer.plan.predicted_step_s
         if step_s is not None:
             told += f"; a step is predicted to take {_seconds(step_s)}"
         said = f"{reason}: {told}" if reason else told
         return replace(answer.plan, epoch=epoch, version=version, reason=said), answer.schedule
 
-    def stood_by(self, plan: Plan, domains: Sequence[str]) -> Plan:
+    def with_standbys(self, plan: Plan, domains: Sequence[str]) -> Plan:
         """`plan` with the standbys that it has with its places in `domains`; the first places of more are its own."""
         if not self.standbys:
             return replace(plan, standbys=())
@@ -91,7 +91,7 @@ class Replanner:
         """
         schedule = self._schedule_of(plan)
         validate(schedule)
-        plan = self.stood_by(plan, domains)
+        plan = self.with_standbys(plan, domains)
         if self.profile is None:
             unknown: dict[str, None] = dict.fromkeys(
                 ("predicted_step_s", "predicted_bubble", "predicted_peak_memory_bytes")
@@ -115,7 +115,7 @@ class Replanner:
 
     @staticmethod
     def _predicted(profile: Profile, plan: Plan, schedule: Schedule, domains: Sequence[str]) -> Prediction:
-        there = Replanner._there(profile, pattern_of(domains[: plan.world_size]))
+        there = Replanner._there(profile, domain_pattern(domains[: plan.world_size]))
         prediction = predict(there, plan, schedule)
         excess = max(prediction.excess_bytes)
         if excess:
@@ -147,7 +147,7 @@ class Replanner:
         Raises:
             PlanError: nothing fits `ranks` ranks.
         """
-        pattern = pattern_of(domains or ("",) * ranks)
+        pattern = domain_pattern(domains or ("",) * ranks)
         answer = self._answer(pattern)
         now_s = self._step_s(now, self._schedule_of(now), pattern)
         then_s = self._step_s(answer.plan, answer.schedule, pattern)
@@ -174,7 +174,7 @@ class Replanner:
     def _made(self, pattern: tuple[int, ...]) -> _Answer:
         ranks, first = len(pattern), self.first
         if ranks == first.world_size:
-            plan = self.stood_by(first, [str(domain) for domain in pattern])
+            plan = self.with_standbys(first, [str(domain) for domain in pattern])
             if self._fits(plan, self.schedule, pattern):
                 return _Answer(plan, self.schedule, f"as it began, on {_counted(ranks, 'rank')}")
         found = options(first, self._base, ranks)
@@ -187,11 +187,11 @@ class Replanner:
     def _as_before(self, profile: Profile, pattern: tuple[int, ...]) -> _Answer | None:
         """The plan of as many ranks in other domains, where those make no difference but to standbys; None if there is
         none, or it does not fit the memory with these."""
-        if not uniform_links(profile.cluster):
+        if not links_are_uniform(profile.cluster):
             return None
         for known, answer in list(self._known.items()):
             if len(known) == len(pattern):
-                plan = self.stood_by(answer.plan, [str(domain) for domain in pattern])
+                plan = self.with_standbys(answer.plan, [str(domain) for domain in pattern])
                 prediction = predict(self._there(profile, pattern), plan, answer.schedule)
                 if prediction.fits:
                     plan = replace(
@@ -208,7 +208,7 @@ class Replanner:
         program = self.first.partition if self.first.partition in PROGRAMS else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> Choice:
-            judges = [
+            evaluators = [
                 Evaluator(
                     there,
                     option.shape,
@@ -219,7 +219,7 @@ class Replanner:
                 )
                 for option in pool
             ]
-            return choose_among(judges, program, effort=QUICK)
+            return choose_among(evaluators, program, effort=QUICK)
 
         pools = [(found.best, found.why_not)]
         if not found.why_not:
@@ -254,7 +254,7 @@ class Replanner:
             pipelines=best.pipelines,
             recompute=first.recompute,
         )
-        plan = self.stood_by(plan, [str(domain) for domain in pattern])
+        plan = self.with_standbys(plan, [str(domain) for domain in pattern])
         return _Answer(plan, self._schedule_of(plan), self._why(plan, found.why_not, len(pattern)))
 
     def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
@@ -275,7 +275,7 @@ class Replanner:
 
     @staticmethod
     def _there(profile: Profile, pattern: tuple[int, ...]) -> Profile:
-        return replace(profile, cluster=like(profile.cluster, pattern))
+        return replace(profile, cluster=resized(profile.cluster, pattern))
 
     def _step_s(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> float:
         """As predicted; without a profile in units of a microbatch on one rank that holds the whole model."""

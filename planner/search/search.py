@@ -1,4 +1,4 @@
-"""The plan to run: programs propose cuts, the simulator judges them, memory has a veto.
+"""The plan to run: programs propose cuts, the simulator ranks them, memory limits exclude some.
 
 `choose` settles what a wish leaves open. It knows no device and no file: only a profile.
 """
@@ -34,7 +34,7 @@ class Effort:
     """How much a search may look at."""
 
     finalists: int
-    """Shapes whose cuts are searched in full; the others are judged by one cut."""
+    """Shapes whose cuts are searched in full; the others are ranked by one cut."""
     actions: int
     """How many actions the refinement of a shape simulates at most."""
 
@@ -128,12 +128,12 @@ def choose(profile: Profile, wish: Wish) -> Choice:
         raise ValueError(
             f"partition = {partition!r} is no program; there are {', '.join(PROGRAMS)}, or a list"
         )
-    judges, refused = _judges(profile, wish)
-    return choose_among(judges, partition, refused=refused)
+    evaluators, refused = _evaluators(profile, wish)
+    return choose_among(evaluators, partition, refused=refused)
 
 
 def choose_among(
-    judges: Sequence[Evaluator],
+    evaluators: Sequence[Evaluator],
     partition: str | tuple[int, ...],
     *,
     refused: Sequence[Alternative] = (),
@@ -148,7 +148,7 @@ def choose_among(
     Raises:
         PlanError, ValueError: as `choose`.
     """
-    finalists, others, dropped = _finalists(judges, partition, effort.finalists)
+    finalists, others, dropped = _finalists(evaluators, partition, effort.finalists)
     searches = [_search(evaluator, partition, effort) for evaluator in finalists]
 
     allowed = [candidate for search in searches for candidate in search.allowed]
@@ -201,8 +201,8 @@ class _Search:
         }
 
 
-def _judges(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alternative]]:
-    """A judge per shape that the wish allows, and the shapes that cannot be built.
+def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alternative]]:
+    """An evaluator per shape that the wish allows, and the shapes that cannot be built.
 
     Raises:
         PlanError: none can be built.
@@ -226,27 +226,27 @@ def _judges(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alterna
         raise PlanError(
             f"{ranks} ranks are asked for, and the profile has {devices} devices: use {devices} at most"
         )
-    judges = [
+    evaluators = [
         Evaluator(profile, shape, replicas=wish.replicas, recompute=wish.recompute, domains=wish.domains)
         for shape in built
     ]
-    return judges, [Alternative.uncut(each.shape, "", each.why) for each in refused]
+    return evaluators, [Alternative.uncut(each.shape, "", each.why) for each in refused]
 
 
 def _finalists(
-    judges: Sequence[Evaluator], partition: str | tuple[int, ...], most: int
+    evaluators: Sequence[Evaluator], partition: str | tuple[int, ...], most: int
 ) -> tuple[Sequence[Evaluator], list[Candidate], list[Alternative]]:
     """The shapes whose cuts are worth a search; the cuts of others that were tried; why others were not even cut.
 
     One cut per shape tells. A shape is not even cut if it would be slower than what another one reaches, if all its
     ranks computed all the time.
     """
-    if len(judges) <= most:
-        return judges, [], []
+    if len(evaluators) <= most:
+        return evaluators, [], []
     tried: list[Candidate] = []
     dropped: list[Alternative] = []
     fastest_s = float("inf")
-    for evaluator in judges:
+    for evaluator in evaluators:
         if evaluator.ideal_s > fastest_s:
             slower = evaluator.ideal_s / fastest_s - 1
             dropped.append(

@@ -18,9 +18,9 @@ from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.graph import Graph, build_graph
 from planner.simulation.costs import boundary_bytes, check_fit
+from planner.simulation.gradient_communication import standby_bytes
 from planner.simulation.simulate import Simulation
 from planner.simulation.stage_memory import StageMemory, stage_memory
-from planner.simulation.traffic import standby_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def _ranks(
         ratios,
         schedule.microbatches,
         schedule.frozen_stages,
-        splits=any(kind is Kind.WEIGHT_GRAD for kind, _, _ in graph.alike),
+        splits=any(kind is Kind.WEIGHT_GRAD for kind, _, _ in graph.by_kind_and_stage),
     )
     _check_recomputes(graph, plan, schedule.frozen_stages)
     changes = _Changes(graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster)
@@ -258,7 +258,7 @@ class _Changes:
     def _receive(self, ahead: int) -> None:
         """From the begin of the step, each stream has memory for its next `ahead` messages, as far as they come."""
         graph = self._graph
-        for kind, stage, nodes in graph.alike:
+        for kind, stage, nodes in graph.by_kind_and_stage:
             taken = [node for node in nodes if graph.consumers[node] is not None]
             if not taken:
                 continue
@@ -274,7 +274,7 @@ class _Changes:
 
 
 def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
-    again = {stage for kind, stage, _ in graph.alike if kind is Kind.RECOMPUTE}
+    again = {stage for kind, stage, _ in graph.by_kind_and_stage if kind is Kind.RECOMPUTE}
     for stage, (first, stop) in enumerate(plan.layers):
         layers = [layer for layer in plan.recompute if first <= layer < stop]
         if layers and stage not in again and stage >= frozen_stages:

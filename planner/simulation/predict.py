@@ -13,9 +13,15 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.passes import repeat
 from planner.simulation.costs import action_costs, outside_s
+from planner.simulation.gradient_communication import (
+    exchanged_s,
+    shipped_bytes,
+    shipped_s,
+    standby_bytes,
+    standby_update_s,
+)
 from planner.simulation.memory import Memory, OverTime, memory, memory_over_time
 from planner.simulation.simulate import Simulation, simulate
-from planner.simulation.traffic import exchanged_s, shipped_bytes, shipped_s, standby_bytes, standby_update_s
 
 
 @dataclass(frozen=True, kw_only=True)

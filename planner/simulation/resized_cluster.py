@@ -15,13 +15,13 @@ _TYPICAL_BYTES = 1_000_000
 """The message by whose time links are put in order."""
 
 
-def pattern_of(domains: Sequence[str]) -> tuple[int, ...]:
+def domain_pattern(domains: Sequence[str]) -> tuple[int, ...]:
     """The domains numbered in order of appearance: what a plan depends on of them."""
     number: dict[str, int] = {}
     return tuple(number.setdefault(domain, len(number)) for domain in domains)
 
 
-def like(measured: Cluster, pattern: Sequence[int]) -> Cluster:
+def resized(measured: Cluster, pattern: Sequence[int]) -> Cluster:
     """As many ranks as `pattern` has, linked as ranks of one machine and of two typically were: speed is the median
     device's, memory the least."""
     devices = measured.devices
@@ -42,7 +42,7 @@ def like(measured: Cluster, pattern: Sequence[int]) -> Cluster:
     )
 
 
-def uniform_links(measured: Cluster) -> bool:
+def links_are_uniform(measured: Cluster) -> bool:
     """Whether it makes no difference to `like` who shares a domain: one kind of link was measured, or none."""
     return None in (_typical(measured, same=True), _typical(measured, same=False))
 

@@ -92,7 +92,7 @@ class Costs:
             ValueError: as `of_action`.
         """
         cost = [0.0] * len(graph.actions)
-        for kind, stage, nodes in graph.alike:
+        for kind, stage, nodes in graph.by_kind_and_stage:
             usual = self._of_kind(kind, stage)
             for node in nodes:
                 cost[node] = self.of_action(graph.actions[node]) if usual is None else usual
@@ -252,7 +252,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
 def message_of_nodes(graph: Graph, schedule: Schedule, costs: Costs) -> list[MessageCost | None]:
     """Per node, the message that carries its output to another rank, if there is one."""
     message: list[MessageCost | None] = [None] * len(graph.actions)
-    for kind, stage, nodes in graph.alike:
+    for kind, stage, nodes in graph.by_kind_and_stage:
         senders = [node for node in nodes if graph.consumers[node] is not None]
         neighbour = stage + 1 if kind is Kind.FORWARD else stage - 1
         source, target = graph.ranks[nodes[0]], schedule.rank_of_stage.get(neighbour)

@@ -40,13 +40,13 @@ def test_round_trip():
     slowdown=st.floats(0.1, 10),
 )
 def test_round_trip_of_any_numbers(seconds: float, size: int, ranks: int, slowdown: float):
-    drawn = profile(
+    sampled = profile(
         layer(forward_s=seconds, input_grad_s=seconds, activation_bytes=size),
         ranks=ranks,
         link=Link(latency_s=seconds, bytes_per_s=1.0 + seconds),
         device=replace(DEVICE, slowdown=slowdown, machine="m"),
     )
-    assert Profile.from_json(drawn.to_json()) == drawn
+    assert Profile.from_json(sampled.to_json()) == sampled
 
 
 def test_a_uniform_cluster_has_a_link_for_every_pair():

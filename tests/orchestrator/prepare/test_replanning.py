@@ -152,7 +152,7 @@ def test_domains_decide_who_stands_by() -> None:
     apart, together = replan(made, 4, "abab"), replan(made, 4, "aabb")
     assert apart.layers == together.layers
     assert apart.standbys != together.standbys
-    assert made.stood_by(apart, "aabb").standbys == together.standbys
+    assert made.with_standbys(apart, "aabb").standbys == together.standbys
 
 
 def test_domains_decide_nothing_else_where_links_are_alike() -> None:
@@ -161,7 +161,7 @@ def test_domains_decide_nothing_else_where_links_are_alike() -> None:
     assert len({plan.layers for plan in plans}) == 1
     assert len({plan.standbys for plan in plans}) > 2
     for plan, domains in zip(plans, ("aabbcc", "abcabc", "abbccd", "aaaaaa"), strict=True):
-        assert made.stood_by(plan, domains) == plan
+        assert made.with_standbys(plan, domains) == plan
         assert plan.predicted_step_s == predict(profile(6), plan, expand(plan)).step_s
 
 

@@ -113,7 +113,7 @@ def test_the_profile_says_what_messages_cost() -> None:
     assert decision.solution.unfrozen_s > 33.0
 
 
-def test_draws_make_a_step_longer_than_its_expectation() -> None:
+def test_samples_make_a_step_longer_than_its_expectation() -> None:
     given = profile()
     whole = (Matrix(name="weight", parameters=1, weight_grad_s=1.0),)
     layers = tuple(replace(layer, matrices=whole) for layer in given.model.layers)
@@ -126,7 +126,7 @@ def test_draws_make_a_step_longer_than_its_expectation() -> None:
     assert decision.spread > 1.0
     assert decision.kappa == pytest.approx(decision.spread * smooth.kappa)
     assert decision.expected_step_s == pytest.approx(decision.kappa * decision.unfrozen_step_s)
-    # With these ratios the draws happen to come out 0.1 % short, which no longer run would.
+    # With these ratios the samples happen to come out 0.1 % short, which no longer run would.
     assert decide(replace(QUESTION, profile=coarse, r_max=0.1), monitored()).spread == 1.0
 
 
@@ -155,7 +155,7 @@ def test_a_profile_of_fewer_devices_than_the_plan_has_spoils_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_where_nothing_is_drawn_nothing_gets_longer_by_chance(seed: int) -> None:
+def test_where_nothing_is_random_nothing_gets_longer_by_chance(seed: int) -> None:
     """Nor by rounding: the sums of a draw and of an expectation are formed in another order."""
     random, given = Random(seed), profile()
     layers = []

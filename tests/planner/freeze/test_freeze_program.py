@@ -37,11 +37,11 @@ def random_costs(schedule: Schedule, seed: int, *, even: bool = False) -> tuple[
     generator = np.random.default_rng(seed)
     upper: dict[Action, float] = {}
     lower: dict[Action, float] = {}
-    drawn: dict[tuple[Kind, int], tuple[float, float]] = {}
+    sampled: dict[tuple[Kind, int], tuple[float, float]] = {}
     for action in build_graph(schedule).actions:
         fixed, weight = generator.uniform(0.5, 1.5, 2).tolist()
         if even:
-            fixed, weight = drawn.setdefault((action.kind, action.stage), (fixed, weight))
+            fixed, weight = sampled.setdefault((action.kind, action.stage), (fixed, weight))
         if action.kind is Kind.WEIGHT_GRAD:
             upper[action], lower[action] = weight, 0.0
         elif action.kind is Kind.BACKWARD:
@@ -265,10 +265,10 @@ def test_no_point_of_a_grid_is_better(name: str, seed: int):
     best = float("inf")
     choices = pairs if len(stages) == 2 else [(0.0, 0.0), (0.5, 0.5), (1.0, 0.0), (0.0, 1.0), (0.0, 0.5)]
     for chosen in product(choices, repeat=len(stages)):
-        grid = tuple(
+        shares = tuple(
             (stage, m, pair[m]) for stage, pair in zip(stages, chosen, strict=True) for m in range(2)
         )
-        point = replace(solution, ratios=grid)
+        point = replace(solution, ratios=shares)
         best = min(best, simulate(schedule, with_ratios(point, upper, lower, schedule)).makespan_s)
     assert solution.solved_s <= best * (1 + NEAR)
     # And not better by more than a step of the grid can bring.

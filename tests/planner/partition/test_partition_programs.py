@@ -146,8 +146,8 @@ def test_memory_that_no_cut_fits_is_an_error_that_says_how_much_is_lacking(progr
         PlanError, match=r"stage 0 \(layers 0 to 1\) on rank 0 still needs 1 bytes more than the 699"
     ):
         program(costs_of(model, 2))
-    fitting = with_memory(model, 750)
-    assert program(costs_of(fitting, 2)) == ((0, 2), (2, 4))
+    roomy = with_memory(model, 750)
+    assert program(costs_of(roomy, 2)) == ((0, 2), (2, 4))
 
 
 def test_stages_of_one_rank_share_its_memory_equally():

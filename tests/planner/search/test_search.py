@@ -219,8 +219,8 @@ def test_state_that_does_not_fit_is_not_helped_by_recomputing():
 def test_a_program_whose_cut_does_not_fit_names_one_that_does():
     # By parameters layer 0 stands alone, and three layers' activations on the last rank are too much.
     heavy = [layer(parameters=100), layer(), layer(), layer()]
-    fitting = choose(profile(*heavy), Wish(ranks=2, schedule="1f1b", microbatches=4, partition="memory"))
-    model = with_memory(profile(*heavy), fitting.prediction.peak_memory_bytes)
+    choice = choose(profile(*heavy), Wish(ranks=2, schedule="1f1b", microbatches=4, partition="memory"))
+    model = with_memory(profile(*heavy), choice.prediction.peak_memory_bytes)
     with pytest.raises(PlanError, match="The cut of partition = 'memory' fits"):
         choose(model, Wish(ranks=2, schedule="1f1b", microbatches=4, partition="parameter"))
 

@@ -16,8 +16,8 @@ from planner.search.standbys import assign
 
 def loads(places: tuple[tuple[int, ...], ...], sizes: list[int], world: int) -> list[int]:
     carried = [0] * world
-    for stood_by, size in zip(places, sizes, strict=True):
-        for place in stood_by:
+    for chosen_places, size in zip(places, sizes, strict=True):
+        for place in chosen_places:
             carried[place] += size
     return carried
 
@@ -102,17 +102,17 @@ def test_any_one_domain_can_be_lost(seed: int) -> None:
     sizes = [rng.choice([0, 1, 7, 100]) for _ in range(layers)]
     chosen = assign(made, domains, sizes)
     assert chosen == assign(made, domains, sizes)
-    for layer, stood_by in enumerate(chosen):
+    for layer, chosen_places in enumerate(chosen):
         owner = made.stage_ranks[made.stage_of_layer(layer)]
         owners = {*range(owner, places, made.pipeline_ranks)}
-        assert not owners & {*stood_by}
-        holders = {domains[place] for place in owners | {*stood_by}}
+        assert not owners & {*chosen_places}
+        holders = {domains[place] for place in owners | {*chosen_places}}
         if len({*domains}) > 1:
             assert len(holders) > 1
         elif places > 1:
-            assert len(owners | {*stood_by}) > 1
+            assert len(owners | {*chosen_places}) > 1
         if len({domains[place] for place in owners}) > 1 or places == 1:
-            assert stood_by == ()
+            assert chosen_places == ()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 16])

@@ -39,7 +39,7 @@ def costs(link: Link, stages: int = 2, seconds: float = 1.0, size: int = 100) ->
     )
 
 
-def spans(schedule: Schedule, costs: Costs) -> dict[str, tuple[float, float]]:
+def times_by_token(schedule: Schedule, costs: Costs) -> dict[str, tuple[float, float]]:
     timeline = simulate(schedule, costs).timeline
     return {str(span.action): (span.start_s, span.end_s) for rank in timeline for span in rank}
 
@@ -68,7 +68,7 @@ def test_a_message_travels_while_its_receiver_computes_and_holds_it_afterwards()
     """The second message arrives at 2.75 while 1F0 runs until 4.25."""
     link = replace(SLOW, bytes_per_s=400.0, sender_s_per_byte=0.0, sender_s=0.0)
     slow_stage = replace(costs(link), seconds={Kind.FORWARD: (1.0, 2.375)})
-    times = spans(FORWARDS, slow_stage)
+    times = times_by_token(FORWARDS, slow_stage)
     assert times["0F1"] == (1, 2)
     assert times["1F0"] == (1.875, 4.25)
     assert times["1F1"] == (4.375, 6.75)
@@ -134,7 +134,7 @@ def test_a_blocking_message_holds_both_ranks_for_as_long_as_it_takes():
     blocking = replace(Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1), blocking=True)
     blocking = replace(blocking, communication_s=0.5)
     # The receiver waits for the first one; when the second comes it computes, and pays after that.
-    assert spans(FORWARDS, blocking) == {
+    assert times_by_token(FORWARDS, blocking) == {
         "0F0": (0, 1),
         "0F1": (1.5, 2.5),
         "0F2": (3, 4),
@@ -143,10 +143,10 @@ def test_a_blocking_message_holds_both_ranks_for_as_long_as_it_takes():
         "1F2": (4.5, 5.5),
     }
     slow_stage = replace(blocking, seconds={Kind.FORWARD: (1.0, 4.0)})
-    assert spans(FORWARDS, slow_stage)["1F1"] == (6, 10)
+    assert times_by_token(FORWARDS, slow_stage)["1F1"] == (6, 10)
     # Of a link all parts count: 0.25 + 2 + 0.5 + 0.125 seconds.
-    assert spans(FORWARDS, replace(costs(SLOW), blocking=True))["1F0"] == (3.875, 4.875)
-    assert spans(FORWARDS, replace(costs(SLOW), blocking=True))["0F1"] == (3.875, 4.875)
+    assert times_by_token(FORWARDS, replace(costs(SLOW), blocking=True))["1F0"] == (3.875, 4.875)
+    assert times_by_token(FORWARDS, replace(costs(SLOW), blocking=True))["0F1"] == (3.875, 4.875)
 
 
 def chronos(ranks: int, microbatches: int) -> Schedule:
@@ -208,7 +208,7 @@ cases = {
 }
 
 
-def draw(name: str, ranks: int, rounds: int, data: st.DataObject) -> tuple[Schedule, Costs]:
+def random_case(name: str, ranks: int, rounds: int, data: st.DataObject) -> tuple[Schedule, Costs]:
     schedule = build(name, ranks, ranks * rounds)
     per_stage = st.lists(st.integers(0, 9), min_size=schedule.stages, max_size=schedule.stages).map(tuple)
     links = st.builds(
@@ -237,9 +237,9 @@ def test_times_are_the_longest_ways_through_actions_and_messages(
     name: str, ranks: int, rounds: int, data: st.DataObject
 ):
     """The same rules once more, as recursions from each event to those that it waits for."""
-    schedule, drawn = draw(name, ranks, rounds, data)
+    schedule, case_costs = random_case(name, ranks, rounds, data)
     graph = build_graph(schedule)
-    messages = drawn.messages
+    messages = case_costs.messages
     assert messages is not None
 
     def link_and_size(node: int) -> tuple[Link, int] | None:
@@ -274,7 +274,7 @@ def test_times_are_the_longest_ways_through_actions_and_messages(
 
     @cache
     def end_s(node: int) -> float:
-        return start_s(node) + drawn.of_action(graph.actions[node])
+        return start_s(node) + case_costs.of_action(graph.actions[node])
 
     @cache
     def released_s(node: int) -> float:
@@ -294,7 +294,7 @@ def test_times_are_the_longest_ways_through_actions_and_messages(
             begin = max(begin, left_s(before_on_link[node]))
         return begin + size / link.bytes_per_s
 
-    simulation = simulate(schedule, drawn)
+    simulation = simulate(schedule, case_costs)
     assert list(simulation.start_s) == [start_s(node) for node in range(len(graph.actions))]
     assert list(simulation.end_s) == [end_s(node) for node in range(len(graph.actions))]
     assert [left for _, _, left, _ in sorted(simulation.on_link)] == [
@@ -306,12 +306,12 @@ def test_times_are_the_longest_ways_through_actions_and_messages(
 @settings(max_examples=40, deadline=None)
 def test_what_never_helps(name: str, ranks: int, rounds: int, data: st.DataObject):
     """No longer action, slower link or blocking call makes a step shorter; no step is shorter than a rank's work."""
-    schedule, drawn = draw(name, ranks, rounds, data)
-    simulation = simulate(schedule, drawn)
+    schedule, case_costs = random_case(name, ranks, rounds, data)
+    simulation = simulate(schedule, case_costs)
     assert simulation.makespan_s >= max(simulation.busy_s)
-    assert simulate(schedule, replace(drawn, messages=None)).makespan_s <= simulation.makespan_s
-    assert simulate(schedule, replace(drawn, blocking=True)).makespan_s >= simulation.makespan_s
+    assert simulate(schedule, replace(case_costs, messages=None)).makespan_s <= simulation.makespan_s
+    assert simulate(schedule, replace(case_costs, blocking=True)).makespan_s >= simulation.makespan_s
     program = data.draw(st.sampled_from(schedule.programs))
     action = data.draw(st.sampled_from(program))
-    longer = replace(drawn, actions={action: drawn.of_action(action) + 3})
+    longer = replace(case_costs, actions={action: case_costs.of_action(action) + 3})
     assert simulate(schedule, longer).makespan_s >= simulation.makespan_s

@@ -16,13 +16,13 @@ from planner.simulation.simulate import Costs, in_flight, simulate
 SMALL = table("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", 2, 2)
 
 
-def spans(schedule: Schedule, costs: Costs) -> dict[str, tuple[float, float]]:
+def times_by_token(schedule: Schedule, costs: Costs) -> dict[str, tuple[float, float]]:
     timeline = simulate(schedule, costs).timeline
     return {str(span.action): (span.start_s, span.end_s) for rank in timeline for span in rank}
 
 
 def test_every_start_and_end():
-    assert spans(SMALL, Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)) == {
+    assert times_by_token(SMALL, Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)) == {
         "0F0": (0, 1),
         "0F1": (1, 2),
         "0B0": (4, 6),
@@ -36,7 +36,7 @@ def test_every_start_and_end():
 
 def test_a_message_delays_the_receiver_and_never_the_sender():
     costs = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1, communication_s=0.5)
-    assert spans(SMALL, costs) == {
+    assert times_by_token(SMALL, costs) == {
         "0F0": (0, 1),
         "0F1": (1, 2),
         "0B0": (5, 7),
@@ -51,7 +51,7 @@ def test_a_message_delays_the_receiver_and_never_the_sender():
 def test_stages_on_one_rank_pass_without_a_message():
     """zbv turns around on the last rank: 1F0 to 2F0 and 2I0 to 1I0 stay there."""
     costs = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1, communication_s=10)
-    times = spans(build("zbv", 2, 1), costs)
+    times = times_by_token(build("zbv", 2, 1), costs)
     assert times["1F0"] == (11, 12)
     assert times["2F0"] == (12, 13)
     assert times["3F0"] == (23, 24)
@@ -62,7 +62,7 @@ def test_costs_per_stage_and_kind():
     costs = Costs(
         {Kind.FORWARD: (1.0, 4.0), Kind.BACKWARD: (2.0, 8.0), Kind.RECOMPUTE: 3.0}, communication_s=0.0
     )
-    assert spans(add_recompute(table("0F0 0B0\n1F0 1B0", 2, 1), {1}), costs) == {
+    assert times_by_token(add_recompute(table("0F0 0B0\n1F0 1B0", 2, 1), {1}), costs) == {
         "0F0": (0, 1),
         "1F0": (1, 5),
         "1R0": (5, 8),

@@ -35,7 +35,7 @@ def test_without_chance_a_step_is_the_predicted_one(name: str, ratio: float):
     assert steps == pytest.approx([predicted.step_s] * 3, rel=1e-12)
 
 
-def test_on_one_rank_the_mean_is_the_expectation_and_each_matrix_draws_by_itself():
+def test_on_one_rank_the_mean_is_the_expectation_and_each_matrix_is_sampled_by_itself():
     one = profile(layer(matrices=MATRICES), ranks=1)
     schedule = build("gpipe", 1, 2)
     steps = step_seconds(one, plan(1, schedule="gpipe"), schedule, ((0.25, 0.5),), 20_000, seed=1)
@@ -60,7 +60,7 @@ def test_ranks_that_wait_for_each_other_take_longer_than_expected_times_do():
     assert expected < expected_step_s(fine, wide, schedule, frozen, 500, seed=2) < mean
 
 
-def test_replicas_draw_by_themselves_and_the_last_one_counts():
+def test_replicas_are_sampled_independently_and_the_last_one_counts():
     schedule = build("1f1b", 2, 2)
     alone = expected_step_s(TWO, plan(1, 1), schedule, ratios(0.5), 2000, seed=3)
     four = expected_step_s(TWO, plan(1, 1, replicas=4), schedule, ratios(0.5), 2000, seed=3)
@@ -83,7 +83,7 @@ def test_equal_seeds_give_equal_steps():
 
 def test_what_does_not_fit_is_refused():
     schedule = build("1f1b", 2, 2)
-    with pytest.raises(ValueError, match="0 draws, at least 1"):
+    with pytest.raises(ValueError, match="0 samples, at least 1"):
         step_seconds(TWO, plan(1, 1), schedule, ratios(0.5), 0, seed=0)
     with pytest.raises(ValueError, match="freeze ratios must have a row for each of 2 layers"):
         step_seconds(TWO, plan(1, 1), schedule, ratios(0.5, layers=1), 1, seed=0)

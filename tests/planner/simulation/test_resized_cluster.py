@@ -5,7 +5,7 @@ from dataclasses import replace
 from small_profile import DEVICE
 
 from planner.profile import Cluster, Link
-from planner.simulation.resized_cluster import like, pattern_of, uniform_links
+from planner.simulation.resized_cluster import domain_pattern, links_are_uniform, resized
 
 NEAR, FAR = Link(latency_s=0.1, bytes_per_s=1e9), Link(latency_s=0.2, bytes_per_s=1e8)
 SLOW_FAR = replace(FAR, bytes_per_s=1e6)
@@ -25,23 +25,23 @@ def measured(*machines: str) -> Cluster:
 
 
 def test_domains_are_numbered_as_they_appear():
-    assert pattern_of(["b", "a", "b", "c"]) == (0, 1, 0, 2)
-    assert pattern_of([]) == ()
+    assert domain_pattern(["b", "a", "b", "c"]) == (0, 1, 0, 2)
+    assert domain_pattern([]) == ()
 
 
 def test_links_within_a_domain_are_those_within_a_machine():
-    made = like(measured("a", "a", "b", "b"), (0, 1, 1))
+    made = resized(measured("a", "a", "b", "b"), (0, 1, 1))
     assert made.links == ((None, FAR, FAR), (FAR, None, NEAR), (FAR, NEAR, None))
     assert (made.commit_s, made.receives_ahead) == (0.5, 2)
-    assert not uniform_links(measured("a", "a", "b"))
+    assert not links_are_uniform(measured("a", "a", "b"))
 
 
 def test_where_one_kind_was_measured_the_other_is_like_it():
     for machines, link in (("aaa", NEAR), ("abc", FAR)):
-        made = like(measured(*machines), (0, 1, 1))
+        made = resized(measured(*machines), (0, 1, 1))
         assert {found for row in made.links for found in row} == {None, link}
-        assert uniform_links(measured(*machines))
-    assert like(measured("a"), (0, 1)).links == ((None, None), (None, None))
+        assert links_are_uniform(measured(*machines))
+    assert resized(measured("a"), (0, 1)).links == ((None, None), (None, None))
 
 
 def test_the_median_link_and_device_and_the_least_memory_are_taken():
@@ -54,6 +54,6 @@ def test_the_median_link_and_device_and_the_least_memory_are_taken():
         replace(device, slowdown=slowdown, memory_bytes=memory)
         for device, slowdown, memory in zip(cluster.devices, (3.0, 1.0, 1.5), (10, 7, 8), strict=True)
     )
-    made = like(replace(cluster, links=links, devices=devices), (0, 1, 2, 3))
+    made = resized(replace(cluster, links=links, devices=devices), (0, 1, 2, 3))
     assert {link for row in made.links for link in row} == {None, FAR}
     assert [(device.slowdown, device.memory_bytes) for device in made.devices] == [(1.5, 7)] * 4

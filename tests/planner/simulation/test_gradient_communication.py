@@ -8,8 +8,14 @@ from small_profile import layer, plan, profile
 from planner.plan import Plan
 from planner.profile import Link, Matrix
 from planner.schedule.registry import build
+from planner.simulation.gradient_communication import (
+    exchanged_s,
+    shipped_bytes,
+    shipped_s,
+    standby_bytes,
+    standby_update_s,
+)
 from planner.simulation.predict import predict
-from planner.simulation.traffic import exchanged_s, shipped_bytes, shipped_s, standby_bytes, standby_update_s
 
 LINK = Link(
     latency_s=0.5,
