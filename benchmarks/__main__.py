@@ -11,6 +11,7 @@ import sys
 BENCHMARKS = (
     "split_backward",
     "pipelining",
+    "attention",
     "prediction",
     "first_step",
     "partition",

@@ -257,8 +257,8 @@ class Engine:
     def _poison(self) -> None:
         """Put a NaN into the first gradient there is."""
         for _, stage in sorted(self._stages.items()):
-            for _, gradients in sorted(stage.gradients().items()):
-                for _, gradient in sorted(gradients.items()):
+            for layer in stage.layers:
+                for _, gradient in sorted(layer.gradients().items()):
                     gradient[(0,) * gradient.dim()] = float("nan")
                     return
 

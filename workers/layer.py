@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from workers.backward import backward
 from workers.deferred.weight_grad import WeightGradQueue, Workspace, cover
+from workers.layer_state import Gradients
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
 
 Tensors = tuple[Tensor, ...]
-Gradients = tuple[Tensor | None, ...]
 
 NOTHING_FROZEN: frozenset[str] = frozenset()
 
@@ -167,6 +167,10 @@ class Layer:
             backward(done.outputs, done.root_grads, inputs=targets)
             done.outputs, done.root_grads = None, ()
 
+    def gradients(self) -> Gradients:
+        """What is summed in its parameters so far."""
+        return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+
     def _train(
         self,
         inputs: Tensors,
@@ -247,7 +251,7 @@ class Loss:
             raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
         return loss.detach(), Pass(draw_key, leaves, (loss,) if keep else None, WeightGradQueue())
 
-    def backward(self, done: Pass) -> Gradients:
+    def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
         """The canonical gradient of each output of the last layer; None where it carries none."""
         assert done.outputs is not None
         torch.autograd.backward(done.outputs)

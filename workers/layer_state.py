@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,9 @@ from workers.reproducibility.digest import state_digest as state_digest
 
 if TYPE_CHECKING:
     from workers.optim import Optimizer
+
+Gradients = Mapping[str, Tensor]
+"""One layer's: parameter -> summed gradient, of its shape and dtype. One that is absent was frozen, or not used."""
 
 
 @dataclass
@@ -35,9 +38,10 @@ class LayerState:
     buffers: dict[str, Tensor]
     """Persistent buffer -> value; what a module does not save is not state."""
     slots: dict[str, dict[str, Tensor]]
-    """Parameter -> slot name -> optimizer state of the parameter's shape and dtype."""
+    """Parameter that trains -> slot name -> optimizer state of the parameter's shape and dtype. One that the model
+    holds fixed (`requires_grad` is false) has none."""
     updates: dict[str, int]
-    """Parameter -> updates applied so far: its own step count, which stands still while it is frozen."""
+    """Parameter that trains -> updates applied so far: its own step count, which stands still while it is frozen."""
     freezing: dict[str, Tensor] = field(default_factory=dict)
     """Freezing statistics, as the job's freeze method names and shapes them; empty without one."""
 
@@ -49,6 +53,7 @@ class LayerState:
         where it should write into it, leaves this state behind.
         """
         weights, buffers = saved_tensors(module)
+        trained = {key: weight for key, weight in weights.items() if weight.requires_grad}
         return LayerState(
             layer=layer,
             name=name,
@@ -56,9 +61,9 @@ class LayerState:
             buffers=buffers,
             slots={
                 key: {slot: torch.zeros_like(weight, requires_grad=False) for slot in optimizer.slot_names()}
-                for key, weight in weights.items()
+                for key, weight in trained.items()
             },
-            updates=dict.fromkeys(weights, 0),
+            updates=dict.fromkeys(trained, 0),
         )
 
 

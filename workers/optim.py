@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from workers.config import OptimizerConfig
-from workers.layer_state import LayerState
+from workers.layer_state import Gradients, LayerState
 from workers.models.definition import ParameterRef
 from workers.protocol import JobError
 
@@ -62,14 +62,13 @@ class Optimizer(ABC):
         return any(fnmatchcase(name, pattern) for pattern in self.config.no_decay)
 
     @torch.no_grad()
-    def update_(self, state: LayerState, gradients: Mapping[str, Tensor], scale: float, step: int) -> None:
+    def update_(self, state: LayerState, gradients: Gradients, scale: float, step: int) -> None:
         """Apply one step to `state`, in place.
 
         Args:
             state: the layer; its weights, slots and update counts change.
-            gradients: parameter -> gradient of the parameter's shape and dtype; left untouched. A parameter
-                that is absent is frozen and gets no update at all: no decay, no momentum decay, no step count
-                (TimelyFreeze eq. 18).
+            gradients: left untouched. A parameter that is absent gets no update at all: no decay, no momentum
+                decay, no step count (TimelyFreeze eq. 18).
             scale: what each gradient is multiplied by first, the clip factor.
             step: steps committed before this one; picks the learning rate.
         """

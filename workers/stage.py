@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
 from workers.freezing.mask import NOTHING, Mask
 from workers.layer import Layer, Loss, Pass, Tensors
 from workers.reproducibility import rng
@@ -121,10 +119,3 @@ class Stage:
         for layer in self.layers:
             for parameter in layer.module.parameters():
                 parameter.grad = None
-
-    def gradients(self) -> dict[int, dict[str, Tensor]]:
-        """Per layer, the gradients summed so far; a parameter that got none is absent."""
-        return {
-            layer.index: {n: p.grad for n, p in layer.module.named_parameters() if p.grad is not None}
-            for layer in self.layers
-        }

@@ -412,8 +412,7 @@ class Training:
             for index, (layer, state) in self._setup.layers.items():
                 if self._deferral.holds(index):
                     continue
-                gradients = {n: p.grad for n, p in layer.module.named_parameters() if p.grad is not None}
-                self._setup.optimizer.update_(state, gradients, decision.scale, self.step)
+                self._setup.optimizer.update_(state, layer.gradients(), decision.scale, self.step)
         self._deferral.hold(step.step, self._freezer.newest_energies, decision)
         reports = self._freezer.commit(decision)
         self._standbys.apply(step.step, step.parcels, decision)

@@ -110,6 +110,18 @@ class Normalized(nn.Module):
         return x + torch.relu(self.norm(self.linear(x)))
 
 
+class Adapted(Residual):
+    """Its own parameters are held fixed; what is beside them trains, as a low-rank adapter does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.adapter = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.adapter(x)
+
+
 class RawMatrix(nn.Module):
     """A matrix that no module hides: its gradient takes the second walk."""
 
@@ -168,6 +180,7 @@ def model(trait: str, classes: int = 5) -> ModelDefinition:
         "raw-matrix": [RawMatrix, Residual],
         "attention": [Attention, Residual],
         "tied": [Residual, Residual],
+        "fixed": [Adapted, Adapted],
     }[trait]
     head = TiedHead if trait == "tied" else partial(Head, classes)
     kinds = [*plain, *middle, Residual, Residual, head]

@@ -11,7 +11,7 @@ from workers.config import DataConfig, ModelConfig, WorkerConfig
 from workers.launch.ranks import run_threads
 from workers.protocol import StepReport
 
-TRAITS = ("plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-matrix", "attention")
+TRAITS = ("plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-matrix", "attention", "fixed")
 REAL = {
     "gpt": ModelConfig(family="gpt", layers=6, width=32, heads=2, context=16),
     "gpt-dropout": ModelConfig(family="gpt", layers=6, width=32, heads=2, context=16, dropout=0.1),

@@ -56,6 +56,17 @@ def test_it_holds_parameters_once_and_persistent_buffers_only() -> None:
     assert state.buffers["norm.running_mean"] is module.norm.running_mean
 
 
+def test_what_the_model_holds_fixed_has_no_optimizer_state() -> None:
+    module = Layer()
+    module.linear.requires_grad_(False)
+    state = LayerState.of(3, "block", module, ADAMW)
+    assert list(state.slots) == list(state.updates) == ["gain", "norm.weight", "norm.bias"]
+    assert "linear.weight" in state.weights
+    load_(state, host_copy(state))
+    with pytest.raises(JobError, match=r"optimizer state exp_avg of linear\.weight"):
+        load_(state, trained(0))
+
+
 def test_host_copy_shares_nothing() -> None:
     state = trained(0)
     copy = host_copy(state)

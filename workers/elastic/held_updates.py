@@ -53,9 +53,10 @@ class HeldUpdates:
         if self._over or not self._layers:
             return
         parcels: dict[int, Tensor] = {}
-        for layer, (module, state) in self._layers.items():
-            gradients = {n: p.grad for n, p in module.module.named_parameters() if p.grad is not None}
-            parcels[layer] = self._packings[layer].pack(gradients, state.buffers, energies.get(layer, ()))
+        for index, (layer, state) in self._layers.items():
+            parcels[index] = self._packings[index].pack(
+                layer.gradients(), state.buffers, energies.get(index, ())
+            )
         self._held.append(_Held(step, decision, parcels))
 
     def parcels(self, layer: int) -> list[Tensor]:

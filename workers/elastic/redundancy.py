@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planner.plan import Plan
 from workers.layer import Layer
-from workers.layer_state import LayerState
+from workers.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
 
 
@@ -20,8 +20,7 @@ from workers.transport.channel import Channel, Stream
 class Parcel:
     """What a standby needs of one layer's step beside the commit's decision."""
 
-    gradients: dict[str, Tensor]
-    """Parameter -> summed gradient, of those that have one."""
+    gradients: Gradients
     buffers: dict[str, Tensor]
     """As the step leaves them."""
     energies: Tensor | None
@@ -54,9 +53,7 @@ class Packing:
         self._items = sorted(items, key=lambda item: -item.dtype.itemsize)
         self._trained = tuple(trained)
 
-    def pack(
-        self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor], energies: Sequence[float]
-    ) -> Tensor:
+    def pack(self, gradients: Gradients, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
         """One parcel, in a fresh allocation; nothing of it is shared."""
         device = next(iter({**gradients, **buffers}.values()), torch.empty(0)).device
         pieces: list[Tensor] = []
@@ -144,10 +141,9 @@ class Shipping:
         Args:
             energies: of each layer, where the job freezes.
         """
-        for layer, streams in self._outgoing:
-            module, state = self._layers[layer]
-            gradients = {n: p.grad for n, p in module.module.named_parameters() if p.grad is not None}
-            raw = self._packings[layer].pack(gradients, state.buffers, energies.get(layer, ()))
+        for index, streams in self._outgoing:
+            layer, state = self._layers[index]
+            raw = self._packings[index].pack(layer.gradients(), state.buffers, energies.get(index, ()))
             for stream in streams:
                 self._channel.send(stream, (raw,))
 

@@ -6,7 +6,7 @@ Knows nothing of stages or partitions.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from workers.layer_state import saved_tensors
-from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
 from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
 
@@ -44,6 +44,7 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
         JobError: a layer cannot be built or is no module, a tied parameter is missing or of another shape.
     """
     weights: dict[str, Shapes] = {}
+    fixed: set[ParameterRef] = set()
     outlines = []
     with torch.random.fork_rng(devices=[]):
         for builder in definition.layers:
@@ -57,7 +58,10 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
                 )
             )
             weights[builder.name] = own
-    _check_ties(definition, weights)
+            fixed |= {
+                ParameterRef(builder.name, n) for n, p in module.named_parameters() if not p.requires_grad
+            }
+    _check_ties(definition, weights, fixed)
     return tuple(outlines)
 
 
@@ -96,9 +100,15 @@ def _build(builder: LayerBuilder) -> nn.Module:
     return module
 
 
-def _check_ties(definition: ModelDefinition, weights: Mapping[str, Shapes]) -> None:
+def _check_ties(definition: ModelDefinition, weights: Mapping[str, Shapes], fixed: Set[ParameterRef]) -> None:
     for group in definition.ties:
         first, *others = group
+        still = [str(ref) for ref in group if ref in fixed]
+        if still and len(still) < len(group):
+            raise JobError(
+                f"{', '.join(still)} is tied and has requires_grad = False, which"
+                f" {', '.join(str(ref) for ref in group if ref not in fixed)} has not: set it for all of them or none"
+            )
         for ref in group:
             if ref.parameter not in weights.get(ref.layer, {}):
                 raise JobError(

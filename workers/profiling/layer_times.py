@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 import torch
-from torch import Tensor
 
 from planner.ir import Action, Kind
 from workers.deferred.queue import Accumulator
@@ -141,12 +140,9 @@ class LayerTimes:
     def _update(self, number: int) -> None:
         """As training does it: the layer's norm, then its optimizer step."""
         layer, state = self._chain.layers[number], self._chain.states[number]
-        norm = 0.0
-        gradients: dict[str, Tensor] = {}
-        for name, parameter in layer.module.named_parameters():
-            if parameter.grad is not None:
-                norm += float(torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64)) ** 2
-                gradients[name] = parameter.grad
+        gradients = layer.gradients()
+        for gradient in gradients.values():
+            float(torch.linalg.vector_norm(canonical(gradient), dtype=torch.float64))
         self._optimizer.update_(state, gradients, 1.0, 0)
 
     def _end(self, kind: Kind, number: int, flight: Flight, *, modelled: bool = True) -> None:

@@ -45,6 +45,19 @@ def test_a_model_larger_than_memory_has_an_outline() -> None:
     assert total == 175_221_817_344
 
 
+def test_tied_parameters_train_all_or_none() -> None:
+    def fixed() -> nn.Module:
+        return nn.Linear(3, 2).requires_grad_(False)
+
+    tie = (ParameterRef("a", "weight"), ParameterRef("b", "weight"))
+    assert outline(definition(LayerBuilder("a", fixed), LayerBuilder("b", fixed), ties=(tie,)))
+    free = partial(nn.Linear, 3, 2)
+    with pytest.raises(
+        JobError, match=r"b\.weight is tied and has requires_grad = False, which a\.weight has not"
+    ):
+        outline(definition(LayerBuilder("a", free), LayerBuilder("b", fixed), ties=(tie,)))
+
+
 def test_bytes_follow_the_type() -> None:
     layer = LayerBuilder("half", partial(nn.Linear, 4, 8, bias=False, dtype=torch.bfloat16))
     (half,) = outline(definition(layer))

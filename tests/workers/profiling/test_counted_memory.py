@@ -110,6 +110,20 @@ def test_casts_are_predicted_too(tmp_path: Path) -> None:
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.05)
 
 
+def test_fixed_parameters_are_predicted_without_gradients_and_moments(tmp_path: Path) -> None:
+    model = ModelConfig(factory="small_models:model", arguments={"trait": "fixed"})
+    config = small_config(tmp_path, steps=3, timeline_every=1, model=model, **SIZES)
+    profile = even_times(combine(profile_processes(Request(config=config, ranks=2, budget_s=0.0)), config))
+    adapted, residual = profile.model.layers[3], profile.model.layers[2]
+    trained_bytes = 4 * (24 * 24 + 24)
+    assert adapted.optimizer_bytes == 2 * adapted.gradient_bytes == 2 * trained_bytes
+    assert adapted.parameter_bytes == residual.parameter_bytes + trained_bytes
+    asked = job(config, ranks=2, schedule="1f1b", count_memory=True)
+    counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
+    predicted = predict(profile, asked.plan, asked.schedule).memory.peak_bytes
+    assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.02)
+
+
 def test_nothing_is_counted_unasked(tmp_path: Path) -> None:
     config = small_config(tmp_path, steps=1, timeline_every=1)
     assert run_processes(job(config, ranks=1)).memory == []
