@@ -118,7 +118,8 @@ class RankActor:
         self._rank = Rank(config, rank, self._send, secret=secret, host=self._host)
         if controller is not None:
             node = ray.get_runtime_context().get_node_id()
-            self._watch = watch_node(config.elastic, node, rank, self._send)
+            run = marker[1] if marker is not None else config.output.encode()
+            self._watch = watch_node(config.elastic, run, node, rank, self._send)
 
     def setup(self) -> Home:
         """Open model and data.

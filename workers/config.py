@@ -253,7 +253,8 @@ class ElasticConfig(Section):
     """A file on each node whose appearing says that the node is to go; for drills. It may hold the seconds left.
     `{node}` in its path stands for the node's id in the cluster."""
     notices: tuple[Literal["ray", "sigterm", "aws", "gcp", "azure"], ...] = ("ray", "sigterm")
-    """Where word comes from that a node is to go: Ray's drains, SIGTERM to a rank, the metadata services of clouds."""
+    """Where notices come from: Ray's drains, SIGTERM to a rank, the metadata services of clouds (one rank of each node
+    looks there)."""
     salvage: Literal["none", "weights"] = "none"
     """What becomes of layers of which only the weights could be had from a rank that went too soon. `none`: all go back
     to the newest checkpoint. `weights`: they go on, with the moments of that checkpoint; no step is lost, but the bits

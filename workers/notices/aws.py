@@ -31,6 +31,7 @@ class Aws:
 
     name = "aws"
     every_s = 2.0
+    of_node = True
 
     def __init__(self, base: str = BASE, now: Callable[[], float] = time.time) -> None:
         self._base = base

@@ -33,6 +33,7 @@ class Azure:
 
     name = "azure"
     every_s = 1.0
+    of_node = True
 
     def __init__(self, base: str = BASE, now: Callable[[], float] = time.time) -> None:
         self._base = base

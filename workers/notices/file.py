@@ -1,4 +1,4 @@
-"""A file whose appearing says that its node is to go: for drills, and for whoever has a source of their own."""
+"""A file that appears when its node is about to go: for drills, and for sources of a user's own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ LIMIT_BYTES = 64
 
 
 class NoticeFile:
-    """A file on this node. It may hold the seconds that are left."""
+    """A file on this node. It may hold the number of seconds left."""
 
     name = "file"
     every_s = 0.2
+    of_node = True
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def look(self) -> tuple[Notice, ...]:
-        """One notice while the file is there; what it holds beside a number of seconds is left out.
+        """One notice while the file is there; content that is no number of seconds counts for nothing.
 
         Raises:
             NoticeError: the file cannot be read.

@@ -28,6 +28,7 @@ class Gcp:
 
     name = "gcp"
     every_s = 1.0
+    of_node = True
 
     def __init__(self, base: str = BASE) -> None:
         self._base = base

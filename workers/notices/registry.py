@@ -1,4 +1,4 @@
-"""The sources of notices that a job's `[elastic]` section names, as far as a rank can hear them itself."""
+"""The sources of notices in a job's `[elastic]` section that a rank can look at itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workers.notices.sigterm import Sigterm
 
 
 def sources(config: ElasticConfig, node: str) -> tuple[Source, ...]:
-    """All of them; takes over SIGTERM if that is one, so call it in the main thread.
+    """All of them. Call it in the main thread: it may take SIGTERM over.
 
     Args:
         node: this node's id in the cluster.
     """
-    # Ray's drains are the controller's to watch: they are in the cluster's own tables.
+    # The controller watches Ray's drains: they are in the cluster's own tables.
     makers: dict[str, Callable[[], Source]] = {"sigterm": Sigterm, "aws": Aws, "gcp": Gcp, "azure": Azure}
     made = [makers[name]() for name in config.notices if name in makers]
     if config.notice_file is not None:

@@ -1,31 +1,35 @@
-"""What a rank hears of its node's going, as reports to its controller."""
+"""Reports notices to the controller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from workers.config import ElasticConfig
+from workers.notices.node_turn import NodeTurn
 from workers.notices.notice import Notice
 from workers.notices.registry import sources
 from workers.notices.watch import Watch
 from workers.protocol import NoticeReport, Report, WarningReport
 
 
-def watch_node(config: ElasticConfig, node: str, rank: int, report: Callable[[Report], None]) -> Watch:
+def watch_node(
+    config: ElasticConfig, run: bytes, node: str, rank: int, report: Callable[[Report], None]
+) -> Watch:
     """Watch the sources that `config` names. Call it in the main thread, which alone can take SIGTERM over.
 
     Args:
+        run: of the job that the rank is part of: one of its ranks on each node looks for all.
         node: this node's id in the cluster.
         rank: this rank's number.
-        report: takes a report for each notice, and one for each source that does not work; on any thread.
+        report: takes a report of each notice, and one of each source that does not work; on any thread.
     """
 
-    def told(notice: Notice) -> None:
+    def report_notice(notice: Notice) -> None:
         report(
             NoticeReport(rank=rank, source=notice.source, left_s=notice.left_s, text=notice.text, node=node)
         )
 
-    def troubled(text: str) -> None:
+    def warn(text: str) -> None:
         report(WarningReport(rank=rank, text=text))
 
-    return Watch(sources(config, node), told, troubled)
+    return Watch(sources(config, node), report_notice, warn, NodeTurn(run + node.encode()))

@@ -11,13 +11,14 @@ from workers.notices.notice import Notice
 
 
 class Sigterm:
-    """Takes this process's SIGTERM over. To be made in the main thread, after whoever else handles the signal.
+    """Takes this process's SIGTERM over. Make it in the main thread, after all other handlers of the signal.
 
-    It is not known when a SIGKILL follows: 30 s later under Kubernetes, unless the pod says otherwise.
+    Nobody says when a SIGKILL follows: 30 s later under Kubernetes, unless the pod sets another time.
     """
 
     name = "sigterm"
     every_s = 0.1
+    of_node = False
 
     def __init__(self) -> None:
         self._came = False

@@ -1,33 +1,41 @@
-"""Looks at all sources of notices, each in a thread of its own, and tells each notice once."""
+"""Looks at all sources of notices, each in a thread of its own, and reports each notice once."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
 
+from workers.notices.node_turn import NodeTurn
 from workers.notices.notice import Notice, NoticeError, Source
 
 PATIENCE = 3
-"""Looks in a row that may fail before it is said."""
+"""After so many failed looks in a row it warns."""
 
 
 class Watch:
-    """Watches from its making on.
+    """Watches as soon as it is made.
 
     Args:
-        told: takes each notice, once; one that was withdrawn and comes again is another. Called on any thread.
-        troubled: takes in words why a source has no answer, once for each source.
+        report: takes each notice, once; one that was withdrawn and comes again is another. Called on any thread.
+        warn: takes a sentence on why a source has no answer, once for each source.
+        turn: among the job's processes on this node, of which one looks at the sources of the node. None: this one is
+            alone.
     """
 
     def __init__(
-        self, sources: Iterable[Source], told: Callable[[Notice], None], troubled: Callable[[str], None]
+        self,
+        sources: Iterable[Source],
+        report: Callable[[Notice], None],
+        warn: Callable[[str], None],
+        turn: NodeTurn | None = None,
     ) -> None:
-        self._told = told
-        self._troubled = troubled
+        self._report = report
+        self._warn = warn
+        self._turn = turn
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(
-                target=self._follow, args=(source,), name=f"notices from {source.name}", daemon=True
+                target=self._follow_in_turn, args=(source,), name=f"notices from {source.name}", daemon=True
             )
             for source in sources
         ]
@@ -40,21 +48,29 @@ class Watch:
         for thread in self._threads:
             thread.join()
 
+    def _follow_in_turn(self, source: Source) -> None:
+        if self._turn is None or not source.of_node:
+            self._follow(source)
+            return
+        with self._turn.held(source.name, self._closed) as is_mine:
+            if is_mine:
+                self._follow(source)
+
     def _follow(self, source: Source) -> None:
         standing: frozenset[str] = frozenset()
-        failures, said = 0, False
+        failures, warned = 0, False
         while not self._closed.is_set():
             try:
                 notices = source.look()
             except NoticeError as error:
                 failures += 1
-                if failures == PATIENCE and not said:
-                    said = True
-                    self._troubled(f"no word from {source.name} whether the node is to go: {error}")
+                if failures == PATIENCE and not warned:
+                    warned = True
+                    self._warn(f"{source.name} does not say whether the node is to go: {error}")
             else:
                 failures = 0
                 for notice in notices:
                     if notice.text not in standing:
-                        self._told(notice)
+                        self._report(notice)
                 standing = frozenset(notice.text for notice in notices)
             self._closed.wait(source.every_s)

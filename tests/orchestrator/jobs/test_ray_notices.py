@@ -56,7 +56,7 @@ def test_a_rank_hears_a_signal_and_the_file_of_its_node_and_goes_on(tmp_path: Pa
 
     file = tmp_path / home.node
     file.mkdir()
-    trouble = f"no word from file whether the node is to go: {file} cannot be read: Is a directory"
+    trouble = f"file does not say whether the node is to go: {file} cannot be read: Is a directory"
     assert heard(1) == [WarningReport(rank=3, text=trouble)]
     file.rmdir()
     written = tmp_path / "written"

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from metadata_service import Reply, metadata_service
 
 from workers.config import ElasticConfig
+from workers.notices import node_turn
 from workers.notices.aws import INTERRUPTION, REBALANCE, Aws
 from workers.notices.azure import Azure
 from workers.notices.file import NoticeFile
 from workers.notices.gcp import Gcp
+from workers.notices.node_turn import NodeTurn
 from workers.notices.notice import Notice, NoticeError, Source
 from workers.notices.registry import sources
 from workers.notices.sigterm import Sigterm
@@ -262,6 +265,7 @@ class Script:
 
     name = "script"
     every_s = 0.001
+    of_node = True
 
     def __init__(self, *said: tuple[Notice, ...] | NoticeError) -> None:
         self._said = list(said)
@@ -291,7 +295,7 @@ def watched(*said: tuple[Notice, ...] | NoticeError) -> tuple[list[Notice], list
     return told, troubles
 
 
-def test_each_notice_is_told_once_and_a_withdrawn_one_anew_if_it_comes_again() -> None:
+def test_each_notice_is_reported_once_and_a_withdrawn_one_again_if_it_comes_again() -> None:
     first, later = notice("a", 9.0), notice("a", 8.0)
     other = notice("b")
     assert watched((), (first,), (later,), (later, other), (other,), (), (other,))[0] == [first, other, other]
@@ -304,7 +308,56 @@ def test_trouble_is_said_once_and_takes_nothing_back() -> None:
         *(broken,) * PATIENCE * 2, (),
     )  # fmt: skip
     assert told == [notice("a")]
-    assert troubles == ["no word from script whether the node is to go: it answered 'garbage'"]
+    assert troubles == ["script does not say whether the node is to go: it answered 'garbage'"]
+
+
+def test_one_rank_of_a_node_looks_for_all_and_another_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_turn, "LOOK_AGAIN_S", 0.01)
+    first, second, elsewhere = Script((notice("a"),)), Script((notice("a"),)), Script((notice("a"),))
+    told: list[str] = []
+
+    def watch(name: str, script: Script, node: bytes) -> Watch:
+        turn = NodeTurn(b"run" + node, str(tmp_path))
+        return Watch([script], lambda notice: told.append(name), lambda text: None, turn)
+
+    with ExitStack() as closing:
+        one = watch("first", first, b"n1")
+        assert first.done.wait(10)
+        closing.callback(watch("second", second, b"n1").close)
+        closing.callback(watch("elsewhere", elsewhere, b"n2").close)
+        assert elsewhere.done.wait(10)
+        assert not second.done.wait(0.1)
+        one.close()
+        assert second.done.wait(10), "it takes over when the first is gone"
+    assert told == ["first", "elsewhere", "second"]
+
+
+def test_the_signal_of_a_process_is_looked_for_in_each(tmp_path: Path) -> None:
+    turn = NodeTurn(b"run", str(tmp_path))
+    scripts = [Script((notice("a"),)) for _ in range(2)]
+    with ExitStack() as closing:
+        for script in scripts:
+            script.of_node = False
+            closing.callback(Watch([script], lambda notice: None, lambda text: None, turn).close)
+        assert all(script.done.wait(10) for script in scripts)
+
+
+def test_a_rank_that_waits_for_its_turn_can_be_closed(tmp_path: Path) -> None:
+    turn, closed = NodeTurn(b"run", str(tmp_path)), threading.Event()
+    with turn.held("aws", threading.Event()) as is_mine:
+        assert is_mine
+        closed.set()
+        with turn.held("aws", closed) as is_mine:
+            assert not is_mine
+
+
+def test_a_machine_without_room_for_locks_has_every_rank_look(tmp_path: Path) -> None:
+    turn = NodeTurn(b"run", str(tmp_path / "missing"))
+    with turn.held("aws", threading.Event()) as one, turn.held("aws", threading.Event()) as other:
+        assert one
+        assert other
 
 
 def test_a_watch_leaves_no_thread_behind() -> None:
