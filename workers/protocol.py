@@ -336,6 +336,8 @@ class Position:
     """All ranks' records of the commit of `step`, if that was in its last generation."""
     undecided: int | None = None
     """The step to whose commit it came without learning the outcome; it keeps the gradients until it is settled."""
+    began: int = 0
+    """The newest step that it began in its last generation; it was in flight if it is not committed."""
     holds: tuple[int, ...] = ()
     """Layers whose state of `step` is whole here, owned or stood by. Undecided, it can roll all of them forward."""
     weights: tuple[int, ...] = ()

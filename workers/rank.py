@@ -115,6 +115,8 @@ class Rank:
         """The newest; what it kept of a commit is settled here."""
         self._vector: tuple[bytes, ...] | None = None
         self._left: Unfinished | None = None
+        self._began = 0
+        """The newest step that was begun where it trained last."""
         self._source: LayerSource | None = None
         self.faults = FaultPoints(
             report,
@@ -401,6 +403,7 @@ class Rank:
             step=self._step,
             vector=self._vector,
             undecided=training.undecided if training is not None else None,
+            began=self._began,
             holds=tuple(sorted(self._held())),
             weights=tuple(sorted(self._salvaged)),
             freeze_plans=self._freeze_plans.known,
@@ -455,7 +458,7 @@ class Rank:
 
     def _take_over(self, training: Training) -> None:
         """Keep what outlives a generation."""
-        self._step, self._left = training.step, training.left
+        self._step, self._left, self._began = training.step, training.left, training.began
         if training.vector is not None:
             self._vector = training.vector
 

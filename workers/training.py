@@ -99,6 +99,8 @@ class Training:
         """All ranks' records of the commit of `step`, once there was one in this generation."""
         self.torn = False
         """Whether an update broke off in its middle: the layers are of no step."""
+        self.began = step
+        """The newest step that was begun."""
         self._requests: frozenset[Request] = frozenset()
         self._validated = False
         self._skipped = SkippedSteps(setup.config.optimizer.max_skipped_steps)
@@ -306,6 +308,7 @@ class Training:
     def _step(self) -> None:
         begun_s = time.perf_counter()
         step, faults = self.step + 1, self._setup.faults
+        self.began = step
         before = self._minibatch.copied_buffers()
         committed = False
         self._freezer.begin(step)

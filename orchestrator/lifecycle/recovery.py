@@ -180,7 +180,9 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
 def _interrupted(now: Situation, held: int | None) -> bool:
     """Whether a step was in flight, and is to be run again."""
     meeting = max(_attainable(now)) if held is None else held
-    return now.interrupted or (now.trained and now.asked is None and _vector(now, meeting) is None)
+    # Where a rank has yet to take up the commit of `meeting`, the step after it had hardly begun.
+    under_way = any(position.began > meeting for position in _holders(now).values())
+    return now.interrupted or (under_way and _vector(now, meeting) is None)
 
 
 def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:

@@ -65,7 +65,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
         Assess(frozenset({0, 1, 2}), 1, 3)
     ]
     assert job.logged[-1] == events.RankFailed(rank=1, error="its process died")
-    job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,), undecided=2), 1))
+    job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,), began=2, undecided=2), 1))
     assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, heard=1), 1)
     job.take(Settled(0, 1), Settled(2, 1))
     make = job.effects[-1]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from lifecycle_jobs import (
     DEAD,
     THREE,
     Job,
     checkpoint_report,
+    order_of,
     plan_of,
     position,
     ready,
@@ -29,7 +31,7 @@ from orchestrator.lifecycle.commands import (
     Wait,
     Weigh,
 )
-from orchestrator.lifecycle.states import Closing, Failed, Training, Waiting
+from orchestrator.lifecycle.states import Assessing, Closing, Failed, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
     Asked,
     Departed,
@@ -117,6 +119,32 @@ def test_ranks_that_are_to_go_hand_over_and_are_dismissed() -> None:
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1,), 0)
     assert regrouped.reason == "rank 1 goes; 2 ranks go on where there were 3"
+
+
+@pytest.mark.parametrize("when", ["waiting", "assessing"])
+def test_ranks_that_die_after_they_have_left_cost_no_step(when: str) -> None:
+    """No step was in flight, whenever their deaths are reported."""
+    order = order_of(3, elastic=ElasticConfig(wait_s=60, min_ranks=3))
+    job = train(Job(order)).take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
+    job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)))
+    job.take(*(Departed(Parted(rank=rank, step=4)) for rank in range(3)))
+    job.take(*(Positioned(position(rank, 4, (rank,), began=4), 1) for rank in range(3)))
+    assert isinstance(job.state, Waiting)
+    job.take(Reported(checkpoint_report(4)), Room(1))
+    death, newcomer = RankLost(1, "its process died", dead=True), ready(3)
+    job.take(*((death, newcomer) if when == "waiting" else (newcomer, death)))
+    assert isinstance(job.state, Assessing)
+    holds = {0: (0,), 2: (2,), 3: ()}
+    job.take(
+        *(
+            Positioned(position(rank, 4 if of else 0, of, began=4 if of else 0), 2)
+            for rank, of in holds.items()
+        )
+    )
+    recovered(job, plan_of(3, version=2), (0, 3, 2))
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.lost, regrouped.joined) == ((1,), (3,))
+    assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (4, 0, 0)
 
 
 def stopped_at_2(rank: int) -> Ended:

@@ -50,7 +50,9 @@ def paused(order: object = STRICT) -> Job:
     """Rank 1 is lost in step 5, and the others hold all layers of step 4."""
     job = train(Job(order))  # pyright: ignore[reportArgumentType]
     job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)), DEAD)
-    return job.take(*(Positioned(position(rank, 4, holds), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2)))))
+    return job.take(
+        *(Positioned(position(rank, 4, holds, began=5), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2))))
+    )
 
 
 def end_of(state: State) -> Finished | Failed:

@@ -38,14 +38,16 @@ VECTOR = (b"a", b"b", b"c")
     ("first", "last", "step", "vector", "rerun"),
     [
         # Before the commit, nobody came to it.
-        ({}, {}, 4, None, 1),
+        ({"began": 5}, {"began": 5}, 4, None, 1),
+        ({"began": 5}, {}, 4, None, 1),
         # In it, and nobody who is left has learned of it.
-        ({"undecided": 5}, {"undecided": 5}, 4, None, 1),
-        ({"undecided": 5}, {}, 4, None, 1),
+        ({"began": 5, "undecided": 5}, {"began": 5, "undecided": 5}, 4, None, 1),
+        ({"began": 5, "undecided": 5}, {"began": 5}, 4, None, 1),
         # In it, and one has.
-        ({"step": 5, "vector": VECTOR}, {"undecided": 5}, 5, VECTOR, 0),
-        # After it: both have.
-        ({"step": 5, "vector": VECTOR}, {"step": 5, "vector": VECTOR}, 5, None, 1),
+        ({"step": 5, "began": 5, "vector": VECTOR}, {"began": 5, "undecided": 5}, 5, VECTOR, 0),
+        # After it: both have, and the next step was begun or was not.
+        ({"step": 5, "began": 6, "vector": VECTOR}, {"step": 5, "began": 5, "vector": VECTOR}, 5, None, 1),
+        ({"step": 5, "began": 5, "vector": VECTOR}, {"step": 5, "began": 5, "vector": VECTOR}, 5, None, 0),
     ],
 )
 def test_the_commit_is_settled_one_way(
@@ -125,7 +127,7 @@ def test_who_goes_still_gives_what_it_holds() -> None:
 
 
 def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
-    few = situation(at(0, 4, *range(LAYERS)), elastic=ElasticConfig(min_ranks=2))
+    few = situation(at(0, 4, *range(LAYERS), began=5), elastic=ElasticConfig(min_ranks=2))
     whole = Rescue(
         step=4,
         settling=frozenset({0}),
