@@ -1,6 +1,6 @@
-"""What became of a rehearsal's node-seconds: the share that ended in committed steps, and what the rest was lost to.
+"""What a rehearsal spent its node-seconds on: the share in committed steps, and the causes of the rest.
 
-Pure: history in, numbers out; how the seconds are told apart is in `node_time.py`.
+Pure: history in, numbers out; `node_time.py` divides the seconds.
 """
 
 from __future__ import annotations

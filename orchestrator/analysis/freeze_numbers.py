@@ -1,4 +1,4 @@
-"""What freezing bought and what it cost, in the paper's numbers, from a run's record."""
+"""What freezing brings and costs, in the paper's numbers, from a run's view."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FreezeNumbers:
     kappa: float | None
     """Measured step time with full freezing over that with none: medians (TimelyFreeze eq. 12)."""
     predicted_kappa: float | None
-    """The same as the freeze program foretold it."""
+    """The same, as the freeze program predicted it."""
     p_eff: float | None
     """Share of gradient energy that was let through over the steps with full freezing (definition D.8)."""
     time_to_accuracy: float | None

@@ -1,6 +1,6 @@
 """What freezing brings step by step, in the paper's numbers: predicted and measured time, kappa, updates let through.
 
-Pure: a job's view in, a row per step out; nothing is asked of the ranks.
+Pure: a job's view in, a row per step out; it asks no rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FreezeStep:
     step_s: float
     """Measured."""
     predicted_step_s: float | None
-    """As the simulator foretells it with the share of the ratios that the step applies."""
+    """By the simulator, with the share of the ratios that the step applies."""
     kappa: float | None
     """`step_s` over the median measured step with nothing frozen (TimelyFreeze eq. 12)."""
     predicted_kappa: float | None
@@ -91,5 +91,5 @@ def _start(run: JobView) -> int | None:
 
 
 def _middle(ordered: list[float]) -> float:
-    """The median, without sorting anew at every step."""
+    """The median, of sorted values."""
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -1,4 +1,4 @@
-"""How many updates a plan needs to converge, by what a run's log tells: DynPipe's T(S) x W(S).
+"""How many updates a plan needs to converge, by the samples in a run's log: DynPipe's T(S) x W(S).
 
 Shown beside a plan, never what it is chosen by: the engine's schedules are synchronous, whose T does not depend on it,
 and no engine here runs an asynchronous one yet.
@@ -41,13 +41,13 @@ class Outlook:
 
 
 def convergence_of(log: Path, *, lr: float, target: float | None) -> Convergence:
-    """What the event log of a run tells of a job with learning rate `lr`.
+    """What the event log of a run says about a job with learning rate `lr`.
 
     Args:
         target: the mean squared gradient norm that counts as converged.
 
     Raises:
-        JobError: the log cannot be read or holds no samples, or Theorem 1 does not hold with what it tells.
+        JobError: the log cannot be read or holds no samples, or Theorem 1 does not hold for its samples.
     """
     if target is None:
         raise JobError(f"--estimates {log} needs --target-error, the mean squared gradient norm to reach")

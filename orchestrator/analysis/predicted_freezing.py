@@ -1,4 +1,4 @@
-"""What a step with freezing takes: the monitored times of its actions, brought together as the solved ratios say, laid
+"""What a step with freezing takes: the monitored times of its actions, combined by the solved ratios and laid
 out by the simulator. Pure: a job's view in, predictions out.
 """
 
@@ -42,7 +42,7 @@ class PredictedFreezing:
     ran: Ran
     """In the newest step."""
     windows: Mapping[int, int]
-    """Generation -> windows in a row, as told by the number of its ranks."""
+    """Generation -> windows in a row, from the number of its ranks."""
     phases: Phases
     bounds: Bounds
     ratios: Shares

@@ -1,4 +1,4 @@
-"""The newest measured step as the simulator foretells it, from what other steps of the same run took.
+"""The newest measured step as the simulator predicts it from other steps of the same run.
 
 With a freeze solution: from the bounds of the monitoring phase and the ratios. Otherwise: from the mean times of the
 other measured steps. Pure: a job's view in, a timeline out.

@@ -24,7 +24,7 @@ from planner.simulation.simulate import Simulation
 
 
 def profile_beside(log: Path) -> Profile | None:
-    """The profile that the run of the event log `log` was planned with; None: there is none that can be read."""
+    """The profile of the run whose event log is `log`; None where there is none or it cannot be read."""
     try:
         return Profile.from_json(log.with_name(PROFILE).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ProfileError):
@@ -38,7 +38,7 @@ def step_memory(
     where the step was not the plan's, and in steps of several windows.
 
     Args:
-        timeline: the newest measured step, as it was or as it was foretold: of one pipeline or of all.
+        timeline: the newest measured step, measured or predicted: of one pipeline or of all.
         frozen: what its backward passes leave out.
     """
     plan = run.plan
@@ -59,7 +59,7 @@ def step_memory(
             )
         )
     except ValueError:
-        # The profile tells of fewer devices than the plan has by now, or the log is of another version.
+        # The plan has more devices than the profile by now, or the log is of another version.
         return ()
 
 

@@ -114,8 +114,8 @@ class Chart:
     def values(self) -> ValueAxis:
         """The value axis.
 
-        A few outliers (the first step, a stall) would press the rest flat: where the largest value is more than thrice
-        the 98th percentile, the axis ends a little over that percentile.
+        A few outliers (the first step, a stall) would press a curve flat: where the largest value is more than thrice
+        the 98th percentile, the axis ends a little over that percentile. Bars are shown whole.
         """
         values = sorted(value for series in self.series for _, value in series.points if math.isfinite(value))
         if not values:
@@ -124,7 +124,7 @@ class Chart:
         if self.logarithmic and low > 0 and high / low > 30:
             return ValueAxis(low / 1.1, high * 1.1, logarithmic=True)
         typical = values[int(0.98 * (len(values) - 1))]
-        if len(values) >= 20 and high > 3 * typical > 0:
+        if self.kind == "lines" and len(values) >= 20 and high > 3 * typical > 0:
             high = 1.3 * typical
         if self.from_zero:
             low, high = 0.0, (high * 1.08 or 1.0)

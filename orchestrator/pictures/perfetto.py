@@ -103,7 +103,7 @@ def action_lanes(group: str, timeline: Timeline, frozen: Shares = ()) -> tuple[L
     """A lane per rank of what it computed.
 
     Args:
-        frozen: (stage, microbatch, planned share of weight-gradient time that is frozen), told with the actions that
+        frozen: (stage, microbatch, planned share of weight-gradient time that is frozen), shown with the actions that
             form those weight gradients.
     """
     shares = {(stage, microbatch): share for stage, microbatch, share in frozen}

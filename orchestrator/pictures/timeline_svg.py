@@ -1,4 +1,4 @@
-"""A timeline as SVG, or two of them on one axis: where everything stands. `templates/timeline.svg.j2` writes it.
+"""The layout of a timeline, or of two on one axis: where every box, lane and tick stands.
 
 Knows only spans per rank, simulated or measured, what share of a backward is frozen and what memory is used for: no
 schedule, no cost, no file.
@@ -12,7 +12,7 @@ from math import ceil, log10
 
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.memory_strip import HEIGHT as STRIP
-from orchestrator.pictures.memory_strip import Strip, peak_of, strip
+from orchestrator.pictures.memory_strip import peak_of, strip
 from orchestrator.pictures.memory_use import USES, Used, present, used
 from orchestrator.pictures.spans import (
     COLOURS,
@@ -28,96 +28,16 @@ from orchestrator.pictures.spans import (
     share_of,
     unit_of,
 )
-from orchestrator.pictures.templating import environment, static
+from orchestrator.pictures.timeline_picture import LANE, LEFT, Box, Group, Key, Lane, Picture, Tick
 from planner.ir import FREEZABLE, Action, Kind
 from planner.simulation.memory import OverTime
 
-_PACKAGE = "orchestrator.pictures"
-_LEFT, _TOP, _LANE, _GAP, _RIGHT, _HEADING = 60, 54, 24, 6, 24, 22
+_TOP, _GAP, _RIGHT, _HEADING = 54, 6, 24, 22
 _LEGEND, _STRIP_GAP = 20, 3
 _TOKEN_PIXELS = 6.2
 """Width of a character of a token."""
 _TITLE_PIXELS = 7.8
 """And of one of the title, at most."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """One action."""
-
-    x: float
-    width: float
-    colour: str
-    text: str
-    """What it is and when it ran."""
-    token: str
-    """Empty where it does not fit."""
-    middle: float
-    pale: float
-    """Height of the frozen share."""
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One rank."""
-
-    rank: int
-    y: int
-    boxes: list[Box]
-    strip: Strip | None
-
-
-@dataclass(frozen=True)
-class Group:
-    """Lanes that belong together; a step without a name has no heading."""
-
-    heading: str
-    top: int
-    bottom: int
-    end: float
-    lanes: list[Lane]
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend."""
-
-    x: float
-    text: str
-    colour: str = ""
-    """Empty: a bubble's."""
-    pale: bool = False
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A time on the axis."""
-
-    x: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """All that is drawn, in pixels."""
-
-    title: str
-    width: int
-    height: int
-    top: int
-    bottom: int
-    unit: str
-    legend: list[Key]
-    memory_legend: list[Key]
-    ticks: list[Tick]
-    groups: list[Group]
-    left: int = _LEFT
-    lane: int = _LANE
-
-    def svg(self, inline: bool = False) -> str:
-        """The picture as text; `inline`: as part of a page, which has the styles."""
-        style = None if inline else static(_PACKAGE, "timeline.css")
-        return environment(_PACKAGE).get_template("timeline.svg.j2").render(picture=self, style=style)
 
 
 @dataclass(frozen=True)
@@ -173,7 +93,7 @@ def picture(steps: Sequence[Step], title: str, width: int | None = None) -> Pict
     kinds = kinds_of([rank for group in groups for rank in group.actions])
     return Picture(
         title=title,
-        width=_LEFT + max(width, ceil(_TITLE_PIXELS * len(title))) + _RIGHT,
+        width=LEFT + max(width, ceil(_TITLE_PIXELS * len(title))) + _RIGHT,
         height=bottom + 34,
         top=top,
         bottom=bottom,
@@ -209,7 +129,7 @@ class _Measured:
     @property
     def row(self) -> int:
         """Height of a rank's row."""
-        return _LANE + _GAP + (_STRIP_GAP + STRIP + _GAP if self.memory else 0)
+        return LANE + _GAP + (_STRIP_GAP + STRIP + _GAP if self.memory else 0)
 
     @property
     def height(self) -> int:
@@ -231,8 +151,8 @@ class _Measured:
                     self.memory[rank],
                     most_bytes,
                     self.end_s,
-                    left=_LEFT,
-                    top=y + _LANE + _STRIP_GAP,
+                    left=LEFT,
+                    top=y + LANE + _STRIP_GAP,
                     scale=scale,
                 )
             lanes.append(Lane(rank, y, boxes, below))
@@ -240,13 +160,13 @@ class _Measured:
             heading=f"{name}, {seconds_text(self.end_s)}" if name else "",
             top=top,
             bottom=top + self.height - _GAP,
-            end=_LEFT + self.end_s * scale,
+            end=LEFT + self.end_s * scale,
             lanes=lanes,
         )
 
 
 def _box(action: Action, span: Span, scale: float, end_s: float, share: float) -> Box:
-    x, width = _LEFT + span.start_s * scale, (span.end_s - span.start_s) * scale
+    x, width = LEFT + span.start_s * scale, (span.end_s - span.start_s) * scale
     _, factor = unit_of(end_s)
     frozen = f", {100 * share:.0f} % frozen" if share else ""
     token = str(action)
@@ -257,7 +177,7 @@ def _box(action: Action, span: Span, scale: float, end_s: float, share: float) -
         text=f"{token}: {number_text(span.start_s * factor)} to {seconds_text(span.end_s, end_s)}{frozen}",
         token=token if len(token) * _TOKEN_PIXELS + 2 <= width else "",
         middle=x + width / 2,
-        pale=_LANE * share,
+        pale=LANE * share,
     )
 
 
@@ -267,7 +187,7 @@ def _legend(kinds: list[Kind], frozen: bool) -> list[Key]:
     freezable = [kind for kind in kinds if kind in FREEZABLE]
     entries += [("pale: frozen share", COLOURS[kind], True) for kind in freezable[:frozen]]
     keys: list[Key] = []
-    x = float(_LEFT)
+    x = float(LEFT)
     for text, colour, pale in entries:
         keys.append(Key(x, text, colour, pale))
         x += 36 + 6.5 * len(text)
@@ -276,7 +196,7 @@ def _legend(kinds: list[Kind], frozen: bool) -> list[Key]:
 
 def _memory_legend(numbers: Sequence[int]) -> list[Key]:
     keys: list[Key] = []
-    x = float(_LEFT)
+    x = float(LEFT)
     for number in numbers:
         keys.append(Key(x, USES[number].name, USES[number].colour))
         x += 32 + 6.1 * len(USES[number].name)
@@ -288,7 +208,7 @@ def _ticks(end_s: float, scale: float) -> list[Tick]:
     _, factor = unit_of(end_s)
     step = _round_step(end_s * factor / max(end_s * scale / 90, 1)) if end_s else 1.0
     return [
-        Tick(_LEFT + number * step / factor * scale, f"{number * step:.6g}")
+        Tick(LEFT + number * step / factor * scale, f"{number * step:.6g}")
         for number in range(int(end_s * factor / step + 1e-9) + 1)
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from orchestrator.pictures.heat_map import HeatMap
-from orchestrator.pictures.timeline_svg import Picture
+from orchestrator.pictures.timeline_picture import Picture
 from orchestrator.report.assets import render_page
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from orchestrator.pictures.forms import write_form
 from orchestrator.pictures.heat_map import Shares, heat_map_of
 from orchestrator.pictures.perfetto import action_lanes, chrome_trace, link_lanes, memory_counters
-from orchestrator.pictures.timeline_svg import Picture, Step, picture
+from orchestrator.pictures.timeline_picture import Picture
+from orchestrator.pictures.timeline_svg import Step, picture
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds
 from orchestrator.report.picture_page import picture_page

@@ -8,13 +8,13 @@ from orchestrator.quantities import counted, percent, seconds, significant
 
 USES = {
     Use.TRAINED: "in committed steps",
-    Use.IN_FLIGHT: "in steps that were cut off",
+    Use.IN_FLIGHT: "in steps that a failure cut off",
     Use.RECOVERING: "recovering",
     Use.UNDONE: "in steps undone by a return to a checkpoint",
     Use.JOINING: "joining: live, not yet training",
     Use.PAUSED: "paused for capacity",
-    Use.LEAVING: "leaving: told to go and left already",
-    Use.IDLE: "idle: of no use to the plan",
+    Use.LEAVING: "leaving: noticed, and no longer training",
+    Use.IDLE: "idle: the plan does not use them",
 }
 """What a live node's time went to, in words."""
 

@@ -14,7 +14,8 @@ from orchestrator.pictures.memory_strip import peak_of
 from orchestrator.pictures.memory_use import bytes_text, used
 from orchestrator.pictures.perfetto import action_lanes, chrome_trace, memory_counters
 from orchestrator.pictures.spans import Timeline
-from orchestrator.pictures.timeline_svg import Picture, Step, picture
+from orchestrator.pictures.timeline_picture import Picture
+from orchestrator.pictures.timeline_svg import Step, picture
 from orchestrator.pictures.timeline_text import legend, terminal
 from orchestrator.quantities import percent, seconds
 from orchestrator.report.picture_page import picture_page
@@ -23,7 +24,7 @@ from planner.profile import Profile
 from planner.simulation.memory import OverTime
 
 NOTICED = 0.02
-"""A change of the machine's speed that is worth a word."""
+"""From what change of the machine's speed on the summary names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +46,24 @@ class StepTimeline:
 
     @property
     def summary(self) -> str:
-        """Both times; and what is left of the difference once the machine's speed is taken out, which may have changed
-        since: freezing leaves forwards alone, so they tell it."""
+        """Both times, and how far the prediction is off. The machine's speed may have changed since: freezing leaves
+        forward passes alone, so their times show it, and the prediction is scaled by it too."""
         predicted = self.predicted
         if predicted is None:
             return f"{seconds(self.measured_s)} from commit to commit"
         if self.measured_s <= 0:
             return f"predicted {seconds(predicted.step_s)}"
         text = (
-            f"predicted {seconds(predicted.step_s)} {predicted.source}; measured {seconds(self.measured_s)},"
-            f" {percent(predicted.step_s / self.measured_s - 1)} apart"
+            f"predicted {seconds(predicted.step_s)} {predicted.source}, measured {seconds(self.measured_s)}:"
+            f" the prediction is {_off(predicted.step_s / self.measured_s)}"
         )
         speed = forward_speed(predicted, self.ranks)
         if abs(speed - 1) < NOTICED:
             return text
-        left = predicted.step_s * speed / self.measured_s - 1
-        return f"{text}; forwards took {speed:.2f} of their time then, and with that it is {percent(left)}"
+        scaled = _off(predicted.step_s * speed / self.measured_s)
+        return (
+            f"{text}; forward passes took {speed:.2f} of their predicted time: scaled by that, it is {scaled}"
+        )
 
     def picture(self, width: int | None = None) -> Picture:
         """The step, below its prediction where there is one, on one time axis of `width` pixels."""
@@ -124,11 +127,16 @@ class StepTimeline:
         return {".svg": self.svg, ".html": self.page, ".json": self.trace}
 
 
+def _off(ratio: float) -> str:
+    """What a prediction of `ratio` times the measured time is."""
+    return f"{percent(abs(ratio - 1))} too {'high' if ratio > 1 else 'low'}"
+
+
 def newest_step(run: JobView, profile: Profile | None = None) -> StepTimeline | None:
     """The newest step that was measured; None where none was.
 
     Args:
-        profile: that the run was planned with.
+        profile: of the run; with it, the step shows memory.
     """
     if not run.timelines:
         return None
@@ -140,7 +148,7 @@ def newest_step(run: JobView, profile: Profile | None = None) -> StepTimeline | 
         (action.stage, action.microbatch, action.actual) for action in run.freeze.recent.get(newest.step, ())
     ]
     predicted = predict_newest(run)
-    foretold = (
+    expected = (
         step_memory(run, profile, predicted.timeline, predicted.frozen) if predicted is not None else ()
     )
     return StepTimeline(
@@ -151,5 +159,5 @@ def newest_step(run: JobView, profile: Profile | None = None) -> StepTimeline | 
         measured_s=newest.step_s,
         frozen=frozen,
         predicted=predicted,
-        memory=(foretold, step_memory(run, profile, measured, frozen)),
+        memory=(expected, step_memory(run, profile, measured, frozen)),
     )

@@ -292,17 +292,17 @@ def _check_samples(ledger: Ledger, train_samples: int | None) -> None:
             ledger.wrong.append(
                 f"step {report.step} used {report.samples} samples, where a step has {batches.samples}"
             )
-    told = [report for report in reports if report.samples_digest]
-    if len(told) < len(reports):
+    known = [report for report in reports if report.samples_digest]
+    if len(known) < len(reports):
         ledger.unproved.append(
-            f"which samples {len(reports) - len(told)} of {len(reports)} steps used: their reports do not say"
+            f"which samples {len(reports) - len(known)} of {len(reports)} steps used: their reports do not say"
         )
     if train_samples is None:
         return
-    for report in told:
+    for report in known:
         if report.samples_digest != batches.digest(report.step, train_samples):
             ledger.wrong.append(_other_samples(report, batches, train_samples))
-    ledger.proved_samples = len(told)
+    ledger.proved_samples = len(known)
 
 
 def _other_samples(report: StepReport, batches: Batches, train_samples: int) -> str:

@@ -1,4 +1,4 @@
-"""What a run's folder proves: its event log through the ledger, its checkpoints, told in lines for people."""
+"""What a run's folder proves: its event log through the ledger, and its checkpoints, in lines for people."""
 
 from __future__ import annotations
 
