@@ -26,7 +26,7 @@ from statistics import median
 import psutil
 import torch
 
-from orchestrator.client.submit import run
+from orchestrator.client.running import run
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.rehearsal.local_nodes import LocalNodes

@@ -15,7 +15,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.cli.progress import open_progress
 from orchestrator.cli.wording import observer
 from orchestrator.client.following import Run
-from orchestrator.client.submit import run
+from orchestrator.client.running import run
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
@@ -34,7 +34,7 @@ class PipelineTrainer:
         resume: go on from the newest checkpoint in the job's folder.
         profile: plan with this file instead of measuring.
         replay: freeze as this event log says.
-        observe: is given every event of the job as it comes.
+        observe: takes every event of the job as it comes.
         progress: show the job's progress on standard output, as `freshet train` does.
     """
 
@@ -111,7 +111,7 @@ def _result(done: Run, steps: list[dict[str, object]], started_s: float) -> ray.
 
 
 def _newest_checkpoint(done: Run) -> str | None:
-    """The newest checkpoint that the event log tells of."""
+    """The newest checkpoint in the event log."""
     paths = [
         record.event.path
         for record in read_log(done.events_path)
@@ -121,7 +121,7 @@ def _newest_checkpoint(done: Run) -> str | None:
 
 
 def _add_freezing(steps: list[dict[str, object]], log: Path) -> None:
-    """Add what the event log tells of freezing to the rows of the steps that froze."""
+    """Add what the event log has of freezing to the rows of the steps that froze."""
     freezing = {row.step: asdict(row) for row in freeze_steps(fold(read_log(log)))}
     for step in steps:
         step.update(freezing.get(cast("int", step["step"]), {}))

@@ -77,9 +77,10 @@ class EffectiveTime:
     step_s: float
     """Median."""
     rerun: int
-    """Steps in flight that were run again."""
+    """Steps in flight that were run again, over the whole job: a recovery may end after the rehearsal does."""
     steps_lost: int
-    """Committed steps that a checkpoint did not have and that were run again."""
+    """Committed steps that a checkpoint did not have and that were run again, over the whole job. The ledger of
+    `freshet verify` counts the same."""
     lost_per_loss: float
     """Node-seconds per node that died: steps in flight, recovery, steps undone."""
     lost_per_join: float
@@ -192,8 +193,8 @@ def _numbers(
         step_s=median((b.time_s - a.time_s) / b.steps for a, b in pairwise(inside))
         if len(inside) > 1
         else 0.0,
-        rerun=sum(cost.rerun for cost in costs),
-        steps_lost=sum(cost.steps_lost for cost in costs),
+        rerun=sum(each.regrouped.rerun for each in history.generations if each.regrouped is not None),
+        steps_lost=history.undone,
         lost_per_loss=(fixed - spent[Use.JOINING] - for_joins) / losses if losses else 0.0,
         lost_per_join=(spent[Use.JOINING] + for_joins) / joins if joins else 0.0,
         recovery_s={part: spread(times) for part, times in durations.items() if times},

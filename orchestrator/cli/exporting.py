@@ -11,7 +11,7 @@ from workers.protocol import DamagedCheckpoint, JobError
 
 
 def export_command(run: str, out: str, *, force: bool) -> list[str]:
-    """Write the weights of the run in folder `run` to `out`; returns what to tell the user.
+    """Write the weights of the run in folder `run` to `out`; returns lines for the user.
 
     Raises:
         JobError: there is no checkpoint, or `out` must not or cannot be written.

@@ -35,7 +35,7 @@ class FreezeStatus:
                 self._frozen.add(action)
 
     def fields(self, step: int) -> list[str]:
-        """The fields for `step`: its phase, and the share of weight-gradient time that was frozen of late."""
+        """The fields for `step`: its phase, and the share of weight-gradient time that the newest step froze."""
         phase = phase_at(self._bands, step)
         if phase is None:
             return []

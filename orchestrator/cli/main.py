@@ -1,4 +1,4 @@
-"""The command line: every command, in the order in which a user comes to need it."""
+"""The command line: every command, in the order in which a user needs them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orchestrator.cli.commands.checkpoint import checkpoint
 from orchestrator.cli.commands.export import export
 from orchestrator.cli.commands.fault import fault
 from orchestrator.cli.commands.follow import follow
+from orchestrator.cli.commands.logs import logs
 from orchestrator.cli.commands.move import move
 from orchestrator.cli.commands.plan import plan
 from orchestrator.cli.commands.profile import profile
@@ -41,6 +42,7 @@ for command in (
     profile,
     status,
     follow,
+    logs,
     checkpoint,
     stop,
     move,

@@ -40,13 +40,13 @@ def step_fields(
 
 
 def skipped_text(report: StepReport) -> str:
-    """What a skipped step tells a person."""
+    """A skipped step in words."""
     norm = "not a number" if math.isnan(report.grad_norm) else f"{report.grad_norm}"
     return f"step {report.step} skipped: its gradient norm is {norm}, so no weight was changed"
 
 
 def checkpoint_text(report: CheckpointReport) -> str:
-    """What a finished or failed checkpoint tells a person."""
+    """A finished or failed checkpoint in words."""
     if report.error is not None:
         return f"checkpoint of step {report.step} FAILED, the ones before it stay: {report.error}"
     cost = f"{size(report.bytes)} in {seconds(report.seconds)}"

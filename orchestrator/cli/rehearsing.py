@@ -62,7 +62,7 @@ def rehearse_command(options: Options) -> int:
     performance = performance_of(options, spec)
     if options.write_trace is not None:
         _write_trace(options.write_trace, performance.trace)
-    # Numbers as JSON are alone on the output; what happens is told beside it.
+    # JSON has standard output to itself; progress goes to the error output.
     console = Console(file=sys.stderr if options.as_json else sys.stdout)
     with open_progress(console, spec.job.name, spec.job.steps) as progress, _without_ray():
         done = rehearse(performance, observe=observer(progress), say=progress.note)
@@ -83,7 +83,7 @@ def performance_of(options: Options, spec: Spec) -> Performance:
     """What is to be rehearsed.
 
     Raises:
-        JobError: an option that makes no sense, a trace that is none, a spec that does not fit it.
+        JobError: an option that makes no sense, a file that is no trace, a spec that does not fit it.
     """
     if options.speedup is not None and not (math.isfinite(options.speedup) and options.speedup > 0):
         raise JobError(f"--speedup {options.speedup:g}: it must be above 0")

@@ -1,4 +1,4 @@
-"""`freshet timeline`: a step of a run as it was, and as it was foretold."""
+"""What `freshet timeline` does: draws a measured step of a run, and its prediction."""
 
 from __future__ import annotations
 

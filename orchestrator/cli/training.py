@@ -13,7 +13,7 @@ from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.progress import open_progress
 from orchestrator.cli.wording import observer
 from orchestrator.client.following import Run, attached
-from orchestrator.client.submit import run
+from orchestrator.client.running import detach, run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
@@ -57,6 +57,28 @@ def train_command(
         except OSError as error:
             raise JobError(f"trained, but cannot write --summary {summary}: {error.strerror}") from error
     return _conclude(console, done, _write_report(done))
+
+
+def detach_command(
+    path: Path, overrides: Sequence[str], *, resume: bool, profile: Path | None, replay: Path | None
+) -> int:
+    """Submit the job and leave it; returns the exit code.
+
+    Raises:
+        JobError: something that the user can mend.
+        KeyboardInterrupt: a signal came before the job was running.
+    """
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    job = detach(load(path, overrides), resume=resume, say=say, profile=profile, replay=replay)
+    if job.end is None:
+        say(
+            f"{job.name} trains in {job.folder}: freshet follow {job.name} shows it, freshet stop {job.name} ends it"
+        )
+    return DONE
 
 
 def follow_command(job: str, address: str) -> int:

@@ -1,4 +1,4 @@
-"""What a person reads of each event while a job trains."""
+"""Each event as a line for people, while a job trains."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def observer(
             case events.RankStarted(host=host):
                 known.append(host)
             case events.Formed(start=None, step=int(step)) if step:
-                return  # what the ranks hold; that they train again is told by `Regrouped`
+                return  # from what the ranks hold: `Regrouped` says that they train again
             case events.Formed(generation=generation, start=start):
                 where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(known)), 'host')}"
                 begin = f"resuming from {start.path}" if start is not None else "from initial weights"

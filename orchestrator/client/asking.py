@@ -1,11 +1,12 @@
-"""The jobs of a cluster that is running already, from outside: which there are, and what their controllers answer.
+"""One question to a job's controller: its answer, or why there is none, as types.
 
-A controller that was killed is started again: one that does not answer now may do so in a while, and its job is not
+Ray starts a controller that was killed again: one that does not answer now may do so in a while, and its job is not
 gone. Ray is imported once `cluster.connected` has set what Ray reads at its import.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import time
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from orchestrator.history.command_table import CommandIdReused
 from workers.protocol import JobError
 
 ANSWER_S = 90.0
-"""How long a controller may take to answer: longer than one that is started again lets who asks wait, see
+"""How long a controller may take to answer: longer than a new one lets a question wait while it takes the job over, see
 `controller.PATIENCE_S`."""
 RETRY_S = 0.5
 
@@ -32,21 +33,21 @@ class NoController(JobError):
 
 
 class ControllerSilent(JobError):
-    """A job's controller does not answer: it hangs, or is being started again."""
+    """A job's controller does not answer: it hangs, or Ray is starting it again."""
 
 
 class Refused(JobError):
     """A job's controller says no; the message says why."""
 
 
-def ask(
+async def ask(
     job: str,
     controller: Any,
     method: str,
     *arguments: Any,
     timeout_s: float | None = None,
 ) -> Any:
-    """What the controller of `job` answers; waits while it is started again.
+    """What the controller of `job` answers; waits while Ray starts it again.
 
     Args:
         timeout_s: how long it may take; None: `ANSWER_S`.
@@ -57,61 +58,66 @@ def ask(
         Refused: it raised a JobError.
         CommandIdReused: the id was that of another command.
     """
-    import ray
-    from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
     timeout_s = ANSWER_S if timeout_s is None else timeout_s
-    deadline = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     call = getattr(controller, method).options(max_task_retries=-1)
     while True:
         try:
-            return ray.get(call.remote(*arguments), timeout=max(0.0, deadline - time.monotonic()))
+            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                return await call.remote(*arguments)
         except RayTaskError as error:
             if isinstance(error.cause, CommandIdReused):
                 raise CommandIdReused(str(error.cause)) from None
             if isinstance(error.cause, JobError):
                 raise Refused(str(error.cause)) from None
             raise
-        except GetTimeoutError:
+        except TimeoutError:
             raise _silent(job, timeout_s) from None
         except RayActorError as error:
-            # Which of Ray's errors it is does not tell: a name is kept as long as somebody is started again for it.
-            if not isinstance(error, ActorUnavailableError) and controller_of(job) is None:
+            # Which of Ray's errors it is says little: an actor keeps its name as long as Ray starts it again.
+            if not isinstance(error, ActorUnavailableError) and await living_controller(job) is None:
                 raise NoController(f"the controller of job {job!r} is gone: {last_line(error)}") from None
-            if time.monotonic() + RETRY_S >= deadline:
+            if time.monotonic() + RETRY_S >= deadline_s:
                 raise _silent(job, timeout_s) from None
-            time.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
 
 def _silent(job: str, timeout_s: float) -> ControllerSilent:
     return ControllerSilent(
-        f"the controller of job {job!r} has not answered for {timeout_s:g} s: it hangs, or is still being started"
+        f"the controller of job {job!r} has not answered for {timeout_s:g} s: it hangs, or Ray is still starting it"
         f" again. Its ranks train on: ask again later, or end it with `freshet reap {job} --force` and go on from its"
         " newest checkpoint with --resume"
     )
 
 
 def last_line(error: Exception) -> str:
-    """What Ray's `error` comes to, without its story."""
+    """The conclusion of Ray's `error`, without its story."""
     return str(error).strip().rpartition("\n")[2]
 
 
 def controller_of(job: str) -> Any:
-    """The controller of `job`, also while it is started again; None if there is none."""
+    """The controller of `job`, also while Ray starts it again; None if there is none. Blocks for a moment."""
     from orchestrator.controller.actor import find
 
     return find(job)
 
 
-def known_controller(job: str, address: str) -> Any:
+async def living_controller(job: str) -> Any:
+    """`controller_of`, without holding up the event loop."""
+    return await asyncio.to_thread(controller_of, job)
+
+
+async def known_controller(job: str, address: str) -> Any:
     """The controller of `job`.
 
     Raises:
         NoSuchJob: there is none.
     """
-    controller = controller_of(job)
+    controller = await living_controller(job)
     if controller is None:
-        names = job_names()
+        names = await asyncio.to_thread(job_names)
         near = difflib.get_close_matches(job, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"running: {listed(names)}"
         raise NoSuchJob(f"no job {job!r} is running at {address}; {hint}")
@@ -130,7 +136,7 @@ def joined(address: str) -> AbstractContextManager[cluster.Connection]:
 
 
 def job_names() -> list[str]:
-    """Names of the jobs whose controllers live."""
+    """Names of the jobs whose controllers live. Blocks for a moment."""
     return [job for job, actors in living_jobs().items() if actors.controller]
 
 

@@ -1,6 +1,7 @@
-"""`JobClient`: the door to the jobs of a cluster. Where they are, their events, and every command, each with an id.
+"""`JobClient`: the door to the jobs of a cluster. It submits jobs, shows them, passes on their events, and commands.
 
-`BlockingJobClient` is the same for code without an event loop. The process is a driver of the cluster: see `joined`.
+Whatever is outside of a job's own processes goes through here, or through `BlockingJobClient`. The process is a driver
+of the cluster: see `joined`. No call blocks the event loop.
 """
 
 from __future__ import annotations
@@ -8,22 +9,37 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.client.asking import Refused, ask, job_names, known_controller
+from orchestrator.client.asking import (
+    NoController,
+    NoSuchJob,
+    Refused,
+    ask,
+    job_names,
+    known_controller,
+    listed,
+    living_controller,
+)
+from orchestrator.cluster.actor_names import living_jobs
+from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Answered, Record
+from orchestrator.history.folder_view import view_in
+from orchestrator.history.job_view import JobView
+from orchestrator.quantities import counted
 from workers.protocol import JobError
 
 if TYPE_CHECKING:
-    from orchestrator.controller.actor import Page, Status
+    from orchestrator.client.submit import SubmittedJob
+    from orchestrator.controller.actor import Page
+    from orchestrator.spec.job_spec import Spec
 
 POLL_S = 5.0
 """How long the controller holds a question for news before it answers that there is none."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,12 +59,12 @@ class Command:
     """What will happen, in words."""
 
 
-class BlockingJobClient:
+class JobClient:
     """The jobs of the cluster that this process is a driver of.
 
-    Every method raises `NoSuchJob`, `NoController` or `ControllerSilent` where a job does not answer, and `Refused`
-    where its controller says no. A command that is sent twice with one `id` is done once; the same id for another
-    command raises `CommandIdReused`. Without `id` a fresh one is drawn.
+    Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` where the job does not
+    answer, and `Refused` where its controller says no. A command that is sent twice with one `id` is done once; the
+    same id for another command raises `CommandIdReused`. Without `id` a fresh one is drawn.
 
     Args:
         address: of the cluster, for messages.
@@ -57,52 +73,90 @@ class BlockingJobClient:
     def __init__(self, address: str = "auto") -> None:
         self._address = address
 
-    def jobs(self) -> tuple[str, ...]:
+    async def submit(
+        self, spec: Spec, *, resume: bool = False, profile: Path | None = None, replay: Path | None = None
+    ) -> SubmittedJob:
+        """Check, measure, plan and start a job; returns once its controller has taken it on, and does not follow it.
+
+        Args:
+            resume: go on from the newest checkpoint in the job's folder.
+            profile: plan with this file instead of measuring.
+            replay: freeze as this event log says, and decide nothing again.
+
+        Raises:
+            JobError: something that the user can mend.
+        """
+        from orchestrator.client.submit import submit
+
+        return await asyncio.to_thread(submit, spec, resume=resume, profile=profile, replay=replay)
+
+    async def jobs(self) -> tuple[str, ...]:
         """Names of the jobs that have a controller."""
-        return tuple(job_names())
+        return tuple(await asyncio.to_thread(job_names))
 
-    def view(self, job: str, *, timeout_s: float | None = None) -> Status:
-        """Where the job stands."""
-        return ask(job, self._controller(job), "status", timeout_s=timeout_s)
+    async def ranks(self) -> dict[str, int]:
+        """Job -> how many of its ranks live; jobs without a controller are among them."""
+        jobs = await asyncio.to_thread(living_jobs)
+        return {job: len(actors.ranks) for job, actors in jobs.items() if actors.ranks}
 
-    def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
+    async def view(self, job: str, *, folder: str | None = None, timeout_s: float | None = None) -> JobView:
+        """Where the job stands and how it came there.
+
+        Args:
+            folder: the job's: a job without a controller is seen there, as it ended or was lost.
+        """
+        try:
+            controller = await self._controller(job)
+            return JobView.from_json(await ask(job, controller, "view", timeout_s=timeout_s))
+        except (NoSuchJob, NoController):
+            if folder is None:
+                raise
+            view = await asyncio.to_thread(view_in, JobFolder(folder))
+            if view.outcome is None:
+                view.trouble = (
+                    "it has no controller: it was lost, and --resume goes on from its newest checkpoint"
+                )
+            return view
+
+    async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
         """The events that follow the first `after`; waits up to `wait_s` for one."""
-        return ask(job, self._controller(job), "read", after, wait_s)
+        return await ask(job, await self._controller(job), "read", after, wait_s)
 
-    def events(self, job: str, *, after: int = 0) -> Iterator[Record | Missed]:
+    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
         """The events of the job that follow the first `after`, as they come, until it has ended. A reader that is
         slower than the controller forgets gets `Missed` in their place."""
         over = False
         while not over:
-            page = self.page(job, after, POLL_S)
-            yield from items_of(page)
+            page = await self.page(job, after, POLL_S)
+            for item in items_of(page):
+                yield item
             after, over = page.next, page.over
 
-    def stop(self, job: str, *, id: str | None = None) -> Command:
+    async def stop(self, job: str, *, id: str | None = None) -> Command:
         """Stop after the step in flight, with a checkpoint."""
-        return self._send(job, "stop", {}, id)
+        return await self._send(job, "stop", {}, id)
 
-    def abort(self, job: str, *, id: str | None = None) -> Command:
+    async def abort(self, job: str, *, id: str | None = None) -> Command:
         """End at once, without a checkpoint."""
-        return self._send(job, "abort", {}, id)
+        return await self._send(job, "abort", {}, id)
 
-    def checkpoint(self, job: str, *, id: str | None = None) -> Command:
+    async def checkpoint(self, job: str, *, id: str | None = None) -> Command:
         """Write a checkpoint after the step in flight."""
-        return self._send(job, "checkpoint", {}, id)
+        return await self._send(job, "checkpoint", {}, id)
 
-    def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
+    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
         """Move `layers`, such as `3` or `3-4`, to `rank`."""
-        return self._send(job, "move", {"layers": layers, "rank": rank}, id)
+        return await self._send(job, "move", {"layers": layers, "rank": rank}, id)
 
-    def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None) -> Command:
-        """Inject the fault `drill`, an `orchestrator.controller.faults.Drill` as JSON values."""
-        return self._send(job, "fault", {"drill": dict(drill)}, id)
+    async def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None) -> Command:
+        """Inject the fault `drill`, a `workers.fault_injection.drill.Drill` as JSON values."""
+        return await self._send(job, "fault", {"drill": dict(drill)}, id)
 
-    def drain(self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None) -> Command:
+    async def drain(self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None) -> Command:
         """Have a node drained, as before a preemption; the job must allow faults."""
-        return self.fault(job, {"node": node, "deadline_s": deadline_s}, id=id)
+        return await self.fault(job, {"node": node, "deadline_s": deadline_s}, id=id)
 
-    def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
+    async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
         """What came of `command`; waits for it.
 
         Raises:
@@ -112,9 +166,8 @@ class BlockingJobClient:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = POLL_S if deadline_s is None else min(POLL_S, max(0.0, deadline_s - time.monotonic()))
-            answer: Answered | None = ask(
-                command.job, self._controller(command.job), "outcome", command.id, left_s
-            )
+            controller = await self._controller(command.job)
+            answer: Answered | None = await ask(command.job, controller, "outcome", command.id, left_s)
             if answer is not None:
                 if not answer.done:
                     raise Refused(answer.text)
@@ -124,58 +177,55 @@ class BlockingJobClient:
                     f"job {command.job!r} has not decided command {command.id!r} in {timeout_s:g} s"
                 )
 
-    def _controller(self, job: str) -> Any:
-        return known_controller(job, self._address)
+    async def reap(self, job: str, *, force: bool = False) -> str:
+        """Clear what an abandoned job left: ranks, placement groups, a controller; says what there was.
 
-    def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None) -> Command:
+        Args:
+            force: even if its controller answers, or may answer later.
+
+        Raises:
+            NoSuchJob: the cluster has nothing of that name.
+            Refused: the job is at work, or may be.
+        """
+        ranks, controller = await self.ranks(), await living_controller(job)
+        if controller is None and job not in ranks:
+            known = listed({*await self.jobs(), *ranks})
+            raise NoSuchJob(f"nothing of a job {job!r} is at {self._address}; there is {known}")
+        if controller is not None and not force:
+            await self._check_ended(job)
+        await asyncio.to_thread(_clear, job, controller)
+        had = " and its controller" if controller is not None else ""
+        # As many as there were before: once their controller is dead, ranks end by themselves.
+        return f"{job}: {counted(ranks.get(job, 0), 'rank')}{had} cleared away; go on from its checkpoint with --resume"
+
+    async def dismiss(self, job: str) -> None:
+        """Let the controller of a job that has ended go, which else waits a while for readers of the end."""
+        if (controller := await living_controller(job)) is not None:
+            await asyncio.to_thread(_kill, controller)
+
+    async def _check_ended(self, job: str) -> None:
+        """Raises:
+        Refused: the job is at work.
+        ControllerSilent: it may be.
+        """
+        with suppress(NoController, NoSuchJob):
+            view = await self.view(job)
+            if view.outcome is None:
+                raise Refused(
+                    f"job {job!r} is {view.state}, at step {view.step} of {view.last_step}: end it with freshet stop"
+                    f" {job}, or kill it with freshet reap {job} --force"
+                )
+
+    async def _controller(self, job: str) -> Any:
+        return await known_controller(job, self._address)
+
+    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None) -> Command:
         id = secrets.token_hex(8) if id is None else id
         if not id:
             raise JobError("a command id is a text that is not empty")
         # With one id it is safe to ask the next controller where one dies on it.
-        text: str = ask(job, self._controller(job), "command", id, name, arguments)
+        text: str = await ask(job, await self._controller(job), "command", id, name, arguments)
         return Command(job=job, id=id, text=text)
-
-
-class JobClient:
-    """`BlockingJobClient` for an event loop: no call blocks it."""
-
-    def __init__(self, address: str = "auto") -> None:
-        self._blocking = BlockingJobClient(address)
-
-    async def jobs(self) -> tuple[str, ...]:
-        return await _off(self._blocking.jobs)
-
-    async def view(self, job: str, *, timeout_s: float | None = None) -> Status:
-        return await _off(self._blocking.view, job, timeout_s=timeout_s)
-
-    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
-        over = False
-        while not over:
-            page = await _off(self._blocking.page, job, after, POLL_S)
-            for item in items_of(page):
-                yield item
-            after, over = page.next, page.over
-
-    async def stop(self, job: str, *, id: str | None = None) -> Command:
-        return await _off(self._blocking.stop, job, id=id)
-
-    async def abort(self, job: str, *, id: str | None = None) -> Command:
-        return await _off(self._blocking.abort, job, id=id)
-
-    async def checkpoint(self, job: str, *, id: str | None = None) -> Command:
-        return await _off(self._blocking.checkpoint, job, id=id)
-
-    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
-        return await _off(self._blocking.move, job, layers, rank, id=id)
-
-    async def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None) -> Command:
-        return await _off(self._blocking.fault, job, drill, id=id)
-
-    async def drain(self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None) -> Command:
-        return await _off(self._blocking.drain, job, node, deadline_s, id=id)
-
-    async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
-        return await _off(self._blocking.outcome, command, timeout_s=timeout_s)
 
 
 def items_of(page: Page) -> Iterator[Record | Missed]:
@@ -185,5 +235,15 @@ def items_of(page: Page) -> Iterator[Record | Missed]:
     yield from page.records
 
 
-async def _off(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    return await asyncio.to_thread(call, *arguments, **options)
+def _kill(controller: Any) -> None:
+    import ray
+
+    ray.kill(controller)
+
+
+def _clear(job: str, controller: Any) -> None:
+    from orchestrator.cluster.ray_hosts import reap
+
+    if controller is not None:
+        _kill(controller)
+    reap(job)

@@ -1,7 +1,6 @@
-"""A job from the driver's side: check it, connect, hand it to a controller, follow it to its end.
+"""Submits a job: checks it, prepares it in the cluster and hands it to a controller of its own. Follows nothing.
 
-Whatever can be told wrong is told before any actor starts. What is shown and what is returned to whom is up
-to the command line and `trainer.py`.
+Mistakes that can be found without an actor are found before one starts.
 """
 
 from __future__ import annotations
@@ -9,19 +8,21 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.client.asking import NoController, ask, controller_of, last_line
-from orchestrator.client.following import Following, Observer, Run, ended
-from orchestrator.client.interrupts import Interrupts
-from orchestrator.cluster import connection as cluster
+from orchestrator.client.blocking import finish
+from orchestrator.client.shadowing import shadowing
 from orchestrator.cluster.actor_names import NAMESPACE
+from orchestrator.cluster.connection import import_paths
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder, Marker, starting_points, undamaged
 from orchestrator.history.freeze_history import FreezeHistory
+from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.preparation import Prepared, prepare
@@ -35,69 +36,136 @@ START_S = 300.0
 """How long a new controller may take to be there: a busy machine starts a process for it."""
 DEFAULT_CPU = 1.0
 """What a rank reserves at most where the spec does not say."""
+RAY_CACHE = "working_dir_files"
+"""The folder in which Ray keeps its copies of working directories."""
 
 
-def run(
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJob:
+    """A job that a controller has taken on."""
+
+    name: str
+    folder: str
+    """With its log and checkpoints."""
+    spec: Spec
+    """As resolved."""
+    end: events.Finished | None = None
+    """There was nothing to do: it has this end, and no controller."""
+
+
+def submit(
     spec: Spec,
     *,
-    resume: bool,
-    observe: Observer,
-    say: Callable[[str], None],
+    resume: bool = False,
     profile: Path | None = None,
     replay: Path | None = None,
-) -> Run:
-    """Run a job to its end, with Ctrl-C for an orderly stop and a second one for an end at once.
+    say: Callable[[str], None] = lambda text: None,
+) -> SubmittedJob:
+    """Submit a job to the cluster that this process is a driver of. Arguments and errors are those of `Submission`."""
+    return Submission(spec, resume=resume, say=say).send(profile=profile, replay=replay)
+
+
+class Submission:
+    """A job on its way into a cluster. What can be checked without one is checked when this is made.
 
     Args:
         resume: go on from the newest checkpoint in the job's folder.
-        profile: plan with this file instead of measuring.
-        replay: freeze as this event log says, and decide nothing anew.
-        observe: is given every event as it comes.
-        say: is given phases in words.
+        say: takes phases, in words.
 
     Raises:
         JobError: something that the user can mend.
-        KeyboardInterrupt: a signal came before the job was running.
     """
-    spec = absolute(spec)
-    check(spec)
-    folder = JobFolder(spec.job.folder)
-    folder.admit(spec.job.name, resume=resume)
-    if resume and (earlier := folder.marker()) is not None:
-        spec = adopt(spec, earlier.spec)
-    with Interrupts() as interrupts:
-        opening = _Opening(spec)
-        with cluster.connected(spec.cluster.address, cpus=_cpus(spec)) as connection:
-            _make_way(spec.job.name)
-            prepared = prepare(spec, opening.result(), folder, resume=resume, profile_file=profile, say=say)
-            resolved = prepared.resolved
-            start = starting_points(resolved.config) if resume else ()
-            if start and start[0].step == spec.job.steps and undamaged(start[0]):
-                say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
-                end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
-                return ended(resolved.spec, end, interrupted=False)
-            freezing = folder.freeze_history() if start else FreezeHistory()
-            if replay is not None:
-                freezing = recorded(replay, resolved)
-            # Once more: measuring and planning may have taken a while.
-            _make_way(spec.job.name)
-            marker = folder.claim(spec.job.name, resolved.spec.model_dump(mode="json"))
-            folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
-            interrupts.hold()
-            controller = _submit(prepared, folder, start, marker, freezing)
-            following = Following(resolved.spec, controller, connection, interrupts=interrupts, ours=True)
-            return following.run(observe, say)
+
+    def __init__(self, spec: Spec, *, resume: bool, say: Callable[[str], None]) -> None:
+        spec = absolute(spec)
+        check(spec)
+        self._resume = resume
+        self._say = say
+        self._folder = JobFolder(spec.job.folder)
+        self._folder.admit(spec.job.name, resume=resume)
+        if resume and (earlier := self._folder.marker()) is not None:
+            spec = adopt(spec, earlier.spec)
+        _check_imports(spec)
+        if RAY_CACHE in Path(spec.job.folder).parts:
+            say(in_ray_cache(spec.job.folder))
+        self.spec = spec
+        self._opening = _Opening(spec)
+
+    @property
+    def cpus(self) -> float:
+        """What the job needs of a local cluster, which has all of this machine anyway."""
+        per_rank = self.spec.cluster.resources_per_rank or {}
+        ranks = 1 if self.spec.pipeline.ranks == AUTO else self.spec.pipeline.ranks
+        return ranks * per_rank.get("CPU", DEFAULT_CPU)
+
+    def send(
+        self,
+        *,
+        profile: Path | None = None,
+        replay: Path | None = None,
+        about_to_start: Callable[[], None] = lambda: None,
+    ) -> SubmittedJob:
+        """Measure, plan and start the job in the cluster that this process is a driver of.
+
+        Args:
+            profile: plan with this file instead of measuring.
+            replay: freeze as this event log says, and decide nothing again.
+            about_to_start: called just before there is a job.
+
+        Raises:
+            JobError: something that the user can mend.
+        """
+        folder, name = self._folder, self.spec.job.name
+        _make_way(name)
+        prepared = prepare(
+            self.spec,
+            self._opening.result(),
+            folder,
+            resume=self._resume,
+            profile_file=profile,
+            say=self._say,
+        )
+        spec = prepared.resolved.spec
+        start = starting_points(prepared.resolved.config) if self._resume else ()
+        if start and start[0].step == spec.job.steps and undamaged(start[0]):
+            self._say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
+            end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
+            return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
+        freezing = folder.freeze_history() if start else FreezeHistory()
+        if replay is not None:
+            freezing = recorded(replay, prepared.resolved)
+        # Once more: measuring and planning may have taken a while.
+        _make_way(name)
+        marker = folder.claim(name, spec.model_dump(mode="json"))
+        folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
+        about_to_start()
+        _start(prepared, folder, start, marker, freezing)
+        return SubmittedJob(name=name, folder=spec.job.folder, spec=spec)
 
 
-def _cpus(spec: Spec) -> float:
-    """What the job needs of a local cluster, which has all of this machine anyway."""
-    per_rank = spec.cluster.resources_per_rank or {}
-    ranks = 1 if spec.pipeline.ranks == AUTO else spec.pipeline.ranks
-    return ranks * per_rank.get("CPU", DEFAULT_CPU)
+def in_ray_cache(folder: str) -> str:
+    """The warning about a job whose folder Ray may delete."""
+    return (
+        f"warning: job.output = {folder} lies in Ray's copy of the working directory, on one node, and goes with it:"
+        " name a folder that stays, which all nodes see, with --set job.output=/PATH"
+    )
+
+
+def _check_imports(spec: Spec) -> None:
+    """Raises:
+    JobError: a file of the user's would be imported in place of a package of Freshet's.
+    """
+    if spec.cluster.address.startswith("ray://"):  # where paths of this machine mean nothing
+        return
+    if (found := shadowing(import_paths())) is not None:
+        raise JobError(
+            f"{found} hides a package of Freshet's from the ranks, which import from that folder first: rename it, or"
+            " start from another folder"
+        )
 
 
 class _Opening:
-    """The survey of model and data, in a thread: importing torch takes as long as Ray takes to start."""
+    """The outline of model and data, in a thread: importing torch takes as long as Ray takes to start."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -131,25 +199,25 @@ def _make_way(name: str) -> None:
     if (running := controller_of(name)) is None:
         return
     try:
-        status = ask(name, running, "status")
+        view = JobView.from_json(finish(ask(name, running, "view")))
     except NoController:  # it went just now
         return
-    if status.state not in ("finished", "failed"):
+    if view.outcome is None:
         raise JobError(
-            f"a job {name!r} is running in this cluster (step {status.step} of {status.steps}, in"
-            f" {status.output}): follow it with `freshet follow {name}`, stop it with `freshet stop {name}`, or choose"
+            f"a job {name!r} is running in this cluster (step {view.step} of {view.last_step}, in"
+            f" {view.folder}): follow it with `freshet follow {name}`, stop it with `freshet stop {name}`, or choose"
             " another job.name"
         )
     ray.kill(running)
 
 
-def _submit(
+def _start(
     prepared: Prepared,
     folder: JobFolder,
     start: tuple[CheckpointRef, ...],
     marker: Marker,
     freezing: FreezeHistory,
-) -> Any:
+) -> None:
     """Start the job's controller and give it the job.
 
     Raises:
@@ -206,7 +274,6 @@ def _submit(
             f"the job's controller could not be started: {last_line(error)}; see that all nodes have the same Freshet,"
             ' Ray and Python, or start without them with cluster.address = "local"'
         ) from error
-    return controller
 
 
 def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:

@@ -148,7 +148,8 @@ def _initialise(address: str, options: Mapping[str, Any]) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         before = set(psutil.Process().children())
         try:
-            ray.init(address, **options)
+            with _in_groups_of_their_own():
+                ray.init(address, **options)
             return
         except Exception as error:  # Ray raises no narrower type
             # What is half there must not come later.
@@ -157,6 +158,25 @@ def _initialise(address: str, options: Mapping[str, Any]) -> None:
             _wait_or_kill(family, 0.0)
             if attempt == ATTEMPTS:
                 raise JobError(_unreachable(address, error)) from error
+
+
+@contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Start Ray's processes in process groups of their own: a signal to this process's group is for the driver, which
+    stops the job in order. Ray's processes end with the driver all the same, even where that is killed."""
+    from ray._private import services
+
+    popen: Any = services.ConsolePopen
+
+    class GroupLeader(popen):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options, process_group=0)
+
+    services.ConsolePopen = GroupLeader
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def nodes() -> tuple[Node, ...]:

@@ -10,7 +10,6 @@ import asyncio
 import math
 import os
 import time
-import traceback
 from collections import deque
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
@@ -29,7 +28,9 @@ from orchestrator.controller.faults import inject
 from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
+from orchestrator.controller.persistence import persist
 from orchestrator.controller.planner_link import PlannerLink, link_planner
+from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
@@ -37,8 +38,8 @@ from orchestrator.events.log import DamagedLogError
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import Record
 from orchestrator.history.command_table import Entry
+from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
-from orchestrator.history.snapshot import SNAPSHOT, load
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Train
 from orchestrator.lifecycle.states import Live, Order, Roster, Training
@@ -80,23 +81,6 @@ class Page:
     """Whether the job has ended and these are its last events."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """Where a job stands."""
-
-    job: str
-    state: str
-    step: int
-    steps: int
-    output: str
-    pid: int
-    """Of the controller's process."""
-    ranks: tuple[int, ...]
-    """Numbers of the ranks that are up."""
-    trouble: str = ""
-    """Why it has not taken the job over yet, or why it could not."""
-
-
 class Controller:
     """The controller of one job. All methods run on one event loop.
 
@@ -119,6 +103,9 @@ class Controller:
         self._writer: LogWriter | None = None
         self._kept_s = -math.inf
         """When the newest snapshot was taken."""
+        self._publisher = Publisher(
+            self._folder.publish_log, lambda text: self._record(events.Warned(text=text))
+        )
         self._publishing: asyncio.Task[None] | None = None
         self._torn_bytes = 0
         """Of a line that the controller before this one did not finish."""
@@ -172,10 +159,7 @@ class Controller:
             OSError: it cannot be read.
             DamagedLogError: a line of it is no event.
         """
-        folder = self._folder
-        loaded = await asyncio.to_thread(
-            lambda: load(folder.log_files(), folder.events_path.with_name(SNAPSHOT))
-        )
+        loaded = await asyncio.to_thread(load_folder, self._folder)
         self._view = loaded.view
         self._records = deque(loaded.recent, maxlen=KEPT_RECORDS)
         self._torn_bytes = self._torn_bytes or loaded.torn_bytes
@@ -186,7 +170,7 @@ class Controller:
         """Begin to write the log, as the controller of incarnation `epoch`."""
         if self._writer is None:
             log = await asyncio.to_thread(self._folder.open_log, epoch)
-            self._writer = LogWriter(log, self._folder.events_path.with_name(SNAPSHOT))
+            self._writer = LogWriter(log, self._folder.snapshot_path)
 
     async def _resume(self) -> None:
         """Go on where an earlier controller of this job was killed: Ray starts this one in its place, maybe on another
@@ -194,23 +178,15 @@ class Controller:
         if (reason := await self._blind()) is not None:
             await self._refuse(reason)
             return
-        deadline = time.monotonic() + TAKEOVER_S
-        while True:
-            try:
-                await self._take_over()
-            except Exception as error:
-                traceback.print_exc()
-                damaged = isinstance(error, DamagedLogError)
-                self._trouble = f"{error}" if damaged else f"{type(error).__name__}: {error}"
-                if damaged or time.monotonic() > deadline:
-                    await self._fail(
-                        f"the controller was killed, and the next one cannot take the job over: {self._trouble}"
-                    )
-                    return
-                await asyncio.sleep(RETRY_S)
-            else:
-                self._trouble = ""
-                return
+
+        def note(trouble: str) -> None:
+            self._trouble = trouble
+
+        why = await persist(
+            self._take_over, note, for_s=TAKEOVER_S, every_s=RETRY_S, hopeless=DamagedLogError
+        )
+        if why is not None:
+            await self._fail(f"the controller was killed, and the next one cannot take the job over: {why}")
 
     async def _fail(self, reason: str) -> None:
         """End a job that was not taken over."""
@@ -251,6 +227,7 @@ class Controller:
         await asyncio.to_thread(reap, self._order.job)
         end = events.Failed(reason=f"{reason}. Where the folder is, --resume goes on", user_error=False)
         self._refusal = Record(time_s=time.time(), event=end)
+        self._view.take(self._refusal)
         self._loop.state = states.Failed(end.reason, user_error=False)
         self._over = True
         self._begun.set()
@@ -262,7 +239,7 @@ class Controller:
         if self._view.epoch < self._order.epoch:
             return  # killed before it had taken the job on, which the driver hears
         if self._view.outcome is not None:
-            await self._publish()
+            await self._publisher.publish()
             self._over = True
             self._begun.set()
             self._spawn(self._linger())
@@ -299,7 +276,8 @@ class Controller:
             self._record(events.Warned(text=text))
         self._spawn(self._run())
         if self._folder.segments is not None:
-            self._publishing = asyncio.get_running_loop().create_task(self._keep_publishing())
+            publishing = self._publisher.keep_publishing(PUBLISH_S)
+            self._publishing = asyncio.get_running_loop().create_task(publishing)
         self._begun.set()
 
     async def report(self, report: Report) -> None:
@@ -458,7 +436,7 @@ class Controller:
         """Have a drill strike the job; what will happen, in words.
 
         Args:
-            drill: an `orchestrator.controller.faults.Drill`, as JSON values.
+            drill: an `workers.fault_injection.drill.Drill`, as JSON values.
 
         Raises:
             JobError: the job allows no faults, or there is no such rank or node.
@@ -466,18 +444,11 @@ class Controller:
         elastic = self._setup.config.elastic
         return await inject(self._order.job, elastic.allow_faults, self._view.step, drill)
 
-    async def status(self) -> Status:
-        """Where the job stands."""
-        return Status(
-            job=self._order.job,
-            state=type(self._loop.state).__name__.lower(),
-            step=self._view.step,
-            steps=self._setup.config.steps,
-            output=self._setup.config.output,
-            pid=os.getpid(),
-            ranks=tuple(sorted(self._view.ranks.alive)),
-            trouble=self._trouble,
-        )
+    async def view(self) -> bytes:
+        """Where the job stands and how it came there: a `JobView` as JSON."""
+        spec = self._view.spec or self._spec
+        seen = replace(self._view, job=self._order.job, spec=spec, trouble=self._trouble, pid=os.getpid())
+        return seen.to_json()
 
     async def read(self, after: int, wait_s: float) -> Page:
         """The events that follow the first `after`; waits up to `wait_s` for one."""
@@ -538,7 +509,7 @@ class Controller:
         if self._writer is not None:
             self._writer.keep(self._view.to_json())
             await self._writer.close()
-        await self._publish()
+        await self._publisher.publish()
         if self._lock is not None:
             self._lock.close()
         self._over = True
@@ -574,17 +545,6 @@ class Controller:
         """Return once all that was recorded so far is in the log."""
         if self._writer is not None:
             await self._writer.written()
-
-    async def _keep_publishing(self) -> None:
-        while True:
-            await self._publish()
-            await asyncio.sleep(PUBLISH_S)
-
-    async def _publish(self) -> None:
-        """Copy the event log to where the job's folder is, if that is elsewhere."""
-        # A store that does not answer now gets it all with the next copy.
-        with suppress(Exception):
-            await asyncio.to_thread(self._folder.publish_log)
 
 
 def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> Page:

@@ -7,57 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any, Self
-
-from pydantic import Field, ValidationError, model_validator
+from typing import Any
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks, rank_name
 from orchestrator.cluster.placement import Node
-from workers.config import NonNegative, Section
+from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import AT_ANY_TIME, Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.protocol import JobError
 
 ANSWER_S = 10.0
 """How long a rank may take to say that it is armed."""
-
-
-class Drill(Section):
-    """What is asked of a job: a `fault` on a rank, or that a `node` goes. It travels as JSON."""
-
-    rank: NonNegative | None = None
-    """The number of the rank that `fault` strikes; unset, where any will do: the lowest."""
-    fault: Fault | None = None
-    """What strikes, and when."""
-    node: str | None = None
-    """To be drained: its id, the beginning of it, or its host."""
-    deadline_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
-    """Seconds until the node is gone."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.fault is None) == (self.node is None):
-            raise JobError("a drill has a fault or a node to drain, one of them")
-        if self.node is not None and self.rank is not None:
-            raise JobError("a drain takes a rank or a node, not both")
-        return self
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return self.model_dump(mode="json", exclude_defaults=True)
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> Drill:
-        """Raises:
-        JobError: `values` are not those of a drill.
-        """
-        try:
-            return Drill.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise JobError(f"no such drill: {place}: {first['msg']}, got {first['input']!r}") from error
 
 
 async def inject(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from orchestrator.events.segments import FOLDER, SegmentedLog, Segments
 from orchestrator.events.types import Record
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
+from orchestrator.history.snapshot import SNAPSHOT, goes_further
 from planner.plan import Plan
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
@@ -51,7 +52,7 @@ class Marker:
     name: str
     """Of the job."""
     run: str
-    """Drawn at each start, so that a node can tell this folder from another at the same path."""
+    """Drawn at each start, so that a node can distinguish this folder from another at the same path."""
     spec: Mapping[str, Any]
     """The resolved spec of the newest start."""
 
@@ -65,6 +66,7 @@ class JobFolder:
     def __init__(self, location: str) -> None:
         self.location = location
         self._folder = open_folder(location)
+        self._published_view = b""
 
     @property
     def events_path(self) -> Path:
@@ -99,6 +101,21 @@ class JobFolder:
             return self.segments.fetch()
         return [self.events_path] if self.events_path.exists() else []
 
+    @property
+    def snapshot_path(self) -> Path:
+        """The local file with the newest view of the log."""
+        return self.events_path.with_name(SNAPSHOT)
+
+    def fetch_snapshot(self) -> Path:
+        """`snapshot_path`, with the copy in the folder where that is newer."""
+        path = self.snapshot_path
+        if self.segments is not None and self._folder.exists(SNAPSHOT):
+            copy = self._folder.read(SNAPSHOT)
+            if goes_further(copy, _content(path)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(copy)
+        return path
+
     def open_log(self, epoch: int) -> EventLog | SegmentedLog:
         """The log, to be written by the controller of incarnation `epoch`.
 
@@ -120,13 +137,19 @@ class JobFolder:
         self.fetch_events()
 
     def publish_log(self) -> None:
-        """Copy what this machine has of the log into the folder, unless it lies there.
+        """Copy what this machine has of the log, and of its view, into the folder, unless they lie there.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        if self.segments is not None:
-            self.segments.publish()
+        if self.segments is None:
+            return
+        # Read first: the copy of the view goes no further than that of the log.
+        view = _content(self.snapshot_path)
+        self.segments.publish()
+        if view and view != self._published_view:
+            self._folder.write(SNAPSHOT, view)
+            self._published_view = view
 
     def publish(self, path: Path) -> None:
         """Copy the local file `path` into the folder, unless it lies there."""
@@ -260,8 +283,8 @@ class JobFolder:
         return issued[-1] if issued else None
 
     def keep_profile(self, text: str | None) -> None:
-        """Write what the run's plan rests on, also beside the event log, for its pictures and for whoever resumes it;
-        None: on no profile, and that of an earlier start goes.
+        """Write the profile that the plan rests on, also beside the event log: pictures and resumed runs use it. None:
+        the plan rests on none, and the profile of an earlier start goes.
 
         Raises:
             JobError: it cannot be written.
@@ -294,9 +317,9 @@ class JobFolder:
         try:
             yield from read_log(path)
         except ValueError as error:
-            told = str(error).partition("\n")[0]
+            problem = str(error).partition("\n")[0]
             raise JobError(
-                f"{told}: delete that line to do without it, or choose another job.output"
+                f"{problem}: delete that line to do without it, or choose another job.output"
             ) from error
 
 
@@ -330,9 +353,11 @@ def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
             if key not in _MAY_DIFFER
         }
         if changed:
-            told = "; ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items())
+            differences = "; ".join(
+                f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items()
+            )
             raise JobError(
-                f"--resume: the checkpoint of step {ref.step} was made with other settings: {told}."
+                f"--resume: the checkpoint of step {ref.step} was made with other settings: {differences}."
                 f" Set them back, or start again in another job.output. What may change: {MAY_CHANGE}"
             )
         if ref.step > config.steps:
@@ -355,6 +380,14 @@ def undamaged(ref: CheckpointRef) -> bool:
     except DamagedCheckpointError:
         return False
     return True
+
+
+def _content(path: Path) -> bytes:
+    """Of the file; empty where there is none."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _reason(error: OSError) -> str:

@@ -86,7 +86,7 @@ class SegmentedLog:
 
     Args:
         epoch: of the controller.
-        started_ms: orders two starts of the same epoch, of which the store had not heard of the first.
+        started_ms: orders two starts of the same epoch, where the store has nothing of the first yet.
     """
 
     def __init__(self, folder: Path, epoch: int, started_ms: int) -> None:

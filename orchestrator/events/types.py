@@ -1,4 +1,4 @@
-"""The job's story: typed events, one JSON line each in `events.jsonl`, read back as the same types.
+"""The types of events, one JSON line each in `events.jsonl`, read back as the same types.
 
 Payloads are workers and planner types; what only the orchestrator knows is defined here. Decides nothing.
 """
@@ -119,7 +119,7 @@ class Answered:
 
     id: str
     done: bool
-    """Whether it was; else it was refused, or something else happened first."""
+    """Whether it was done; else it was refused, or something else happened first."""
     step: int
     """Steps committed then."""
     text: str
@@ -189,7 +189,7 @@ class Regrouped:
     steps_lost: int
     """Committed steps that a checkpoint did not have and that are run again."""
     detect_s: float
-    """From the first sign until it was known who is left."""
+    """From the first sign until it was known which ranks are left."""
     settle_s: float
     """Until all stand at one step."""
     plan_s: float
@@ -213,7 +213,7 @@ class Migrated:
     mode: str
     """`live`, `deferred` or `stop`."""
     bytes: int | None
-    """That were brought to who was to have them; none where that was not counted."""
+    """Sent to the layers' new ranks; none where that was not counted."""
     seconds: float
     """From when it was asked for until all ranks followed the plan."""
     steps: int
@@ -234,7 +234,7 @@ class Paused:
 
 @dataclass(frozen=True, kw_only=True)
 class Noticed:
-    """Word came that a node is to go."""
+    """Notice came that a node will go."""
 
     node: str
     """Node id of the cluster."""
@@ -285,11 +285,11 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The job came to an end that nobody asked for."""
+    """The job ended without having been asked to."""
 
     reason: str
     user_error: bool
-    """Whether it is for the user to mend: the spec, the data, the cluster."""
+    """Whether the user can mend it: the spec, the data, the cluster."""
 
 
 Event = (

@@ -8,7 +8,7 @@ from workers.protocol import FaultReport
 
 
 def noticed_text(notice: Noticed) -> str:
-    """What a notice tells a person."""
+    """A notice in words."""
     numbers = ", ".join(str(rank) for rank in notice.ranks)
     where = f" on {notice.host}" if notice.host else ""
     match len(notice.ranks):
@@ -23,8 +23,8 @@ def noticed_text(notice: Noticed) -> str:
 
 
 def injected_text(report: FaultReport) -> str:
-    """In words: what struck whom, and where."""
+    """An injected fault in words: which, on which rank, where."""
     place = f" in phase {report.phase} of step {report.step}" if report.phase else ""
     if report.file:
-        return f"drill: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
-    return f"drill: {report.fault} strikes rank {report.rank}{place}"
+        return f"injected fault: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
+    return f"injected fault: {report.fault} on rank {report.rank}{place}"

@@ -58,7 +58,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 1
+VERSION = 2
 """Of what a view holds and how it is folded: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Of so many of the newest measured steps the timelines are kept, and those of the monitoring phase."""
@@ -143,11 +143,25 @@ class JobView:
     notes: list[Note] = field(default_factory=list)
     outcome: Finished | Failed | None = None
     """None while the job runs, or if it was killed."""
+    trouble: str = ""
+    """Why nobody leads the job, in words. Not from the log: the controller or the client sets it."""
+    pid: int | None = None
+    """Of the controller's process; not from the log either."""
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
         """What the plan was chosen from."""
         return self.decisions[-1].alternatives if self.decisions else ()
+
+    @property
+    def last_step(self) -> int:
+        """That the job is to train to."""
+        return self.spec.get("job", {}).get("steps", 0)
+
+    @property
+    def folder(self) -> str:
+        """The job's."""
+        return self.spec.get("job", {}).get("output") or ""
 
     @property
     def emulated(self) -> bool:
@@ -274,7 +288,8 @@ class JobView:
     def _take_back(self, step: int) -> None:
         """The one rule for steps that a return to a checkpoint voids: a generation that begins at `step` runs the later
         ones again, and nothing that was measured in them counts. What was decided stands."""
-        self.step = min(self.step, step)
+        undone = max(0, self.step - step)
+        self.step -= undone
         self.validated = min(self.validated, step)
         self.steps = up_to(self.steps, step)
         self.validations = up_to(self.validations, step)
@@ -282,7 +297,7 @@ class JobView:
         self.measured_since = min(self.measured_since, step)
         self.freeze.take_back(step)
         self.curvature.take_back(step)
-        self.recovery.take_back(step)
+        self.recovery.take_back(step, undone)
         if self.sample is not None and self.sample.step > step:
             self.sample = None
 
@@ -292,7 +307,7 @@ class JobView:
         if self.first_step_s is None:
             self.first_step_s = time_s
         if report.step > self.step:
-            # What is logged came in its order, or after a hole for which nobody is left to tell.
+            # Steps are logged in order, or after a hole that no rank is left to fill.
             thinned, self.step = self.step // EVERY, report.step
             if report.step // EVERY != thinned:
                 self._thin()
@@ -339,7 +354,7 @@ def _keep(lines: list[T], line: T) -> None:
 
 
 def fold(records: Iterable[Record]) -> JobView:
-    """The job that `records`, oldest first, tell of."""
+    """The job of `records`, oldest first."""
     view = JobView()
     for record in records:
         view.take(record)

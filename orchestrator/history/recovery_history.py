@@ -21,7 +21,7 @@ KEPT_PAUSES = 400
 
 @dataclass(kw_only=True)
 class Membership:
-    """A generation, as far as the log tells."""
+    """A generation, as far as the log shows it."""
 
     number: int
     members: tuple[int, ...]
@@ -81,6 +81,8 @@ class RecoveryHistory:
     commits: list[Commit] = field(default_factory=list)
     """In order of time."""
     pauses: list[float] = field(default_factory=list)
+    undone: int = 0
+    """Committed steps that a return to a checkpoint voided, over the whole log."""
     rehearsed: Rehearsed | None = None
 
     def take(self, record: Record) -> None:
@@ -105,8 +107,9 @@ class RecoveryHistory:
             case _:
                 pass
 
-    def take_back(self, step: int) -> None:
-        """The newest generation goes on from `step`: what was committed later is void."""
+    def take_back(self, step: int, undone: int) -> None:
+        """The newest generation goes on from `step`: what was committed later is void, `undone` steps."""
+        self.undone += undone
         by = len(self.generations) - 1
         self.commits = [
             replace(commit, voided_by=by) if commit.step > step and commit.voided_by is None else commit

@@ -20,9 +20,9 @@ from orchestrator.history.job_view import VERSION, JobView
 
 SNAPSHOT = "view.json"
 CHECKED_BYTES = 4096
-"""Of the log's last bytes before the snapshot: they tell whether it is still the same log."""
+"""Of the log's last bytes before the snapshot: they show whether it is still the same log."""
 RECENT_RECORDS = 2_000
-"""So many events before the snapshot are read again for drivers that have not heard them yet."""
+"""So many events before the snapshot are read again for drivers that have not read them yet."""
 RECENT_BYTES = 2 << 20
 
 
@@ -71,6 +71,19 @@ def write_snapshot(path: Path, view: bytes, at: Position) -> None:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def goes_further(snapshot: bytes, other: bytes) -> bool:
+    """Whether the view in the file `snapshot` holds more of its log than that in `other`."""
+    return _place(snapshot) > _place(other)
+
+
+def _place(snapshot: bytes) -> tuple[str, int]:
+    try:
+        header = json.loads(snapshot.partition(b"\n")[0])
+        return str(header["file"]), int(header["offset"])
+    except (ValueError, KeyError, TypeError):
+        return "", -1
 
 
 def load(files: Sequence[Path], snapshot: Path) -> Loaded:

@@ -1,6 +1,6 @@
 """Ray nodes of this machine that come and go: processes that listen on the loopback interface only.
 
-A node is killed as a machine is lost: its raylet and all that run under it at once, with no word to anyone. Knows no
+A node is killed as a machine is lost: its raylet and all that run under it at once, without notice. Knows no
 trace and no job.
 """
 
@@ -52,14 +52,14 @@ class LocalNodes:
         self._running: dict[str, _Running] = {}
         self._past: list[NodeLife] = []
         self._doomed: set[str] = set()
-        """Nodes that are to be killed as soon as they are there."""
-        self._told: dict[str, float] = {}
-        """Nodes that are to be told as soon as they are there: when they will be gone."""
+        """Nodes to kill as soon as they are there."""
+        self._notices: dict[str, float] = {}
+        """Nodes that get notice as soon as they are there -> when they will be gone."""
         self._failed: dict[str, str] = {}
         self._changed = threading.Condition()
         self._closing = False
-        self._deaf: str | None = None
-        """Why nobody listens to the nodes' keeper any more."""
+        self._lost: str | None = None
+        """Why the nodes' keeper can no longer be heard."""
 
     def __enter__(self) -> Self:
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
@@ -103,7 +103,7 @@ class LocalNodes:
             self._changed.wait_for(
                 lambda: (
                     self._closing
-                    or self._deaf is not None
+                    or self._lost is not None
                     or bool(self._failed.keys() & names)
                     or names <= self._running.keys()
                 ),
@@ -132,7 +132,7 @@ class LocalNodes:
         self._order({"gone": name})
 
     def notice(self, name: str, gone_s: float) -> None:
-        """Tell Ray that a node will be gone at `gone_s` (since the Unix epoch), now or as soon as it is there."""
+        """Announce to Ray that a node will be gone at `gone_s`, since the Unix epoch; once it is there."""
         from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
         from ray.core.generated import autoscaler_pb2
 
@@ -140,7 +140,7 @@ class LocalNodes:
         with self._changed:
             running = self._running.get(name)
             if running is None:
-                self._told[name] = gone_s
+                self._notices[name] = gone_s
                 return
             running.life = replace(running.life, noticed_s=time.time())
         reasons: Any = autoscaler_pb2
@@ -199,34 +199,34 @@ class LocalNodes:
                 raise JobError(f"the nodes' keeper is gone: {self._last_error()}") from error
 
     def _listen(self) -> None:
-        """Take in who is there, until the keeper ends; whatever goes wrong is told to who calls next."""
+        """Take in which nodes are there, until the keeper ends; the next call raises what goes wrong."""
         try:
             while (answer := self._answer()) is not None:
-                self._heed(answer)
+                self._take(answer)
             why = f"the nodes' keeper is gone: {self._last_error()}"
-        except Exception as error:  # whatever Ray raises of a node that is told that it is to go
+        except Exception as error:  # whatever Ray raises of a node that gets notice
             why = f"the nodes are out of control: {type(error).__name__}: {error}"
         with self._changed:
             if not self._closing:
-                self._deaf = why
+                self._lost = why
             self._changed.notify_all()
 
-    def _heed(self, answer: dict[str, Any]) -> None:
+    def _take(self, answer: dict[str, Any]) -> None:
         name = answer["name"]
         with self._changed:
             doomed = self._take_in(name, answer)
             self._changed.notify_all()
         if doomed:
             self.kill(name)
-        elif name in self._told:
-            self.notice(name, self._told[name])
+        elif name in self._notices:
+            self.notice(name, self._notices[name])
 
     def _check(self) -> None:
         """Raises:
         JobError: the nodes can no longer be made to come and go.
         """
-        if self._deaf is not None:
-            raise JobError(self._deaf)
+        if self._lost is not None:
+            raise JobError(self._lost)
 
     def _take_in(self, name: str, answer: dict[str, Any]) -> bool:
         """Note what became of an order to start a node; whether it is there and to be killed."""
@@ -251,7 +251,7 @@ class LocalNodes:
         return json.loads(line) if line.endswith("\n") else None
 
     def _last_error(self) -> str:
-        """What the keeper said last."""
+        """The last line of the keeper's errors."""
         if self._errors is None:
             return "it said nothing"
         self._errors.seek(0)
@@ -260,7 +260,7 @@ class LocalNodes:
 
 
 def _kill_tree(root: psutil.Process) -> None:
-    """SIGKILL `root`, then all that run under it: the head first, so that it cannot tell of its children's end."""
+    """SIGKILL `root`, then all that run under it: the head first, so that it cannot report its children's end."""
     try:
         family = root.children(recursive=True)
     except psutil.NoSuchProcess:

@@ -18,8 +18,8 @@ import psutil
 from orchestrator.cluster.connection import OBJECT_STORE_BYTES, prepare_local
 
 HEALTH_CHECK_MS = 200
-"""How often Ray asks a node whether it lives. By default it takes a quarter of a minute to see that one is gone, and
-until then offers its room for new ranks."""
+"""How often Ray asks a node whether it lives. By default Ray takes 15 s to see that one is gone, and offers its room
+for new ranks until then."""
 ATTEMPTS = 3
 """To start a node; each may take half a minute."""
 
@@ -56,7 +56,9 @@ def keep_nodes(orders: IO[str], answers: IO[str]) -> None:
             name = order["add"]
             try:
                 node = _add_node(cluster, order["resources"])
-            except Exception as error:  # whatever Ray raises: the rehearsal is told, other nodes stay
+            except (
+                Exception
+            ) as error:  # whatever Ray raises: the rehearsal gets it as the answer, and other nodes stay
                 _answer(answers, {"name": name, "error": f"{type(error).__name__}: {error}"})
                 continue
             nodes[name] = node

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.analysis.effective_time import EffectiveTime, effective_time
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.following import Observer, Run
-from orchestrator.client.job_client import BlockingJobClient
-from orchestrator.client.submit import run
+from orchestrator.client.running import run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
@@ -66,8 +66,8 @@ def rehearse(performance: Performance, *, observe: Observer, say: Callable[[str]
     """Start the nodes, the job on them, and the trace; nothing is left of the nodes afterwards.
 
     Args:
-        observe: is given every event of the job as it comes.
-        say: is told what happens, in words.
+        observe: takes every event of the job as it comes.
+        say: takes what happens, in words.
 
     Raises:
         JobError: something that the user can mend.

@@ -1,6 +1,6 @@
 """Plays a trace against the nodes of a running job, in a thread: adds, notices and kills at their times.
 
-The clock starts once the job has committed steps on the nodes that the trace begins with. Knows no Ray; whoever follows
+The clock starts once the job has committed steps on the nodes that the trace begins with. Knows no Ray; the follower of
 the job passes its events in.
 """
 
@@ -75,7 +75,7 @@ class TracePlayer:
     Args:
         stop: asks the job to stop; called when the trace is over, or cannot be played on.
         goes_on: the job trains on to its end after a trace that was played to its own.
-        say: is told what happens, in words.
+        say: takes what happens, in words.
     """
 
     def __init__(
@@ -154,18 +154,18 @@ class TracePlayer:
             self._ended_s = time_s
 
     def _play(self) -> None:
-        told = "the trace is over"
+        why = "the trace is over"
         try:
             if not self._warm_up() or not self._play_all():
                 return
         except (
             Exception
-        ) as error:  # whatever Ray raises, too: nobody else hears of it, and the job would train on
+        ) as error:  # whatever Ray raises, too: nothing else reports it, and the job would train on
             self.cut_short = in_words(error)
-            told = f"the trace ends early: {self.cut_short}"
+            why = f"the trace ends early: {self.cut_short}"
         with self._changed:
             self._finish(time.time())
-        self._say(told)
+        self._say(why)
         if self.cut_short is not None or not self._goes_on:
             self._stop()
 
@@ -232,13 +232,13 @@ class TracePlayer:
         else:
             assert self._script.grace_s is not None
             self._nodes.notice(act.node, time.time() + self._script.grace_s / self._speedup)
-            self._say(f"{act.node} is told that it is to go")
+            self._say(f"{act.node} gets notice")
             return
         self._say(f"{act.node} {'comes' if act.what == Kind.ADD else 'is gone'}")
 
 
 def acts(trace: Trace, speedup: float, grace_s: float | None) -> list[_Act]:
-    """What is to be done, in order of time; who is there at the beginning is there already."""
+    """What to do, in order of time; the nodes of the beginning are there already."""
     found: list[_Act] = []
     came_s: dict[str, float] = {}
     for change in trace.changes:
@@ -248,7 +248,7 @@ def acts(trace: Trace, speedup: float, grace_s: float | None) -> list[_Act]:
         if change.time_ms == 0:
             continue
         if change.kind is Kind.REMOVE and grace_s is not None:
-            # A life shorter than its notice is told of at once.
+            # A node that lives shorter than its notice gets it as it comes.
             told_s = max(came_s[change.node], at_s - grace_s)
             found.append(_Act(told_s / speedup, "notice", change.node))
         found.append(_Act(at_s / speedup, change.kind, change.node))

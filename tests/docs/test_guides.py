@@ -125,8 +125,10 @@ def test_the_first_job_runs_as_typed(
     assert {"report.html", "events.jsonl", "job.json", "checkpoints"} <= {file.name for file in run.iterdir()}
 
     monkeypatch.chdir(tmp_path)
-    typed = [line for line in TYPED if re.match(r"freshet (verify|timeline|report|export) runs/mine", line)]
-    assert len(typed) == 5
+    typed = [
+        line for line in TYPED if re.match(r"freshet (verify|timeline|report|logs|export) runs/mine", line)
+    ]
+    assert len(typed) == 6
     for line in (*typed, *(line for line in TYPED if line.startswith("freshet schedule"))):
         assert freshet_here(*shlex.split(line)[1:]) in (0, None), line
     assert "proved" in capsys.readouterr().out

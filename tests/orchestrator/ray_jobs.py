@@ -18,9 +18,9 @@ from ray.core.generated import autoscaler_pb2
 from ray.job_config import JobConfig
 from ray.util.placement_group import placement_group_table
 
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE
-from orchestrator.controller.actor import find
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import Resolved, resolve
@@ -39,10 +39,16 @@ def started(start: Callable[[], Made]) -> Made:
     return start()
 
 
+def controller_pid(job: str) -> int:
+    """The process of the job's controller."""
+    pid = BlockingJobClient().view(job).pid
+    assert pid is not None
+    return pid
+
+
 def kill_controller(job: str) -> None:
     """Strike the process of the job's controller down; Ray starts another one."""
-    status: Any = ray.get(find(job).status.remote())
-    os.kill(status.pid, signal.SIGKILL)
+    os.kill(controller_pid(job), signal.SIGKILL)
 
 
 def start_two_nodes() -> Cluster:

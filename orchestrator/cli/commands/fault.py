@@ -1,4 +1,4 @@
-"""`freshet fault`: drills on a job of a running cluster."""
+"""`freshet fault`: injects faults into a job of a running cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import JobError
 
 if TYPE_CHECKING:
-    from orchestrator.controller.faults import Drill
+    from workers.fault_injection.drill import Drill
 
 
 def fault(
@@ -18,17 +18,17 @@ def fault(
     kind: Annotated[FaultKind, typer.Argument(help="What to do, see above.")],
     rank: Annotated[
         int | None,
-        typer.Option(help="Number of the rank to strike; freshet status lists a job's ranks."),
+        typer.Option(help="Number of the rank that gets the fault; freshet status lists a job's ranks."),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Strike in this step, or the first later one that has the phase.")
+        int | None, typer.Option(help="In this step, or the first later one that has the phase.")
     ] = None,
     phase: Annotated[
-        Phase | None, typer.Option(help="Strike there. Without it: at the step's first place.")
+        Phase | None, typer.Option(help="At this place of the step; unset: at its first one.")
     ] = None,
-    after: Annotated[float, typer.Option(help="Strike no sooner than so many seconds from now.")] = 0.0,
-    times: Annotated[int, typer.Option(help="How often to strike; of fill-disk, how many writes.")] = 1,
-    seconds: Annotated[float | None, typer.Option(help="How long stop and fill-disk last.")] = None,
+    after: Annotated[float, typer.Option(help="No sooner than so many seconds from now.")] = 0.0,
+    times: Annotated[int, typer.Option(help="How often; fill-disk: for how many writes.")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="stop, fill-disk: how long it lasts.")] = None,
     factor: Annotated[
         float | None, typer.Option(help="slow: how many times as long every action takes.")
     ] = None,
@@ -36,17 +36,18 @@ def fault(
         float | None, typer.Option(help="throttle-link: what the rank may send to its neighbours.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="How many steps slow and throttle-link last; without it: for good.")
+        int | None, typer.Option(help="slow, throttle-link: for how many steps; unset: to the end.")
     ] = None,
     node: Annotated[
-        str | None, typer.Option(help="drain: a node, by its id, the beginning of that, or its host.")
+        str | None, typer.Option(help="drain: a node, by its id, the beginning of its id, or its host.")
     ] = None,
     deadline: Annotated[
         float | None, typer.Option(help="drain: seconds until it is gone.", show_default="30")
     ] = None,
     address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
 ) -> None:
-    """Strike a job of a running cluster, to see how it takes it. The job must allow it: elastic.allow_faults = true.
+    """Inject a fault into a job of a running cluster, to see how the job takes it. The job must allow it:
+    elastic.allow_faults = true.
 
     KIND is one of
 
@@ -68,11 +69,11 @@ def fault(
 
     nan: the rank's gradients of one step hold a NaN.
 
-    drain: --rank, or all on --node, are told that they have --deadline seconds. The rank is killed then.
+    drain: --rank, or all ranks on --node, get notice that they have --deadline seconds. --rank is killed then.
 
     blind: the rank loses the records of a commit that others have.
 
-    Without --step and --phase it happens at once, or at the next place that fits. For example:
+    Without --step and --phase the fault happens at once, or at the next place that fits. For example:
 
     freshet fault my-job kill --rank 2 --step 40 --phase backward
 
@@ -108,12 +109,12 @@ def drill_of(
     after: float,
     **fields: Any,
 ) -> Drill:
-    """What the options ask for; `fields` are those of a `Fault` by its own names.
+    """The drill that the options describe; `fields` are those of a `Fault` by its own names.
 
     Raises:
         JobError: they do not go together.
     """
-    from orchestrator.controller.faults import Drill
+    from workers.fault_injection.drill import Drill
 
     fault = {"kind": kind, "after_s": after, **fields}
     if kind is not FaultKind.DRAIN:

@@ -11,9 +11,8 @@ def follow(
     job: Annotated[str, typer.Argument(help="The job's name.")],
     address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
 ) -> None:
-    """Follow a running job from now on, as freshet train does: its lines, the report at its end, the exit code. For a
-    job whose freshet train was killed, or that trains elsewhere. Ctrl-C only stops following, and the job goes on; to
-    end it, use freshet stop."""
+    """Follow a running job from now on, as freshet train does: its lines, the report at its end, the exit code. Ctrl-C
+    only stops following, and the job goes on; to end it, use freshet stop."""
     from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.training import follow_command
 

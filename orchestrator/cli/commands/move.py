@@ -11,12 +11,12 @@ def move(
     job: Annotated[str, typer.Argument(help="The job's name.")],
     layers: Annotated[str, typer.Option(help="A layer, or a run of them: 3, or 3-4.")],
     to: Annotated[
-        int, typer.Option(help="Number of the rank that is to have them, next to them in the pipeline.")
+        int, typer.Option(help="Number of the rank that gets them; it has the layers before or after them.")
     ],
     address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
 ) -> None:
-    """Move layers of a running job to a rank while it trains on, as elastic.migration says: live, with the same bits;
-    deferred, as DynPipe does; or stop, between two steps."""
+    """Move layers of a running job to another rank while it trains, as elastic.migration says: live, with the same
+    bits; deferred, as DynPipe does; or stop, between two steps."""
     from orchestrator.cli.jobs import move_layers
 
     typer.echo(move_layers(job, address, layers, to))

@@ -24,7 +24,8 @@ def plan(
     estimates: Annotated[
         Path | None,
         typer.Option(
-            help="Say how many steps the target error takes, by this event log's job.curvature_every."
+            help="Say how many steps the target error takes, from the curvature in this event log."
+            " job.curvature_every has a run measure it."
         ),
     ] = None,
     target_error: Annotated[

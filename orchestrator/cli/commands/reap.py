@@ -10,7 +10,7 @@ import typer
 def reap(
     job: Annotated[str, typer.Argument(help="The job's name.")],
     address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
-    force: Annotated[bool, typer.Option(help="Kill it even if it is at work.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill the job even if it is at work.")] = False,
 ) -> None:
     """Clear what an abandoned job left on a running cluster: its ranks, reservations and controller."""
     from orchestrator.cli.jobs import reap_job

@@ -1,4 +1,4 @@
-"""`freshet rehearse`: its options. What they do is in `rehearsing.py`, which is imported when it runs."""
+"""`freshet rehearse`: replays a spot trace against a job."""
 
 from __future__ import annotations
 
@@ -17,29 +17,35 @@ def rehearse(
         str | None,
         typer.Option(
             metavar="P:D[:B]",
-            help="Make a trace up: each node is preempted with probability P every D minutes, and a new one comes"
-            " after B minutes (D if unset, or `never`). An hour long, or as --window says.",
+            help="Make up a trace: each node is preempted with probability P every D minutes, and a new one comes"
+            " after B minutes (D if unset, or `never`). It lasts an hour, or as --window says.",
         ),
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Keep so many evenly spread slots of the trace; unset: pipeline.ranks."),
+        typer.Option(
+            min=1, help="How many slots of the trace to keep, evenly spread; unset: pipeline.ranks."
+        ),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Ranks of the job, one on each node; unset: as many as nodes.")
     ] = None,
     speedup: Annotated[
         float | None,
-        typer.Option(help="Replay so many times as fast; unset: so fast that the trace fits into the job."),
+        typer.Option(
+            help="How many times as fast to replay; unset: so fast that the trace fits into the job."
+        ),
     ] = None,
     window: Annotated[
         str | None, typer.Option(metavar="A-B", help="Replay only minutes A to B of the trace.")
     ] = None,
     grace: Annotated[
         str,
-        typer.Option(metavar="SECONDS", help="Tell of a loss so many seconds of the trace ahead; or `none`."),
+        typer.Option(
+            metavar="SECONDS", help="Give notice of each loss so many seconds of the trace ahead; or `none`."
+        ),
     ] = "none",
-    seed: Annotated[int, typer.Option(help="Of the synthetic trace.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic trace.")] = 0,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
@@ -47,18 +53,20 @@ def rehearse(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The job's folder; unset: --set job.output, else runs/NAME-rehearsal, or the next one free."
+            help="The job's folder; unset: that of --set job.output, else runs/NAME-rehearsal, or the next free one."
         ),
     ] = None,
     finish: Annotated[
-        bool, typer.Option(help="Train to the last step after the trace, where --speedup is given.")
+        bool,
+        typer.Option("--finish", help="Train to the last step after the trace, where --speedup is given."),
     ] = False,
     write_trace: Annotated[
-        Path | None, typer.Option(help="Write the trace as it is replayed, but for its speed, to this file.")
+        Path | None,
+        typer.Option(help="Write the trace to this file, as it is replayed but at its own speed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Replay a spot trace against a job, on Ray nodes of this machine that are killed and added as it says."""
+    """Replay a spot trace against a job: Ray nodes of this machine are killed and added as the trace says."""
     from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.rehearsing import Options, rehearse_command
 

@@ -14,7 +14,7 @@ def report(
         Path | None, typer.Option(help="The HTML file to write; unset: report.html beside the event log.")
     ] = None,
 ) -> None:
-    """Write the report of a run from its event log alone: while it trains, after its end, after a crash."""
+    """Write the report of a run from its event log alone: while the job trains, after its end, after a crash."""
     from orchestrator.cli.reporting import report_command
 
     typer.echo(f"report: {report_command(run, out)}")

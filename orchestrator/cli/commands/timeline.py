@@ -14,7 +14,7 @@ def timeline(
         Path | None, typer.Option(help="Write it to this file: .svg, .html, or .json for Perfetto.")
     ] = None,
 ) -> None:
-    """Show the newest measured step of a run, below its prediction where there is one."""
+    """Show the newest measured step of a run, and its prediction where there is one."""
     from orchestrator.cli.timeline import timeline_command
 
     timeline_command(run, out)

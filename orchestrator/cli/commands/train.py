@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.exit_codes import INTERRUPTED
+from workers.protocol import JobError
 
 
 def train(
@@ -16,25 +17,35 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint in job.output.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in job.output.")
+    ] = False,
     profile: Annotated[
         Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(help="Freeze as this event log says: a recorded run once more, to the bit."),
+        typer.Option(help="Freeze as this event log says, to repeat a recorded run with the same bits."),
     ] = None,
     summary: Annotated[
         Path | None, typer.Option(help="Write the run's numbers to this file, as JSON.")
     ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Submit the job to a running cluster, and do not follow it.")
+    ] = False,
 ) -> None:
-    """Train. Ctrl-C stops after the step in flight, with a checkpoint; a second one ends at once."""
-    from orchestrator.cli.training import train_command
+    """Train a job to its end. Ctrl-C stops it after the step in flight, with a checkpoint; a second one at once."""
+    from orchestrator.cli.training import detach_command, train_command
 
     try:
-        code = train_command(
-            spec, overrides or [], resume=resume, profile=profile, replay=replay, summary=summary
-        )
+        if detach:
+            if summary is not None:
+                raise JobError("--summary does not go with --detach: the run's numbers are known at its end")
+            code = detach_command(spec, overrides or [], resume=resume, profile=profile, replay=replay)
+        else:
+            code = train_command(
+                spec, overrides or [], resume=resume, profile=profile, replay=replay, summary=summary
+            )
     except KeyboardInterrupt:
         typer.echo("freshet: interrupted before the job was running", err=True)
         code = INTERRUPTED

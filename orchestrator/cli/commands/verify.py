@@ -10,7 +10,8 @@ import typer
 def verify(
     run: Annotated[str, typer.Argument(help="A job's output folder, or its name.", metavar="JOB_OR_FOLDER")],
 ) -> None:
-    """Prove from the log that no step is missing or doubled, no sample used twice or skipped, no checkpoint altered."""
+    """Prove from the log that no step is missing or doubled, no sample is used twice or skipped, and no checkpoint is
+    altered."""
     from orchestrator.cli.exit_codes import FAILED
     from orchestrator.verify.verification import verify_run
 

@@ -12,6 +12,7 @@ from orchestrator.analysis.node_time import Use
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Paused, RankFailed, Record
 from orchestrator.history.job_view import fold
+from orchestrator.verify.ledger import audit
 
 
 def measure(run: ElasticRun) -> EffectiveTime:
@@ -57,6 +58,16 @@ def test_each_node_second_of_an_eventful_rehearsal_is_accounted_for() -> None:
     assert found.recovery_s["detect"].max == 0.1
     assert found.recovery_s["total"].p50 == pytest.approx(1.5)
     assert found.recovery_s["commit"].max == pytest.approx(2.5)
+
+
+def test_a_recovery_that_ends_after_the_window_counts_as_the_ledger_counts_it() -> None:
+    run = eventful()
+    lives = (life(0, 990, 1012.9), life(1, 990, 1012.9), life(2, 990, 1004.5), life(3, 990), life(4, 1007))
+    # The last two nodes die in the window; the job goes back six steps after its end.
+    rehearse(run, lives, began_s=1001, ended_s=1013)
+    found = measure(run)
+    assert (found.losses, len(found.costs), found.steps_lost) == (3, 2, 6)
+    assert found.steps_lost == audit(run.records, None).superseded
 
 
 def test_a_node_without_use_is_idle_and_one_with_notice_is_leaving() -> None:

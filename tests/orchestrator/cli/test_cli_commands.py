@@ -14,8 +14,10 @@ from tiny_jobs import write_spec
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.cli.exporting import check_target
+from orchestrator.cli.jobs import status_line
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog
+from orchestrator.history.job_view import fold
 from workers.protocol import JobError
 
 
@@ -53,6 +55,16 @@ def test_a_report_is_written_from_the_log_of_a_crashed_run(
     assert (crashed / "report.html").read_text().startswith("<!doctype html>")
     assert freshet_here("report", str(crashed), "--out", str(crashed / "other.html")) == DONE
     assert (crashed / "other.html").exists()
+
+
+def test_status_says_why_nobody_leads_a_job() -> None:
+    view = fold(records(steps=20)[:-1])
+    line = status_line("a", view)
+    assert line.startswith(f"a: training, step {view.step} of ")
+    assert "ranks " in line
+    assert ";" not in line
+    view.trouble = "JobError: another run is at work"
+    assert status_line("a", view) == f"{line}; JobError: another run is at work"
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,12 +114,15 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (run / "events.jsonl").read_bytes() == log
 
 
-def test_ctrl_c_stops_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -> None:
+    """SIGTERM, as from a batch system: Ray's own processes would end at once."""
     spec = write_spec(tmp_path, "long")
     with freshet(tmp_path, "train", str(spec), "--set", "job.steps=100000") as process:
         read_until(process, "step ")
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGTERM)
         output = assert_ends(process, INTERRUPTED)
+    assert "stopping after this step, with a checkpoint" in output
+    assert "FAILED" not in output
     run = tmp_path / "runs" / "long"
     ended = [record.event for record in read_log(run / "events.jsonl")][-1]
     assert isinstance(ended, events.Finished)

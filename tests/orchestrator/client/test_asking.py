@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from orchestrator.client import asking
-from orchestrator.client.asking import NoController, ask
+from orchestrator.client.asking import NoController
+from orchestrator.client.blocking import finish
 from workers.protocol import JobError
 
+HANGS = object()
 UNAVAILABLE = ActorUnavailableError("it restarts", None)
 
 
@@ -28,23 +30,24 @@ class Controller:
         self.retries = max_task_retries
         return self
 
-    def remote(self, *arguments: object) -> object:
+    async def remote(self, *arguments: object) -> object:
         self.asked.append(arguments)
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if answer is HANGS:
+            await asyncio.sleep(60)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def ask(job: str, controller: Any, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+    return finish(asking.ask(job, controller, method, *arguments, timeout_s=timeout_s))
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Ray without a cluster; whether the controller's name is still there."""
     named = [True]
-
-    def get(answer: Any, timeout: float) -> Any:
-        assert timeout >= 0
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(asking, "controller_of", lambda job: object() if named[0] else None)
     monkeypatch.setattr(asking, "RETRY_S", 0.001)
     return named
@@ -66,9 +69,10 @@ def test_one_that_never_comes_back_is_waited_for_no_longer_than_said() -> None:
     assert not isinstance(told.value, NoController)
 
 
-def test_one_that_hangs_is_told_of_with_the_way_out() -> None:
-    with pytest.raises(JobError, match=r"'a' has not answered for 90 s: .*`freshet reap a --force`"):
-        ask("a", Controller(GetTimeoutError()), "status")
+def test_one_that_hangs_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ANSWER_S", 0.05)
+    with pytest.raises(JobError, match=r"'a' has not answered for 0\.05 s: .*`freshet reap a --force`"):
+        ask("a", Controller(HANGS), "status")
 
 
 def test_one_that_is_gone_is_gone(registered: list[bool]) -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import RayTaskError
+from synthetic_run import records
 
 from orchestrator.client import asking, job_client
 from orchestrator.client.asking import NoSuchJob, Refused
-from orchestrator.client.job_client import BlockingJobClient, Command, JobClient, Missed
+from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.job_client import Command, JobClient, Missed
+from orchestrator.cluster.actor_names import JobActors
 from orchestrator.controller import actor
 from orchestrator.controller.actor import page_of
-from orchestrator.events.types import Answered, Record, Warned
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Answered, Finished, Record, Warned
 from orchestrator.history.command_table import CommandIdReused
+from orchestrator.history.job_view import fold
 from workers.protocol import JobError
+
+RUN = records(steps=20)
 
 
 def record(number: int) -> Record:
@@ -44,20 +51,16 @@ class Call:
         assert max_task_retries == -1
         return self
 
-    def remote(self, *arguments: Any) -> Any:
+    async def remote(self, *arguments: Any) -> Any:
         self._controller.asked.append((self._name, *arguments))
-        return self._controller.answer(*arguments)
+        answer = self._controller.answer(*arguments)
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer if asyncio.iscoroutine(answer) else answer
 
 
 def controller(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Controller:
     made = Controller(answer)
-
-    def get(answer: Any, timeout: float) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(asking, "controller_of", lambda job: made)
     return made
 
@@ -126,3 +129,65 @@ def test_an_outcome_that_does_not_come_is_a_timeout(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(job_client, "POLL_S", 0.01)
     with pytest.raises(TimeoutError, match="has not decided command 'x' in 0"):
         BlockingJobClient().outcome(Command(job="a", id="x", text=""), timeout_s=0.0)
+
+
+def test_a_view_is_the_controllers_or_that_of_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    view = fold(RUN)
+    controller(monkeypatch, lambda: view.to_json())
+    assert BlockingJobClient().view("a") == view
+    monkeypatch.setattr(asking, "controller_of", lambda job: None)
+    monkeypatch.setattr(asking, "job_names", lambda: [])
+    with pytest.raises(NoSuchJob, match="running: none"):
+        BlockingJobClient().view("a")
+    with pytest.raises(JobError, match="holds no event log: name a job's output folder"):
+        BlockingJobClient().view("a", folder=str(tmp_path))
+    log = EventLog(tmp_path / "events.jsonl")
+    for each in RUN[:-1]:
+        log.append(each)
+    lost = BlockingJobClient().view("a", folder=str(tmp_path))
+    assert (lost.step, lost.outcome) == (view.step, None)
+    assert lost.trouble.startswith("it has no controller: it was lost, and --resume")
+    assert isinstance(RUN[-1].event, Finished)
+    log.append(RUN[-1])
+    assert BlockingJobClient().view("a", folder=str(tmp_path)) == view
+
+
+def test_a_job_at_work_is_not_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = controller(monkeypatch, lambda: fold(RUN[:-1]).to_json())
+    monkeypatch.setattr(job_client, "living_jobs", lambda: {"a": JobActors(True, frozenset({0, 1}))})
+    cleared: list[Any] = []
+    monkeypatch.setattr(job_client, "_clear", lambda job, controller: cleared.append((job, controller)))
+    with pytest.raises(
+        Refused, match=r"job 'a' is training, at step .*: end it with freshet stop a, or kill it"
+    ):
+        BlockingJobClient().reap("a")
+    assert cleared == []
+    made.answer = lambda: fold(RUN).to_json()
+    assert BlockingJobClient().reap("a").startswith("a: 2 ranks and its controller cleared away")
+    assert cleared == [("a", made)]
+
+
+def test_a_question_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two readers wait for one controller at a time; a third call lets both go on."""
+
+    class Gated(Controller):
+        open = asyncio.Event()
+
+        async def wait(self) -> str:
+            await self.open.wait()
+            return "well"
+
+    made = Gated(None)
+    made.answer = lambda *arguments: made.wait()
+    monkeypatch.setattr(asking, "controller_of", lambda job: made)
+
+    async def ask_twice() -> list[Command]:
+        asked = [asyncio.ensure_future(JobClient().stop("a", id=id)) for id in ("x", "y")]
+        while len(made.asked) < 2:
+            await asyncio.sleep(0.001)
+        made.open.set()
+        return await asyncio.gather(*asked)
+
+    assert [command.id for command in asyncio.run(ask_twice())] == ["x", "y"]

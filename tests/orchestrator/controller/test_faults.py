@@ -20,11 +20,12 @@ from orchestrator.cli.main import app
 from orchestrator.cli.progress import LineProgress
 from orchestrator.cli.wording import observer
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.faults import Drill, check_step, choose_node, choose_rank, inject, when
+from orchestrator.controller.faults import check_step, choose_node, choose_rank, inject, when
 from orchestrator.events.types import Record
 from orchestrator.events.wording import injected_text
 from orchestrator.history.job_view import fold
 from orchestrator.history.notes import Note
+from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import FaultReport, JobError
@@ -117,13 +118,13 @@ def test_it_says_when_it_strikes(fault: Fault, said: str) -> None:
 
 def test_a_strike_in_words() -> None:
     report = FaultReport(rank=2, fault="stop for 5 s", step=40, phase="in-commit", struck_s=0.0)
-    assert injected_text(report) == "drill: stop for 5 s strikes rank 2 in phase in-commit of step 40"
-    assert injected_text(replace(report, phase="")) == "drill: stop for 5 s strikes rank 2"
+    assert injected_text(report) == "injected fault: stop for 5 s on rank 2 in phase in-commit of step 40"
+    assert injected_text(replace(report, phase="")) == "injected fault: stop for 5 s on rank 2"
     corrupted = replace(report, fault="corrupt-checkpoint", phase="", file="runs/a/x.safetensors")
-    said = "drill: corrupt-checkpoint changes a bit of runs/a/x.safetensors, by rank 2"
+    said = "injected fault: corrupt-checkpoint changes a bit of runs/a/x.safetensors, by rank 2"
     assert injected_text(corrupted) == said
     (note,) = fold([Record(time_s=0.0, event=report)]).notes
-    assert note == Note("note", "Drill: stop for 5 s strikes rank 2 in phase in-commit of step 40.")
+    assert note == Note("note", "Injected fault: stop for 5 s on rank 2 in phase in-commit of step 40.")
     console = Console(file=StringIO(), width=200)
     observer(LineProgress(console, 100))(Record(time_s=0.0, event=report))
     assert isinstance(console.file, StringIO)

@@ -10,6 +10,9 @@ from orchestrator.events import segments
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.types import Record, Warned
+from orchestrator.history.folder_view import load_folder
+from orchestrator.history.job_view import fold
+from orchestrator.history.snapshot import position, write_snapshot
 
 
 def record(text: str) -> Record:
@@ -114,3 +117,29 @@ def test_a_long_log_is_copied_in_pieces(
     folder.add(record("after the end"))
     on(tmp_path / "b", monkeypatch)
     assert texts(JobFolder(location)) == [*map(str, range(12)), "after the end"]
+
+
+def test_the_view_is_copied_with_the_log_and_the_newer_one_counts(
+    tmp_path: Path, location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(folder: JobFolder, log: segments.SegmentedLog, text: str) -> None:
+        log.append(record(text))
+        view = fold(map(record, ["start", text])).to_json()
+        write_snapshot(folder.snapshot_path, view, position(log.path, log.size))
+
+    on(tmp_path / "a", monkeypatch)
+    folder = JobFolder(location)
+    log = folder.open_log(1)
+    log.append(record("start"))
+    keep(folder, log, "copied")
+    folder.publish_log()
+    log.append(record("tail"))
+    folder.publish_log()
+    on(tmp_path / "b", monkeypatch)
+    found = load_folder(JobFolder(location))
+    assert (found.from_snapshot, found.folded, found.view.events) == (True, 1, 3)
+    # This machine has a newer one than the store: it stays.
+    on(tmp_path / "a", monkeypatch)
+    keep(folder, log, "kept here")
+    mine = folder.snapshot_path.read_bytes()
+    assert JobFolder(location).fetch_snapshot().read_bytes() == mine

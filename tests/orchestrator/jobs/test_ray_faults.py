@@ -16,10 +16,10 @@ from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.cli.jobs import fault_job
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.draining import draining
-from orchestrator.controller.faults import Drill
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
+from workers.fault_injection.drill import Drill
 from workers.protocol import FaultReport, StepReport
 
 STEPS = 14

@@ -13,7 +13,7 @@ import pytest
 from ray_jobs import Log, job_of, kill_controller
 from tiny_jobs import tiny
 
-from orchestrator.client.submit import run
+from orchestrator.client.running import run
 from orchestrator.controller.actor import find
 from orchestrator.controller.planner_link import LIVES
 from orchestrator.events import types as events

@@ -17,7 +17,8 @@ from typing import IO, Any
 import psutil
 import pytest
 import ray
-from ray_jobs import Log, assert_nothing_left, kill_controller, state_sha256
+from ray_jobs import Log, assert_nothing_left, controller_pid, kill_controller, state_sha256
+from ray_jobs import wait_for as wait_until
 from tiny_jobs import tiny
 
 from orchestrator.cli.jobs import reap_job, status_lines
@@ -130,15 +131,15 @@ def test_what_is_asked_of_a_controller_that_is_still_taking_over_is_done_afterwa
     killed: list[int] = []
 
     def kill_and_ask() -> None:
-        killed.append(ray.get(find("asked").status.remote()).pid)  # pyright: ignore[reportArgumentType]
+        killed.append(controller_pid("asked"))
         # While the folder is held by somebody else, the next controller cannot take over.
         held = held_after(lambda: os.kill(killed[0], signal.SIGKILL), JobFolder(spec.job.output))
         # The controller was killed in the middle of an event.
         with JobFolder(spec.job.output).events_path.open("ab") as file:
             file.write(b'{"time_s": 1.0, "kind": "st')
         asked = find("asked").request.options(max_task_retries=-1).remote(Request.STOP)
-        ready, _ = ray.wait([find("asked").status.options(max_task_retries=-1).remote()], timeout=60)
-        assert ray.get(ready[0]).pid != killed[0]
+        wait_until(lambda: any("another run is at work" in line for line in status_lines("auto")))
+        assert controller_pid("asked") != killed[0]
         assert ray.wait([asked], timeout=0)[0] == []
         held.close()
         ray.get(asked, timeout=60)
@@ -159,7 +160,7 @@ def test_a_damaged_log_fails_a_takeover_in_words(tmp_path: Path) -> None:
     killed: list[int] = []
 
     def kill_and_damage() -> None:
-        killed.append(ray.get(find("damaged").status.remote()).pid)  # pyright: ignore[reportArgumentType]
+        killed.append(controller_pid("damaged"))
         held = held_after(lambda: os.kill(killed[0], signal.SIGKILL), folder)
         with folder.events_path.open("ab") as file:
             file.write(b"no event\n")

@@ -1,0 +1,69 @@
+"""What `freshet logs` does: finds a job's folder and prints its ranks' output, to the job's end if asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from orchestrator.client.asking import joined
+from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.rank_logs import JobLogs, ranks_with_output
+from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder_view import view_in
+from orchestrator.verify.verification import find_folder
+from workers.protocol import JobError
+
+LOOK_EVERY_S = 0.5
+"""Between two looks for new lines."""
+
+
+def logs_command(
+    run: str, address: str, rank: int | None, *, follow: bool, show: Callable[[str], None]
+) -> None:
+    """Show what the ranks of `run` printed, a job's folder or its name.
+
+    Args:
+        rank: only this one's.
+        follow: go on until the job has ended.
+        show: is given one line at a time.
+
+    Raises:
+        JobError: there is no such job or rank, or nothing of its output is on this machine.
+        KeyboardInterrupt: a signal came while following.
+    """
+    output = folder_of(run, address)
+    logs = JobLogs(output, rank)
+    logs.check()
+
+    def show_fresh() -> None:
+        several = rank is None and len(ranks_with_output(output)) > 1
+        for number, line in logs.fresh():
+            show(f"rank {number}: {line}" if several else line)
+
+    # The end is looked for first: what was printed before it is shown.
+    while follow and not _ended(output):
+        show_fresh()
+        time.sleep(LOOK_EVERY_S)
+    show_fresh()
+    for _, line in logs.rest():
+        show(line)
+
+
+def folder_of(run: str, address: str) -> str:
+    """The folder of `run`: itself, `runs/RUN`, or that of a running job of the cluster.
+
+    Raises:
+        JobError: there is none.
+    """
+    try:
+        return find_folder(run)
+    except JobError as nowhere:
+        try:
+            with joined(address):
+                return BlockingJobClient(address).view(run).folder
+        except JobError as error:
+            raise JobError(f"{nowhere}, or a running job ({error})") from None
+
+
+def _ended(output: str) -> bool:
+    return view_in(JobFolder(output)).outcome is not None

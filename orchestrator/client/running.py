@@ -1,0 +1,72 @@
+"""A job from its submission to its end: what `freshet train` and `PipelineTrainer.fit` do. What is shown is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.following import Following, Observer, Run, ended
+from orchestrator.client.interrupts import Interrupts
+from orchestrator.client.submit import Submission, SubmittedJob
+from orchestrator.cluster import connection as cluster
+from orchestrator.spec.job_spec import Spec
+from workers.protocol import JobError
+
+
+def run(
+    spec: Spec,
+    *,
+    resume: bool,
+    observe: Observer,
+    say: Callable[[str], None],
+    profile: Path | None = None,
+    replay: Path | None = None,
+) -> Run:
+    """Submit a job and follow it to its end, with Ctrl-C for an orderly stop and a second one for an end at once.
+
+    Args:
+        resume: go on from the newest checkpoint in the job's folder.
+        observe: takes every event as it comes.
+        say: takes phases, in words.
+        profile: plan with this file instead of measuring.
+        replay: freeze as this event log says, and decide nothing again.
+
+    Raises:
+        JobError: something that the user can mend.
+        KeyboardInterrupt: a signal came before the job was running.
+    """
+    submission = Submission(spec, resume=resume, say=say)
+    with (
+        Interrupts() as interrupts,
+        cluster.connected(submission.spec.cluster.address, cpus=submission.cpus) as connection,
+    ):
+        job = submission.send(profile=profile, replay=replay, about_to_start=interrupts.hold)
+        if job.end is not None:
+            return ended(job.spec, job.end, interrupted=False)
+        client = BlockingJobClient(job.spec.cluster.address)
+        return Following(client, job.spec, connection, interrupts=interrupts, ours=True).run(observe, say)
+
+
+def detach(
+    spec: Spec,
+    *,
+    resume: bool,
+    say: Callable[[str], None],
+    profile: Path | None = None,
+    replay: Path | None = None,
+) -> SubmittedJob:
+    """Submit a job to a running cluster, and leave it there.
+
+    Raises:
+        JobError: something that the user can mend; the cluster is a local one, which ends with this process.
+        KeyboardInterrupt: a signal came before the job was running.
+    """
+    if spec.cluster.address == "local":
+        raise JobError(
+            "--detach: a local cluster ends with `freshet train`: start one that stays with `ray start --head`,"
+            " and name it with --set cluster.address=auto"
+        )
+    submission = Submission(spec, resume=resume, say=say)
+    with Interrupts() as interrupts, cluster.connected(submission.spec.cluster.address, cpus=submission.cpus):
+        return submission.send(profile=profile, replay=replay, about_to_start=interrupts.hold)

@@ -1,0 +1,36 @@
+"""The view of a job from its folder alone: the newest snapshot, and what the log has after it."""
+
+from __future__ import annotations
+
+from orchestrator.events.folder import JobFolder
+from orchestrator.history.job_view import JobView
+from orchestrator.history.snapshot import Loaded, load
+from workers.protocol import JobError
+
+
+def load_folder(folder: JobFolder) -> Loaded:
+    """What the log in `folder` adds up to.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return load(folder.log_files(), folder.fetch_snapshot())
+
+
+def view_in(folder: JobFolder) -> JobView:
+    """The job whose folder it is, as it ended or was lost.
+
+    Raises:
+        JobError: there is no log, or it cannot be read.
+    """
+    try:
+        loaded = load_folder(folder)
+    except OSError as error:
+        raise JobError(
+            f"cannot read the event log in {folder.location}: {error.strerror or error}"
+        ) from error
+    if loaded.damage is not None:
+        raise JobError(str(loaded.damage)) from loaded.damage
+    if not loaded.view.runs:
+        raise JobError(f"{folder.location} holds no event log: name a job's output folder")
+    return loaded.view

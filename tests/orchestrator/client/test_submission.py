@@ -1,0 +1,56 @@
+"""What a submission says before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_jobs import tiny
+
+from orchestrator.client import submit
+from orchestrator.client.running import detach
+from orchestrator.client.shadowing import OWN, shadowing
+from orchestrator.client.submit import Submission
+from workers.protocol import JobError
+
+
+@pytest.mark.parametrize("name", ["workers.py", "planner/__init__.py"])
+def test_a_file_that_hides_a_package_is_named(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("")
+    hidden = file if name.endswith("workers.py") else file.parent
+    assert shadowing([str(tmp_path), str(OWN)]) == hidden
+    assert shadowing([str(OWN), str(tmp_path)]) is None
+
+
+def test_a_folder_of_that_name_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    assert shadowing([str(tmp_path), str(OWN)]) is None
+
+
+def test_a_submission_refuses_what_the_ranks_could_not_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "workers.py").write_text("")
+    monkeypatch.setattr(submit, "import_paths", lambda: [str(tmp_path), str(OWN)])
+    with pytest.raises(
+        JobError, match=r"workers\.py hides a package of Freshet's from the ranks.*: rename it"
+    ):
+        Submission(tiny(tmp_path, "a"), resume=False, say=print)
+
+
+def test_a_folder_that_ray_may_delete_is_a_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    inside = tmp_path / "working_dir_files" / "_ray_pkg_1"
+    inside.mkdir(parents=True)
+    for folder in (tmp_path, inside):
+        Submission(tiny(folder, "a"), resume=False, say=said.append)
+    (warning,) = said
+    assert f"job.output = {inside / 'a'} lies in Ray's copy of the working directory" in warning
+    assert "--set job.output=" in warning
+
+
+def test_a_job_of_a_local_cluster_cannot_be_left(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="--detach: a local cluster ends with `freshet train`"):
+        detach(tiny(tmp_path, "a", cluster={"address": "local"}), resume=False, say=print)
