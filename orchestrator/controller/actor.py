@@ -436,7 +436,7 @@ class Controller:
         """Have a drill strike the job; what will happen, in words.
 
         Args:
-            drill: an `workers.fault_injection.drill.Drill`, as JSON values.
+            drill: a `workers.fault_injection.drill.Drill`, as JSON values.
 
         Raises:
             JobError: the job allows no faults, or there is no such rank or node.

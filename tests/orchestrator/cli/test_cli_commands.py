@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 from command_line import freshet_here
+from elastic_run import eventful
 from safetensors.numpy import save_file
 from synthetic_run import records
 from tiny_jobs import write_spec
@@ -65,6 +66,12 @@ def test_status_says_why_nobody_leads_a_job() -> None:
     assert ";" not in line
     view.trouble = "JobError: another run is at work"
     assert status_line("a", view) == f"{line}; JobError: another run is at work"
+
+
+def test_status_names_the_ranks_that_are_there_after_replacements() -> None:
+    run = eventful()
+    assert {2, 3, 4} <= set(fold(run.records).recovery.homes)
+    assert "ranks 3, 4, " in status_line("a", fold(run.records[:-1]))
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from ray_jobs import Log, assert_nothing_left, controller_pid
+from ray_jobs import assert_nothing_left, controller_pid
 from test_ray_recovery import DRIVER, job, logged, wait_for
 
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
@@ -22,7 +22,6 @@ from orchestrator.cli.jobs import fault_job, move_layers, reap_job, status_lines
 from orchestrator.cli.training import follow_command
 from orchestrator.client.asking import Refused
 from orchestrator.client.blocking_client import BlockingJobClient
-from orchestrator.client.following import attached
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
 from orchestrator.history.command_table import CommandIdReused
@@ -179,37 +178,3 @@ def test_a_controller_that_hangs_keeps_nobody_waiting(
     while any(psutil.pid_exists(pid) for pid in (*ranks, pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_a_driver_whose_controller_hangs_says_so_and_ends_the_job_when_told_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.client.following.SILENCE_S", 1.0)
-    said: list[str] = []
-
-    class Counted:
-        count = 0
-
-    def say(text: str) -> None:
-        said.append(text)
-        Counted.count = 2
-
-    log = Log()
-    spec = job(tmp_path, "mute", job={"steps": 100_000}, pipeline={"ranks": 2})
-    file = tmp_path / "spec.json"
-    file.write_text(spec.model_dump_json())
-    with driver("-c", DRIVER, str(file)) as own:
-        wait_for(
-            tmp_path / "mute" / "events.jsonl", lambda seen: any(isinstance(e, StepReport) for e in seen)
-        )
-        own.kill()
-    with attached("mute", "auto") as following:
-        monkeypatch.setattr(following, "_interrupts", Counted)
-        monkeypatch.setattr(following, "_ours", True)
-        os.kill(controller_pid("mute"), signal.SIGSTOP)
-        done = following.run(log, say)
-    assert isinstance(done.end, events.Failed)
-    assert done.end.reason.startswith("ended at once: its controller had not answered for ")
-    assert done.interrupted
-    assert any("has not answered for 1 s: it hangs" in text for text in said)
-    assert_nothing_left()

@@ -101,7 +101,7 @@ def test_nodes_that_can_no_longer_be_told_anything_say_so(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(nodes, "_answer", lambda: next(answers, None))
     monkeypatch.setattr(nodes, "notice", notice)
-    nodes._told["a"] = time.time()
+    nodes._notices["a"] = time.time()
     nodes._listen()
     for act in (lambda: nodes.add("b", {}), lambda: nodes.kill("a"), lambda: nodes.wait_for({"b"})):
         with pytest.raises(JobError, match="out of control: RuntimeError: drain_node of a failed"):

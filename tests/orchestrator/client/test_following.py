@@ -1,0 +1,171 @@
+"""A driver follows through the job client alone: to the end, past a silent controller, and with the user's signals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_jobs import tiny
+
+from orchestrator.client import following
+from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob
+from orchestrator.client.following import Following, Run
+from orchestrator.client.interrupts import Interrupts
+from orchestrator.controller.actor import Page
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Event, Failed, Finished, Record, Submitted, Warned
+from orchestrator.spec.job_spec import Spec
+
+END = Finished(step=3, stopped=False, state_sha256=None)
+
+
+def page(*told: Event, after: int = 0, over: bool = False) -> Page:
+    records = tuple(Record(time_s=0.0, event=event) for event in told)
+    return Page(records=records, missed=0, next=after + len(records), over=over)
+
+
+class Client:
+    """Answers with the given pages one after the other, then with nothing."""
+
+    def __init__(self, *answers: Page | Exception) -> None:
+        self._answers = [*answers]
+        self.waiting = self
+        self.done: list[str] = []
+
+    async def page(self, job: str, after: int, wait_s: float) -> Page:
+        if not self._answers:
+            await asyncio.sleep(60)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def stop(self, job: str) -> None:
+        self.done.append("stop")
+
+    async def abort(self, job: str) -> None:
+        self.done.append("abort")
+
+    def reap(self, job: str, *, force: bool) -> str:
+        self.done.append("reap" if force else "reap without force")
+        raise NoSuchJob("nothing is left")
+
+    def dismiss(self, job: str) -> None:
+        self.done.append("dismiss")
+
+
+class Whole:
+    """A connection whose processes live."""
+
+    def broken(self) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    return tiny(tmp_path, "a", pipeline={"ranks": 1, "partition": [6]})
+
+
+def follow(
+    spec: Spec,
+    client: Any,
+    *,
+    ours: bool = True,
+    on_say: Callable[[Interrupts, str], None] = lambda interrupts, text: None,
+    signals: int = 0,
+) -> tuple[Run, list[Event], list[str]]:
+    """(how it went, the events that came, what was said)."""
+    interrupts, seen, said = Interrupts(), list[Event](), list[str]()
+    interrupts.count = signals
+    connection: Any = Whole()
+
+    def say(text: str) -> None:
+        said.append(text)
+        on_say(interrupts, text)
+
+    driver = Following(client, spec, connection, interrupts=interrupts, ours=ours)
+    return driver.run(lambda record: seen.append(record.event), say), seen, said
+
+
+def test_events_come_once_and_in_order_to_the_end(spec: Spec) -> None:
+    one, two = Warned(text="1"), Warned(text="2")
+    client = Client(page(one), ControllerSilent("busy"), page(two, after=1), page(END, after=2, over=True))
+    run, seen, _ = follow(spec, client)
+    assert seen == [one, two, END]
+    assert (run.end, run.interrupted, run.partition) == (END, False, (6,))
+    assert client.done == ["dismiss"]
+
+
+def test_signals_stop_the_job_and_then_end_it_at_once(spec: Spec) -> None:
+    class Stopping(Client):
+        async def stop(self, job: str) -> None:
+            await super().stop(job)
+            interrupts[0].count = 2
+
+        async def abort(self, job: str) -> None:
+            await super().abort(job)
+            self._answers.append(page(END, over=True))
+
+        async def page(self, job: str, after: int, wait_s: float) -> Page:
+            while not self._answers:
+                await asyncio.sleep(0.001)
+            return await super().page(job, after, wait_s)
+
+    interrupts: list[Interrupts] = []
+    client = Stopping()
+    run, _, said = follow(spec, client, signals=1, on_say=lambda each, text: interrupts.append(each))
+    assert client.done == ["stop", "abort", "dismiss"]
+    assert said[0].startswith("stopping after this step")
+    assert said[1].startswith("ending at once")
+    assert run.interrupted
+
+
+def test_a_signal_only_ends_the_following_of_another_drivers_job(spec: Spec) -> None:
+    client = Client()
+    with pytest.raises(KeyboardInterrupt):
+        follow(spec, client, ours=False, signals=1)
+    assert client.done == []
+
+
+def test_a_silent_controller_is_reported_and_a_second_signal_ends_the_job(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "SILENCE_S", 0.1)
+    client = Client()
+
+    def twice(interrupts: Interrupts, text: str) -> None:
+        interrupts.count = 2
+
+    run, _, said = follow(spec, client, on_say=twice)
+    assert "has not answered for 0.1 s: it hangs" in said[0]
+    assert isinstance(run.end, Failed)
+    assert run.end.reason.startswith("ended at once: its controller had not answered for ")
+    assert run.interrupted
+    assert client.done[-1] == "reap"
+
+
+def test_the_end_of_a_controller_that_is_gone_is_in_the_log(spec: Spec) -> None:
+    first, last = Submitted(job="a", epoch=1, spec={}, resume=False), Warned(text="last")
+    log = EventLog(Path(spec.job.folder) / "events.jsonl")
+    for event in (first, last, END):
+        log.append(Record(time_s=0.0, event=event))
+    client = Client(page(first), NoController("gone"))
+    run, seen, _ = follow(spec, client)
+    assert seen == [first, last, END]
+    assert run.end == END
+    assert client.done == []
+
+
+def test_a_controller_that_is_gone_without_an_end_fails_the_job_and_leaves_nothing(spec: Spec) -> None:
+    client = Client(NoSuchJob("no job 'a'"))
+    run, _, _ = follow(spec, client)
+    assert run.end == Failed(reason="the controller died: no job 'a'", user_error=False)
+    assert client.done == ["reap"]
