@@ -110,15 +110,6 @@ class LayerProfile:
     def backward_s(self) -> float:
         return self.input_grad_s + self.weight_grad_s
 
-    def kept_bytes(self, *, recomputes: bool) -> int:
-        """What it keeps of one microbatch from its forward on, beside inputs that nobody else keeps."""
-        return self.loss_bytes if recomputes else self.activation_bytes
-
-    def rebuilt_bytes(self, *, first: bool) -> int:
-        """What a recomputation adds to what it keeps; `first`: of the model's first layer, whose inputs are kept."""
-        saved_by_loss = self.loss_bytes - self.loss_input_bytes
-        return self.activation_bytes - saved_by_loss - (self.input_bytes if first else 0)
-
     @property
     def state_bytes(self) -> int:
         """Weights, optimizer state and freezing statistics: what moves when the layer does."""

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ir import Kind, Schedule
+from planner.ir import Schedule
 from planner.profile import Link, Profile
+from planner.schedule.in_flight import Counts, largest_counts
+from planner.simulation.layer_memory import LayerMemory, layer_memory
 
 Matrix = NDArray[np.float64]
 """`matrix[stop, first]` of the layers [first, stop), float64[L + 1, L + 1]; of no meaning where first >= stop."""
@@ -32,9 +34,8 @@ class StageCosts:
     profile: Profile
     stage_ranks: tuple[int, ...]
     """Per stage, its rank: device `rank` of the profile's cluster."""
-    in_flight: tuple[tuple[tuple[int, int], ...], ...]
-    """Per stage, every (microbatches whose activations are kept, microbatches whose weight gradient waits) that
-    no other one exceeds in both."""
+    in_flight: tuple[tuple[Counts, ...], ...]
+    """Per stage, the largest counts of microbatches that it holds; see `largest_counts`."""
     recompute: frozenset[int] = frozenset()
     """Layers that keep their input only, and run forward twice."""
     reserved_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class StageCosts:
         return StageCosts(
             profile,
             tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages)),
-            tuple(_in_flight(schedule, stage) for stage in range(schedule.stages)),
+            tuple(largest_counts(schedule, stage) for stage in range(schedule.stages)),
             frozenset(recompute),
         )
 
@@ -66,33 +67,38 @@ class StageCosts:
         return self.profile.cluster.devices[self.stage_ranks[stage]].slowdown
 
     def memory_bytes(self, stage: int, at: Window = WHOLE) -> Matrix:
-        """Weights, gradients, optimizer state, and the most activations and waiting weight gradients at once.
+        """Weights, optimizer state, and the most that gradients and microbatches in flight take at once.
 
-        What an action needs meanwhile, scratch and messages that wait are left out: `planner/simulation/memory.py`
-        counts those, and `planner/search/evaluate.py` reserves what they take.
+        The working memory of an action, scratch and messages are left out: `planner/simulation/memory.py` counts them,
+        and `planner/search/evaluate.py` reserves what they take.
         """
         arrives = stage > 0 and self.stage_ranks[stage - 1] != self.stage_ranks[stage]
-        most = self.activation_bytes(self.in_flight[stage], arrives=arrives, at=at)
+        most = self.in_flight_bytes(self.in_flight[stage], arrives=arrives, at=at)
         return np.add(most, self.state_bytes[at], out=most)
 
-    def activation_bytes(
-        self, in_flight: Iterable[tuple[int, int]], *, arrives: bool, at: Window = WHOLE
-    ) -> Matrix:
-        """The most that activations, waiting weight gradients and one recomputation take at once.
+    def in_flight_bytes(self, in_flight: Iterable[Counts], *, arrives: bool, at: Window = WHOLE) -> Matrix:
+        """The most that gradients, activations and waiting weight gradients take at once.
 
         Args:
             in_flight: as the field.
             arrives: whether the input comes from another rank; else the stage before keeps it as its output.
         """
+        first, *rest = in_flight
         kept = self._kept_bytes[at]
         if arrives:
             kept = kept + self._arriving_bytes[at[1]]
-        peaks = [
-            count * kept + waiting * self._hold_bytes[at] if waiting else count * kept
-            for count, waiting in in_flight
-        ]
-        most = np.maximum.reduce(peaks) if len(peaks) > 1 else peaks[0]
-        return np.add(most, self._rebuilt_bytes[at], out=most) if self.recompute else most
+
+        def taken(counts: Counts) -> Matrix:
+            taken = counts.activations * kept
+            if counts.gradients:
+                taken += self.gradient_bytes[at]
+            if counts.waiting:
+                taken += counts.waiting * self._hold_bytes[at]
+            if counts.rebuilt and self.recompute:
+                taken += counts.rebuilt * self._rebuilt_bytes[at]
+            return taken
+
+        return reduce(lambda most, counts: np.maximum(most, taken(counts), out=most), rest, taken(first))
 
     def limit_bytes(self, stage: int) -> float:
         """What the stage may use: an equal part of its device's memory where the rank holds several stages.
@@ -119,11 +125,12 @@ class StageCosts:
 
     @cached_property
     def state_bytes(self) -> Matrix:
-        """Weights, gradients, optimizer state and what else is kept: what does not depend on the schedule."""
-        return range_sums(
-            layer.state_bytes + layer.gradient_bytes + layer.sample_bytes
-            for layer in self.profile.model.layers
-        )
+        """Weights, optimizer state and what freezing keeps: what does not depend on the schedule."""
+        return range_sums(layer.state_bytes + layer.sample_bytes for layer in self.profile.model.layers)
+
+    @cached_property
+    def gradient_bytes(self) -> Matrix:
+        return range_sums(layer.gradient_bytes for layer in self.profile.model.layers)
 
     @cached_property
     def forward_bytes(self) -> Vector:
@@ -136,33 +143,23 @@ class StageCosts:
         return self._cuts(layer.boundary_grad_bytes for layer in self.profile.model.layers)
 
     @cached_property
+    def _layer_memory(self) -> tuple[LayerMemory, ...]:
+        return layer_memory(self.profile.model.layers, self.recompute)
+
+    @cached_property
     def _kept_bytes(self) -> Matrix:
-        """Of one microbatch, from forward to backward."""
-        return range_sums(
-            self._own_input_bytes(index) + layer.kept_bytes(recomputes=index in self.recompute)
-            for index, layer in enumerate(self.profile.model.layers)
-        )
+        """For one microbatch, from its forward to its backward."""
+        return range_sums(layer.kept for layer in self._layer_memory)
 
     @cached_property
     def _arriving_bytes(self) -> Vector:
-        """The input of a stage whose first layer is `cut`, as far as the layers alone do not keep it."""
-        layers = self.profile.model.layers
-        sizes = [layer.input_bytes - self._own_input_bytes(index) for index, layer in enumerate(layers)]
-        return np.array([0, *sizes[1:], 0], dtype=np.float64)
+        """What a stage whose first layer is `cut` keeps in addition where its input comes from another rank."""
+        return np.array([*(layer.arriving for layer in self._layer_memory), 0], dtype=np.float64)
 
     @cached_property
     def _rebuilt_bytes(self) -> Matrix:
-        """What a recomputation brings back, of one microbatch."""
-        return range_sums(
-            layer.rebuilt_bytes(first=index == 0) if index in self.recompute else 0
-            for index, layer in enumerate(self.profile.model.layers)
-        )
-
-    def _own_input_bytes(self, index: int) -> int:
-        """What a layer keeps of its inputs, if the layer before is on the same rank: nothing, if that keeps them as its
-        outputs. The first layer's are counted among its activations."""
-        counted = index not in self.recompute if index == 0 else index - 1 not in self.recompute
-        return 0 if counted else self.profile.model.layers[index].input_bytes
+        """What a recompute adds for one microbatch."""
+        return range_sums(layer.rebuilt for layer in self._layer_memory)
 
     @cached_property
     def _hold_bytes(self) -> Matrix:
@@ -176,27 +173,3 @@ def range_sums(values: Iterable[float]) -> Matrix:
     """The sum of the layers' values over every layer range: `matrix[stop, first]`."""
     sums = np.concatenate([[0.0], np.cumsum([*values], dtype=np.float64)])
     return sums[:, None] - sums[None, :]
-
-
-def _in_flight(schedule: Schedule, stage: int) -> tuple[tuple[int, int], ...]:
-    """The Pareto front of (kept, waiting) over the program of the stage's rank.
-
-    A microbatch goes from one to the other at the end of its I. On a frozen stage a forward keeps nothing.
-    """
-    if stage < schedule.frozen_stages:
-        return ((1, 0),)
-    seen: set[tuple[int, int]] = set()
-    kept = waiting = 0
-    for action in schedule.programs[schedule.rank_of_stage[stage]]:
-        if action.stage != stage:
-            continue
-        kept += action.kind is Kind.FORWARD
-        kept -= action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
-        waiting += action.kind is Kind.INPUT_GRAD
-        waiting -= action.kind is Kind.WEIGHT_GRAD
-        seen.add((kept, waiting))
-    front: list[tuple[int, int]] = []
-    for pair in sorted(seen, reverse=True):
-        if not front or pair[1] > front[-1][1]:
-            front.append(pair)
-    return tuple(front)

@@ -18,6 +18,7 @@ from planner.partition.dynpipe import merge
 from planner.partition.stage_costs import Matrix, StageCosts, Vector, range_sums
 from planner.plan import PlanError
 from planner.profile import Link, Profile
+from planner.schedule.in_flight import Counts
 from planner.search.convergence import ConvergenceError
 
 SIZES = (1, 2, 4, 8)
@@ -154,9 +155,7 @@ class Program:
         self._microbatches = microbatches
         self._synchronous = synchronous
         self._costs = StageCosts(profile, (), (), frozenset(recompute))
-        layers = profile.model.layers
-        self._gradient_bytes = range_sums(layer.gradient_bytes for layer in layers)
-        self._weight_bytes = range_sums(layer.parameter_bytes for layer in layers)
+        self._weight_bytes = range_sums(layer.parameter_bytes for layer in profile.model.layers)
         self._message_bytes = self._costs.forward_bytes + self._costs.backward_bytes
         machines = [device.machine for device in self._cluster.devices]
         self.groups = [
@@ -183,7 +182,7 @@ class Program:
         time_s = self._costs.compute_s * (slowdown / group.size)
         if group.size > 1:
             links = [self._cluster.link(a, b) for a in group.devices for b in group.devices if a != b]
-            each_s = Link.slowest(links).transfer_s(self._gradient_bytes / group.size)
+            each_s = Link.slowest(links).transfer_s(self._costs.gradient_bytes / group.size)
             time_s = time_s + 2 * (group.size - 1) * each_s / self._microbatches
         return time_s
 
@@ -204,9 +203,10 @@ class Program:
     def allowed(self, group: Group, kept: int) -> NDArray[np.bool_]:
         """Whether a run of layers fits the group's memory with `kept` microbatches in flight, bool[L + 1, L + 1]."""
         limit = min(self._cluster.devices[device].memory_bytes for device in group.devices)
-        shared = self._costs.activation_bytes([(kept, 0)], arrives=group.first > 0)
+        shared = self._costs.in_flight_bytes([Counts(activations=kept, rebuilt=1)], arrives=group.first > 0)
         stashed = self.stashes(kept) * self._weight_bytes
-        return self._costs.state_bytes + stashed + shared / group.size <= limit
+        state = self._costs.state_bytes + self._costs.gradient_bytes
+        return state + stashed + shared / group.size <= limit
 
     def kept(self, stage: int, stages: int) -> int:
         """Microbatches in flight on `stage` of `stages` in 1F1B: one per stage from it on, as far as there are."""

@@ -17,6 +17,7 @@ from planner.ir import Action, Kind
 from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.graph import Graph, build_graph
+from planner.schedule.in_flight import Counts, effect_of
 from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.gradient_communication import standby_bytes
 from planner.simulation.simulate import Simulation
@@ -183,31 +184,19 @@ class _Changes:
             if size:
                 own.append((time_s, part, size))
 
-        def work(size: int) -> None:
-            change(start_s, _Part.WORKING, size)
-            change(end_s, _Part.WORKING, -size)
+        def apply(time_s: float, counts: Counts) -> None:
+            change(time_s, _Part.GRADIENTS, counts.gradients * stage.new_gradients[index])
+            change(
+                time_s, _Part.ACTIVATIONS, counts.activations * stage.kept + counts.rebuilt * stage.rebuilt
+            )
+            change(time_s, _Part.HOLDS, counts.waiting * stage.held[index])
 
-        match action.kind:
-            case Kind.FORWARD:
-                change(start_s, _Part.ACTIVATIONS, stage.kept)
-                work(stage.forward_working)
-                if action.stage < self._frozen_stages:
-                    change(end_s, _Part.ACTIVATIONS, -stage.kept)
-            case Kind.RECOMPUTE:
-                change(start_s, _Part.ACTIVATIONS, stage.rebuilt)
-                work(stage.recompute_working)
-            case Kind.BACKWARD | Kind.INPUT_GRAD:
-                if action.kind is Kind.BACKWARD:
-                    change(start_s, _Part.GRADIENTS, stage.new_gradients[index])
-                work(stage.backward_working)
-                change(end_s, _Part.ACTIVATIONS, -stage.kept - stage.rebuilt)
-                if action.kind is Kind.INPUT_GRAD:
-                    change(end_s, _Part.HOLDS, stage.held[index])
-            case Kind.WEIGHT_GRAD:
-                change(start_s, _Part.GRADIENTS, stage.new_gradients[index])
-                change(end_s, _Part.HOLDS, -stage.held[index])
-            case Kind.UPDATE:
-                pass
+        effect = effect_of(action, self._frozen_stages)
+        apply(start_s, effect.start)
+        if working := stage.working(action.kind):
+            change(start_s, _Part.WORKING, working)
+            change(end_s, _Part.WORKING, -working)
+        apply(end_s, effect.end)
 
     def _send(self, node: int, action: Action) -> None:
         """An output stays with its maker until the next stage has taken it in and the maker's outbox lets go of it."""
@@ -216,10 +205,10 @@ class _Changes:
             return
         from_s, until_s = self._end_s[node], max(self._start_s[consumer], self._left_s.get(node, 0.0))
         if action.kind is Kind.FORWARD:
-            size = self._stages[action.stage].unsent
-            if not size:
-                # It is one of the activations until the backward is through.
-                size, from_s = self._forward_bytes[action.stage], self._end_s[self._backward_of(action)]
+            size = self._forward_bytes[action.stage]
+            if self._stages[action.stage].keeps_output:
+                # It is one of the activations until the backward ends.
+                from_s = self._end_s[self._backward_of(action)]
         else:
             size = self._backward_bytes[action.stage]
         if size and until_s > from_s:

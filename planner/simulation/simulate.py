@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, Kind, Schedule
 from planner.profile import Link
 from planner.schedule.graph import Graph, build_graph
+from planner.schedule.in_flight import in_flight
 
 Seconds = float | tuple[float, ...]
 """One number for all stages, or one per stage."""
@@ -179,13 +180,13 @@ class Simulation:
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """Per rank, see `in_flight`."""
+        """Per rank, the most microbatches in flight; see `planner.schedule.in_flight`."""
         return in_flight(self.schedule)
 
     @cached_property
     def in_flight_input_grad(self) -> tuple[int, ...]:
         """Per rank, counted up to the input gradient only."""
-        return in_flight(self.schedule, until=(Kind.BACKWARD, Kind.INPUT_GRAD))
+        return in_flight(self.schedule, until_weight_grad=False)
 
 
 @dataclass(frozen=True)
@@ -286,26 +287,3 @@ def _message(kind: Kind, stage: int, source: int, target: int, costs: Costs) -> 
     return MessageCost(
         link.sender_busy_s(size), link.link_busy_s(size), link.latency_s, link.receiver_busy_s(size)
     )
-
-
-def in_flight(
-    schedule: Schedule, until: tuple[Kind, ...] = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
-) -> tuple[int, ...]:
-    """Per rank, the most pairs (stage, microbatch) at once between the begin of F and the end of `until`.
-
-    By default up to the weight gradient, for which each matrix's input is kept; with
-    `until=(BACKWARD, INPUT_GRAD)` as long as everything is kept. On a frozen stage a pair is in flight during
-    its forward only. One that recomputes counts all the way, though it keeps but its input.
-    """
-    return tuple(_peak(program, until, schedule.frozen_stages) for program in schedule.programs)
-
-
-def _peak(program: Program, until: tuple[Kind, ...], frozen_stages: int) -> int:
-    current = peak = 0
-    for action in program:
-        if action.kind is Kind.FORWARD:
-            peak = max(peak, current + 1)
-            current += action.stage >= frozen_stages
-        elif action.kind in until:
-            current -= 1
-    return peak

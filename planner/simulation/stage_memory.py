@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.freezing import Ratios
+from planner.ir import Kind
 from planner.plan import Plan
 from planner.profile import LayerProfile, Profile
+from planner.simulation.layer_memory import layer_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +34,20 @@ class StageMemory:
     """From the end of its input gradient to the end of its weight gradient."""
     new_gradients: tuple[int, ...]
     """Gradients that are first formed with this microbatch."""
-    unsent: int
-    """What its forward's output takes until the next stage has taken it in, beside `kept`."""
+    keeps_output: bool
+    """Whether its forward's output is part of `kept`."""
+
+    def working(self, kind: Kind) -> int:
+        """The most that an action of `kind` needs while it runs."""
+        match kind:
+            case Kind.FORWARD:
+                return self.forward_working
+            case Kind.RECOMPUTE:
+                return self.recompute_working
+            case Kind.BACKWARD | Kind.INPUT_GRAD:
+                return self.backward_working
+            case Kind.WEIGHT_GRAD | Kind.UPDATE:
+                return 0
 
 
 def stage_memory(
@@ -48,31 +62,17 @@ def stage_memory(
     """
     layers = profile.model.layers
     recompute = frozenset(plan.recompute)
-    stage_of_first = {first: stage for stage, (first, _) in enumerate(plan.layers)}
-
-    def own_input(layer: int) -> int:
-        """Bytes of a layer's inputs that no layer before it on this rank keeps as its outputs."""
-        if layer == 0:
-            # The batch's, which the profile counts with all that the first layer keeps.
-            return layers[0].input_bytes if 0 in recompute else 0
-        stage = stage_of_first.get(layer)
-        arrives = stage is not None and plan.stage_ranks[stage - 1] != plan.stage_ranks[stage]
-        return layers[layer].input_bytes if arrives or layer - 1 in recompute else 0
-
-    def rebuilt(layer: int) -> int:
-        if layer not in recompute:
-            return 0
-        return layers[layer].rebuilt_bytes(first=layer == 0)
-
+    of_layer = layer_memory(layers, recompute)
     stages: list[StageMemory] = []
     for stage, (first, stop) in enumerate(plan.layers):
         part, numbers = layers[first:stop], range(first, stop)
+        arrives = stage > 0 and plan.stage_ranks[stage - 1] != plan.stage_ranks[stage]
         kept = [
-            own_input(layer) + layers[layer].kept_bytes(recomputes=layer in recompute) for layer in numbers
+            of_layer[layer].kept + (of_layer[layer].arriving if arrives and layer == first else 0)
+            for layer in numbers
         ]
-        again = [rebuilt(layer) for layer in numbers]
+        again = [of_layer[layer].rebuilt for layer in numbers]
         rows = None if ratios is None else ratios[first:stop]
-        forward_only = stage < frozen_stages
         stages.append(
             StageMemory(
                 kept=sum(kept),
@@ -86,7 +86,7 @@ def stage_memory(
                 ),
                 held=_held(part, rows, microbatches),
                 new_gradients=_new_gradients(part, rows, microbatches),
-                unsent=part[-1].boundary_bytes if forward_only or stop - 1 in recompute else 0,
+                keeps_output=stage >= frozen_stages and stop - 1 not in recompute,
             )
         )
     return stages

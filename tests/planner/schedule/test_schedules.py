@@ -7,12 +7,12 @@ from schedule_text import lines, text
 
 from planner.ir import Kind, Schedule
 from planner.schedule.graph import build_graph
+from planner.schedule.in_flight import in_flight
 from planner.schedule.registry import Family, build, families
 from planner.schedule.validate import ScheduleError
-from planner.simulation.simulate import Costs, in_flight, simulate
+from planner.simulation.simulate import Costs, simulate
 
 UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
-UNTIL_INPUT_GRAD = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
 GOLDEN = {
     ("gpipe", 3, 2, 1): """
@@ -127,7 +127,7 @@ def test_in_flight_per_rank(ranks: int, microbatches: int):
     assert list(in_flight(build("gpipe", ranks, microbatches))) == [microbatches] * ranks
     assert list(in_flight(build("1f1b", ranks, microbatches))) == reach
     zb_h1 = build("zb-h1", ranks, microbatches)
-    assert list(in_flight(zb_h1, until=UNTIL_INPUT_GRAD)) == reach
+    assert list(in_flight(zb_h1, until_weight_grad=False)) == reach
     assert list(in_flight(zb_h1)) == [min(microbatches, ranks)] * ranks
     zbv = in_flight(build("zbv", ranks, microbatches))
     assert max(zbv) == 2 * min(microbatches, ranks)

@@ -9,9 +9,10 @@ from schedule_text import forwards_of, table
 
 from planner.ir import Action, Kind, Schedule
 from planner.schedule.graph import build_graph
+from planner.schedule.in_flight import in_flight
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
-from planner.simulation.simulate import Costs, in_flight, simulate
+from planner.simulation.simulate import Costs, simulate
 
 SMALL = table("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", 2, 2)
 
@@ -94,7 +95,7 @@ def test_bubble_is_the_share_of_the_makespan_without_work():
 def test_in_flight_counts_until_the_gradient_asked_for():
     split = table("0F0 0I0 0F1 0I1 0W0 0F2 0W1 0I2 0W2", 1, 3)
     assert in_flight(split) == (2,)
-    assert in_flight(split, until=(Kind.BACKWARD, Kind.INPUT_GRAD)) == (1,)
+    assert in_flight(split, until_weight_grad=False) == (1,)
     both = simulate(split, Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1))
     assert (both.in_flight, both.in_flight_input_grad) == ((2,), (1,))
 

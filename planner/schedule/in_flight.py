@@ -1,0 +1,100 @@
+"""How many microbatches are in flight: what each action adds to its stage's memory and what it frees, as counts.
+
+The only place for this rule: the partition programs, the simulated memory and the command line all read it. Knows no
+bytes and no time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.ir import Action, Kind, Program, Schedule
+
+
+class Counts(NamedTuple):
+    """What one stage holds, in microbatches."""
+
+    activations: int = 0
+    """Microbatches between the start of their forward and the end of their input gradient."""
+    rebuilt: int = 0
+    """Microbatches whose recomputed activations live, until the end of their input gradient."""
+    waiting: int = 0
+    """Microbatches between the end of their input gradient and the end of their weight gradient."""
+    gradients: int = 0
+    """Microbatches whose weight gradients have been added."""
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(*map(sum, zip(self, other, strict=True)))
+
+
+class Effect(NamedTuple):
+    """How one action changes the counts of its stage."""
+
+    start: Counts = Counts()
+    end: Counts = Counts()
+
+
+_EFFECTS = {
+    Kind.FORWARD: Effect(start=Counts(activations=1)),
+    Kind.RECOMPUTE: Effect(start=Counts(rebuilt=1)),
+    Kind.BACKWARD: Effect(start=Counts(gradients=1), end=Counts(activations=-1, rebuilt=-1)),
+    Kind.INPUT_GRAD: Effect(end=Counts(activations=-1, rebuilt=-1, waiting=1)),
+    Kind.WEIGHT_GRAD: Effect(start=Counts(gradients=1), end=Counts(waiting=-1)),
+    Kind.UPDATE: Effect(),
+}
+_FROZEN_FORWARD = Effect(start=Counts(activations=1), end=Counts(activations=-1))
+
+
+def effect_of(action: Action, frozen_stages: int) -> Effect:
+    """The effect of `action` in a schedule whose first `frozen_stages` stages only go forward."""
+    if action.kind is Kind.FORWARD and action.stage < frozen_stages:
+        return _FROZEN_FORWARD
+    return _EFFECTS[action.kind]
+
+
+def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
+    """The counts that `stage` reaches and that no other counts of it exceed; `gradients` is 0 or 1.
+
+    Every backward and input gradient counts as if its recompute ran right before it, where `add_recompute` puts it.
+    """
+    reached: set[Counts] = set()
+    now = Counts()
+    for action in schedule.programs[schedule.rank_of_stage[stage]]:
+        if action.stage != stage or action.kind is Kind.RECOMPUTE:
+            continue
+        effect = effect_of(action, schedule.frozen_stages)
+        if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+            now = now.plus(_EFFECTS[Kind.RECOMPUTE].start)
+        now = now.plus(effect.start)
+        now = now._replace(gradients=min(now.gradients, 1))
+        reached.add(now)
+        now = now.plus(effect.end)
+        reached.add(now)
+    largest: list[Counts] = []
+    # In descending order, counts follow all those that exceed them.
+    for counts in sorted(reached, reverse=True):
+        if not any(all(a >= b for a, b in zip(other, counts, strict=True)) for other in largest):
+            largest.append(counts)
+    return tuple(largest)
+
+
+def in_flight(schedule: Schedule, *, until_weight_grad: bool = True) -> tuple[int, ...]:
+    """Per rank, the most pairs (stage, microbatch) in flight at once.
+
+    A pair is in flight from the start of its forward: to the end of its weight gradient, which needs each matrix's
+    input; or, without `until_weight_grad`, to the end of its input gradient. On a frozen stage a pair is in flight
+    during its forward only. A pair that recomputes counts all the time, although it keeps only its input.
+    """
+    return tuple(
+        _most_in_flight(program, schedule.frozen_stages, until_weight_grad) for program in schedule.programs
+    )
+
+
+def _most_in_flight(program: Program, frozen_stages: int, until_weight_grad: bool) -> int:
+    current = most = 0
+    for action in program:
+        effect = effect_of(action, frozen_stages)
+        for change in effect:
+            current += change.activations + (change.waiting if until_weight_grad else 0)
+            most = max(most, current)
+    return most
