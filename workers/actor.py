@@ -317,7 +317,8 @@ def travelling_errors(cut_off: bool = False) -> Iterator[None]:
     try:
         yield
     except JobError as error:
-        raise RankError(str(error), user_error=True) from None
+        details = traceback.format_exc() if error.__cause__ is not None else ""
+        raise RankError(str(error), user_error=True, details=details) from None
     except SystemExit as error:
         text = f"the job's code called sys.exit({error.code!r}): raise an exception where something is wrong"
         raise RankError(text, user_error=True, details=traceback.format_exc()) from None

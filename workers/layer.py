@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.backward import backward
+from workers.blamed import blamed
 from workers.deferred.weight_grad import WeightGradQueue, Workspace, cover
 from workers.layer_state import Gradients
 from workers.protocol import JobError
@@ -66,6 +67,8 @@ class Layer:
         self._covered = {n: p for n, p in trainable.items() if n not in self._uncovered}
         self._trainable = bool(trainable)
         self._buffers = _persistent_buffers(module)
+        self._forward_pass = blamed(f"the forward pass of layer {name}")
+        self._backward_pass = blamed(f"the backward pass of layer {name}")
 
     def forward(
         self, inputs: Tensors, draw_key: int, *, keep: bool, frozen: frozenset[str] = NOTHING_FROZEN
@@ -139,12 +142,13 @@ class Layer:
             split = any(n not in done.frozen for n in self._uncovered)
             targets = [*leaves, *(p for n, p in self._covered.items() if n not in done.frozen)]
             if targets:
-                backward(
-                    [o for o, _ in roots],
-                    [g for _, g in roots],
-                    retain_graph=split,
-                    inputs=targets if self._uncovered else None,
-                )
+                with self._backward_pass:
+                    backward(
+                        [o for o, _ in roots],
+                        [g for _, g in roots],
+                        retain_graph=split,
+                        inputs=targets if self._uncovered else None,
+                    )
             if split:
                 done.root_grads = tuple(g for _, g in roots)
                 done.outputs = tuple(o for o, _ in roots)
@@ -159,12 +163,14 @@ class Layer:
 
     def weight_grad(self, done: Pass) -> None:
         """Form the weight gradients that `backward` left queued and add them to `.grad`."""
-        done.queue.drain()
+        with self._backward_pass:
+            done.queue.drain()
         done.queue.closed = True
         if done.root_grads:
             assert done.outputs is not None
             targets = [p for n, p in self._uncovered.items() if n not in done.frozen]
-            backward(done.outputs, done.root_grads, inputs=targets)
+            with self._backward_pass:
+                backward(done.outputs, done.root_grads, inputs=targets)
             done.outputs, done.root_grads = None, ()
 
     def gradients(self) -> Gradients:
@@ -213,7 +219,7 @@ class Layer:
 
     def _run(self, inputs: Tensors, draw_key: int, queue: WeightGradQueue) -> Tensors:
         self._deferral.queue = queue
-        with rng.keyed(draw_key, self.device):
+        with self._forward_pass, rng.keyed(draw_key, self.device):
             if self._precision == "float32":
                 outputs = self.module(*inputs)
             else:
@@ -235,6 +241,7 @@ class Loss:
         self._function = function
         self._precision = precision
         self._device = device
+        self._forward_pass, self._backward_pass = blamed("the loss"), blamed("the backward pass of the loss")
 
     def forward(
         self, outputs: Tensors, targets: Tensors, draw_key: int, *, keep: bool
@@ -242,6 +249,7 @@ class Loss:
         """The microbatch's mean loss, a detached scalar, and the pass to go back through."""
         leaves = tuple(_leaf(t, t.requires_grad and keep) for t in outputs)
         with (
+            self._forward_pass,
             torch.set_grad_enabled(keep),
             rng.keyed(draw_key, self._device),
             autocast(self._precision, self._device),
@@ -254,7 +262,8 @@ class Loss:
     def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
         """The canonical gradient of each output of the last layer; None where it carries none."""
         assert done.outputs is not None
-        torch.autograd.backward(done.outputs)
+        with self._backward_pass:
+            torch.autograd.backward(done.outputs)
         return tuple(canonical(_grad_of(t)) if t.requires_grad else None for t in done.inputs)
 
 

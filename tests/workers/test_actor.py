@@ -27,6 +27,14 @@ def test_a_users_error_travels_as_its_own_words() -> None:
     assert (str(error), error.user_error, error.cut_off, error.details) == ("no such file", True, False, "")
 
 
+def test_a_users_error_with_a_cause_brings_its_traceback() -> None:
+    error = JobError("the forward pass of layer l3 raised ValueError: odd")
+    error.__cause__ = ValueError("odd")
+    travelled = raised(error)
+    assert travelled.user_error
+    assert "ValueError: odd" in travelled.details
+
+
 def test_any_other_error_brings_its_traceback() -> None:
     error = raised(ValueError("odd"))
     assert (str(error), error.user_error, error.cut_off) == ("ValueError: odd", False, False)

@@ -9,6 +9,7 @@ from jobs import FAMILIES, job, small_config
 from small_models import Head, Residual, Vectors, cross_entropy
 
 from planner.ir import Action, Kind
+from workers.blamed import blamed
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch
@@ -157,7 +158,10 @@ def test_the_error_of_the_rank_that_failed_first_is_the_one_that_is_raised(
     tmp_path: Path, hosts: object
 ) -> None:
     model = ModelConfig(factory="test_engine_conduct:faulty", arguments={"kind": "broken"})
-    with pytest.raises((ValueError, RuntimeError), match="this layer cannot run"):
+    with pytest.raises(
+        (JobError, RuntimeError),
+        match=r"the forward pass of layer l3 raised ValueError: this layer cannot run, at .*test_engine_conduct\.py:",
+    ):
         hosts(job(small_config(tmp_path, model=model), ranks=2, schedule="1f1b"))
 
 
@@ -183,7 +187,7 @@ class Both(torch.nn.Module):
 def test_a_matrix_with_two_paths_is_refused_not_summed_in_some_order() -> None:
     layer = Layer(0, "both", Both(), precision="float32", device=torch.device("cpu"), workspace=Workspace())
     _, done = layer.forward((torch.randn(3, 8),), 0, keep=True)
-    with pytest.raises(RuntimeError, match=r"linear\.weight is used both through its module and directly"):
+    with pytest.raises(JobError, match=r"layer both raised .*linear\.weight is used both through"):
         layer.backward(done, (torch.ones(3, 8),), weights=True)
 
 
@@ -204,8 +208,49 @@ def test_an_input_changed_after_its_use_is_noticed() -> None:
         0, "in-place", InPlace(), precision="float32", device=torch.device("cpu"), workspace=Workspace()
     )
     _, done = layer.forward((torch.randn(3, 8),), 0, keep=True)
-    with pytest.raises(RuntimeError, match="changed in place"):
+    with pytest.raises(JobError, match=r"layer in-place raised .*changed in place"):
         layer.backward(done, (torch.ones(3, 8),), weights=True)
+
+
+class Activated(torch.nn.Module):
+    """Changes in place what autograd needs for its backward pass, or its input, which autograd refuses at once."""
+
+    def __init__(self, at_once: bool) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.at_once = at_once
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.at_once:
+            x += 1
+        return self.linear(x).exp().mul_(2.0)
+
+
+def test_an_error_of_autograd_names_the_layer_and_the_line() -> None:
+    def layer(at_once: bool) -> Layer:
+        module = Activated(at_once)
+        device = torch.device("cpu")
+        return Layer(0, "act", module, precision="float32", device=device, workspace=Workspace())
+
+    inputs = (torch.randn(3, 8, requires_grad=True),)
+    line = r"at .*test_engine_conduct\.py:\d+ in forward"
+    with pytest.raises(
+        JobError, match=f"the forward pass of layer act raised RuntimeError: a leaf .*a new tensor, {line}"
+    ):
+        layer(at_once=True).forward(inputs, 0, keep=True)
+    second = layer(at_once=False)
+    _, done = second.forward(inputs, 0, keep=True)
+    with pytest.raises(JobError, match=r"(?s)the backward pass of layer act raised .*inplace .*a new tensor"):
+        second.backward(done, (torch.ones(3, 8),), weights=True)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), OSError("read"), RuntimeError("CUDA error: 719")]
+)
+def test_an_error_of_the_machine_is_not_the_layers(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, blamed("a layer"):
+        raise error
+    assert caught.value is error
 
 
 class Doubling(torch.nn.Module):

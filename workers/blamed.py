@@ -1,0 +1,50 @@
+"""Errors of the code of a user's layers: which layer, in which pass, at which of the user's lines.
+
+They would come again if the step were run again, so a rank raises them as errors that a user can mend.
+"""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+
+import torch
+
+from workers.process.user_code import what_it_did, where
+from workers.protocol import JobError
+
+_OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
+_MACHINE_WORDS = re.compile(r"^(CUDA|cuDNN|cuBLAS|NCCL)\b|DefaultCPUAllocator")
+"""How the text of a `RuntimeError` of torch's begins, or what is in it, where the machine is the cause."""
+
+
+class blamed:
+    """Context manager, any number of times: an error inside is raised as a `JobError` that names `code`.
+
+    Errors of the machine pass as they are, as memory or a GPU may have failed once.
+
+    Args:
+        code: what runs inside, e.g. `the forward pass of layer head`.
+    """
+
+    __slots__ = ("_code",)
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, JobError) or _is_of_the_machine(error):
+            return
+        advice = ""
+        if re.search("in.?place", str(error)):
+            advice = ": use the operation that returns a new tensor"
+        raise JobError(f"{self._code} {what_it_did(error)}{advice}{where(error)}") from error
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    return isinstance(error, _OF_THE_MACHINE) or _MACHINE_WORDS.search(str(error)) is not None
