@@ -79,6 +79,8 @@ def observer(
                     f"layers {layers} have moved ({moved.mode}): {seconds(moved.seconds)} and"
                     f" {counted(moved.steps, 'step')} on the way, {seconds(moved.stall_s)} of standing still"
                 )
+            case events.Paused(step=step, requested=True):
+                progress.note(f"paused after step {step}: a checkpoint has it, and the ranks are given back")
             case events.Paused(reason=reason):
                 progress.note(f"waiting for capacity: {reason}", warning=True)
             case events.RankFailed(rank=rank, error=error):

@@ -42,8 +42,8 @@ from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Train
-from orchestrator.lifecycle.states import Live, Order, Roster, Training
-from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, Reported
+from orchestrator.lifecycle.states import Live, Order, Paused, Placing, Roster, Saving, Stopping, Training
+from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, PauseAsked, Reported, ResumeAsked
 from orchestrator.lifecycle.takeover import taken_over
 from orchestrator.prepare.resolve import expand
 from planner.plan import Plan, PlanError
@@ -295,7 +295,8 @@ class Controller:
         """Do what a client asks for, once for each `id`; what will happen, in words.
 
         Args:
-            name: `stop`, `abort`, `checkpoint`, `move` (of `layers` to `rank`) or `fault` (a `drill`).
+            name: `stop`, `abort`, `checkpoint`, `pause`, `resume`, `move` (of `layers` to `rank`) or
+                `fault` (a `drill`).
 
         Raises:
             CommandIdReused: the id was that of another command.
@@ -347,12 +348,26 @@ class Controller:
                 return "ends at once, without a checkpoint"
             case "checkpoint", {}:
                 state = self._loop.state
+                if isinstance(state, Paused):
+                    raise JobError(f"the job is paused, and a checkpoint has its step {state.step} already")
                 if not isinstance(state, Live) or not state.roster.trained:
                     raise JobError(
                         f"the job is {type(state).__name__.lower()} and has nothing to save: ask again once it trains"
                     )
                 self._loop.post(Asked(Request.CHECKPOINT))
                 return "writes a checkpoint after the step in flight"
+            case "pause", {}:
+                state = self._loop.state
+                if not isinstance(state, Live | Placing) or isinstance(state, Stopping | Paused | Saving):
+                    raise JobError(f"the job is {type(state).__name__.lower()}: there is nothing to pause")
+                self._loop.post(PauseAsked())
+                return "pauses after the step in flight, with a checkpoint, and gives its ranks back"
+            case "resume", {}:
+                state = self._loop.state
+                if not isinstance(state, Paused):
+                    raise JobError(f"the job is {type(state).__name__.lower()}: only a paused job resumes")
+                self._loop.post(ResumeAsked())
+                return f"goes on from the checkpoint of step {state.step} as soon as there is room"
             case "move", {"layers": str(layers), "rank": int(rank)}:
                 return await self._move(layers, rank)
             case "fault", {"drill": dict(drill)}:
@@ -368,6 +383,10 @@ class Controller:
                 self._loop.post(Asked(Request.STOP))
             case "abort":
                 self._loop.post(Aborted())
+            case "pause":
+                self._loop.post(PauseAsked())
+            case "resume":
+                self._loop.post(ResumeAsked())
             case name:
                 self._answer(
                     entry.command.id,

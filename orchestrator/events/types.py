@@ -99,7 +99,7 @@ class Requested:
     """Someone asked the job for something."""
 
     request: str
-    """`checkpoint`, `stop` or `abort`."""
+    """`checkpoint`, `stop`, `abort`, `pause` or `resume`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,10 +226,12 @@ class Migrated:
 
 @dataclass(frozen=True, kw_only=True)
 class Paused:
-    """Too few ranks are left; their state is safe and they wait for capacity."""
+    """The job's state is safe, and it waits: for capacity, or until someone resumes it."""
 
     reason: str
     step: int
+    requested: bool = False
+    """Someone requested it: a checkpoint has the state, and the ranks are given back."""
 
 
 @dataclass(frozen=True, kw_only=True)

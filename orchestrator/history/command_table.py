@@ -17,6 +17,7 @@ from orchestrator.events.types import (
     Failed,
     Finished,
     Migrated,
+    Paused,
     Regrouped,
 )
 from workers.protocol import CheckpointReport, JobError, StepReport
@@ -109,7 +110,14 @@ class CommandTable:
                     yield _answer(entry, step, "another move took its place", False)
                 for entry in moves[-1:]:
                     yield _answer(entry, step, "moved", True)
+            case Paused(step=step, requested=True):
+                for entry in pending:
+                    if entry.command.name == "pause":
+                        yield _answer(entry, step, f"paused at step {step}", True)
             case Regrouped(cause=cause, step=step, reason=reason) if cause != "move":
+                for entry in pending:
+                    if entry.command.name == "resume":
+                        yield _answer(entry, step, f"trains on from step {step}", True)
                 for entry in moves:
                     yield _answer(
                         entry, step, f"the ranks regrouped before the layers had moved: {reason}", False

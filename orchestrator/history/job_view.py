@@ -89,7 +89,7 @@ class JobView:
 
     job: str = ""
     state: str = "pending"
-    """`starting`, `training`, `waiting` for capacity, `finished`, `stopped` or `failed`."""
+    """`starting`, `training`, `waiting` for capacity, `paused` on request, `finished`, `stopped` or `failed`."""
     epoch: int = 0
     """The newest controller's."""
     spec: dict[str, Any] = field(default_factory=dict)
@@ -139,6 +139,8 @@ class JobView:
     """That came from outside since the newest start."""
     stopping: bool = False
     """Since the newest start someone asked for a stop."""
+    pausing: bool = False
+    """Someone asked for a pause, and the job has not paused yet."""
     sample: SampleReport | None = None
     notes: list[Note] = field(default_factory=list)
     outcome: Finished | Failed | None = None
@@ -244,9 +246,12 @@ class JobView:
                 _keep(self.moves, moved)
             case Requested(request=request):
                 self.stopping = self.stopping or request == Request.STOP
+                self._request(request)
                 _keep(self.requests, request)
-            case Paused():
-                self.state = "waiting"
+            case Paused(requested=requested) as paused:
+                self.ranks.take(paused)
+                self.state = "paused" if requested else "waiting"
+                self.pausing = self.pausing and not requested
             case Finished(stopped=stopped) as outcome:
                 self.outcome, self.state = outcome, "stopped" if stopped else "finished"
             case Failed() as outcome:
@@ -270,9 +275,15 @@ class JobView:
         self.commands = CommandTable()
         self.nodes.clear()
         self.ranks, self.formed, self.followed = RanksView(), None, None
-        self.stopping = False
+        self.stopping = self.pausing = False
         self.validated = 0
         self.freeze.begin(resume=submitted.resume)
+
+    def _request(self, request: str) -> None:
+        if request == "pause":
+            self.pausing = True
+        elif request == "resume":
+            self.state = "waiting"
 
     def _issue(self, decision: Decision) -> None:
         if self.plan is not None and cut(self.plan) != cut(decision.plan):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.events.types import Formed, Noticed, RankFailed, RankStarted, Regrouped
+from orchestrator.events.types import Formed, Noticed, Paused, RankFailed, RankStarted, Regrouped
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint
 
 KEPT_CHECKPOINTS = 8
@@ -51,7 +51,7 @@ class RanksView:
         """Ranks that are up and have no place."""
         return self.alive - {*self.members} - self.going
 
-    def take(self, event: Formed | RankStarted | RankFailed | Regrouped | Noticed) -> None:
+    def take(self, event: Formed | RankStarted | RankFailed | Regrouped | Paused | Noticed) -> None:
         """Fold one more event in."""
         match event:
             case Formed(generation=generation, step=step):
@@ -71,9 +71,15 @@ class RanksView:
                 for rank in lost:
                     self.nodes.pop(rank, None)
                     self.hosts.pop(rank, None)
+            case Paused(requested=True):
+                self.members = ()
+                for known in (self.alive, self.going, self.nodes, self.hosts):
+                    known.clear()
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
                 self.noticed = (*self.noticed[1 - KEPT_NOTICES :], event)
+            case Paused():
+                pass
 
     def save(self, report: CheckpointReport) -> None:
         """Remember a checkpoint that was written."""

@@ -45,7 +45,8 @@ def go_on(order: Order, state: Waiting) -> Step:
     roster = state.roster
     if roster.starting or len(roster.alive - roster.going) < order.elastic.min_ranks:
         return state, ()
-    return regroup.assess(order, replace(roster, asked="capacity"), ())
+    asked = "capacity" if roster.members else "resume"
+    return regroup.assess(order, replace(roster, asked=asked), ())
 
 
 def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import failures, joins, moves, regroup, startup
+from orchestrator.lifecycle import failures, joins, moves, pausing, regroup, startup
 from orchestrator.lifecycle.commands import Ask, Command, Log, Propose
 from orchestrator.lifecycle.regroup import Step, close
 from orchestrator.lifecycle.reports import heard
@@ -25,6 +25,7 @@ from orchestrator.lifecycle.states import (
     Live,
     Loading,
     Order,
+    Paused,
     Pending,
     Placing,
     Planning,
@@ -50,6 +51,7 @@ from orchestrator.lifecycle.stimuli import (
     Loaded,
     Migrate,
     Noted,
+    PauseAsked,
     Placed,
     Planned,
     Positioned,
@@ -58,6 +60,7 @@ from orchestrator.lifecycle.stimuli import (
     Reclaimed,
     Released,
     Reported,
+    ResumeAsked,
     Room,
     Settled,
     Solved,
@@ -136,7 +139,7 @@ def _checkpointed(state: Waiting | Saving, report: CheckpointReport) -> Step:
     """What ranks hold that do not train is in a checkpoint, or could not be written."""
     if isinstance(state, Saving):
         return regroup.saved(state)
-    return (replace(state, saving=None) if report.step == state.saving else state), ()
+    return pausing.written(replace(state, saving=None) if report.step == state.saving else state)
 
 
 def _late_report(order: Order, state: State, stimulus: Reported) -> Step:
@@ -150,6 +153,8 @@ def _ended(order: Order, state: Training | Stopping, stimulus: Ended) -> Step:
     if roster.pausing and not roster.stopping and stimulus.outcome.stopped:
         if waiting:
             return replace(state, waiting=waiting, outcomes=outcomes), ()
+        if roster.halting:
+            return pausing.ended(order, roster, outcomes)
         return regroup.assess(order, replace(roster, asked="drain"), ())
     log = Log(events.RankEnded(outcome=stimulus.outcome))
     if waiting:
@@ -292,12 +297,14 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, RankLost): failures.lost_regrouping for state in _REGROUPING},
     **{(state, Asked): _ask_early for state in (Pending, Placing)},
     **{(state, Asked): _ask_between for state in _LIVE},
+    **{(state, PauseAsked): pausing.ask_between for state in (Placing, *_LIVE)},
+    **{(state, ResumeAsked): _ignore for state in (Pending, Placing, *_LIVE)},
     **{(state, Migrate): _migrate_not for state in (Pending, Placing, *_LIVE)},
     **{(state, Aborted): _abort for state in (Pending, Placing, *_LIVE)},
     **{(state, Going): joins.are_to_go for state in _LIVE},
     **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
-    **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting)},
+    **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting, Paused)},
     # The cluster is looked at again soon.
     **{(state, Room): _ignore for state in (Placing, *_LIVE)},
     (Preparing, Ready): startup.ready,
@@ -316,6 +323,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Training, Ended): _ended,
     (Training, Departed): _departed,
     (Training, Asked): _ask,
+    (Training, PauseAsked): pausing.ask,
     (Training, Migrate): _migrate,
     (Training, Solved): _solved,
     (Training, Room): joins.room,
@@ -324,12 +332,20 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Stopping, Ended): _ended,
     (Stopping, Departed): _departed,
     (Stopping, Asked): _ignore,
+    (Stopping, PauseAsked): _ignore,
     (Stopping, Solved): _ignore,
     (Stopping, Weighed): _ignore,
     (Waiting, Room): joins.room,
+    (Waiting, PauseAsked): pausing.ask_waiting,
+    (Pending, PauseAsked): _ignore,
+    (Paused, Asked): pausing.stop,
+    (Paused, PauseAsked): _ignore,
+    (Paused, ResumeAsked): pausing.resume,
+    (Paused, Ready): pausing.newcomer,
+    (Paused, RankLost): failures.lost_aside,
     (Waiting, RankLost): failures.lost_waiting,
     (Saving, RankLost): failures.lost_saving,
-    **{(Saving, late): _ignore for late in (Asked, Solved, *get_args(Answer))},
+    **{(Saving, late): _ignore for late in (Asked, PauseAsked, Solved, *get_args(Answer))},
     (Closing, Released): _released,
     # Once the end is known, what is still on its way changes nothing; a report is kept.
     **{
@@ -342,6 +358,8 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
             RankLost,
             Solved,
             Asked,
+            PauseAsked,
+            ResumeAsked,
             Migrate,
             Aborted,
             Room,

@@ -304,6 +304,8 @@ def _reason(
     now: Situation, lineup: tuple[int, ...], joined: tuple[int, ...], step: int, reached: int, at_hand: bool
 ) -> str:
     """The decision in words."""
+    if now.asked == "resume":
+        return f"resumed from the checkpoint of step {step} on {counted(len(lineup), 'rank')}"
     said = []
     if now.trouble:
         said.append(now.trouble)

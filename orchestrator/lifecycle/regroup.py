@@ -347,7 +347,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         return training, commands
     regrouped = events.Regrouped(
         generation=state.generation.number,
-        cause="capacity" if before.paused else recovery_plan.cause,
+        cause="capacity" if before.paused and recovery_plan.cause != "resume" else recovery_plan.cause,
         reason=recovery_plan.reason,
         lost=tuple(rank for rank in before.members if rank not in draft.members),
         joined=tuple(rank for rank in draft.members if rank not in before.members),
@@ -374,11 +374,19 @@ def train(order: Order, roster: Roster, *, step: int, under_way: bool = False) -
         roster = replace(roster, save_after=step)
     if roster.stopping:
         commands.append(Ask(Request.STOP, members[0]))
+    roster, asking = ask_pause(roster)
     roster, leaving = send_off(order, roster)
-    commands += leaving
+    commands += [*asking, *leaving]
     if roster.stopping:
         return Stopping(roster, frozenset(members)), tuple(commands)
     return Training(roster, frozenset(members)), (*commands, *weigh(order, roster))
+
+
+def ask_pause(roster: Roster) -> tuple[Roster, tuple[Command, ...]]:
+    """Have the ranks of a generation end for the pause that was requested, if one was."""
+    if not roster.halting or roster.stopping or roster.pausing:
+        return roster, ()
+    return replace(roster, pausing=True), (Ask(Request.STOP, roster.members[0]),)
 
 
 def send_off(order: Order, roster: Roster) -> tuple[Roster, tuple[Command, ...]]:

@@ -8,11 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import regroup
+from orchestrator.lifecycle import pausing, regroup
 from orchestrator.lifecycle.commands import Command, Log, Place, Prepare, Reclaim
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.regroup import Step, close, verdict
-from orchestrator.lifecycle.states import Failed, Order, Pending, Placing, Preparing, Reclaiming, Roster
+from orchestrator.lifecycle.states import (
+    Failed,
+    Order,
+    Paused,
+    Pending,
+    Placing,
+    Preparing,
+    Reclaiming,
+    Roster,
+)
 from orchestrator.lifecycle.stimuli import Placed, RankLost, Ready, Reclaimed, Start, Unplaceable
 
 
@@ -20,6 +29,10 @@ def start(order: Order, state: Pending, stimulus: Start) -> Step:
     """The controller is ready: for a new job, or one whose ranks may be training."""
     if order.roster is not None and order.roster.trained:
         roster = replace(order.roster, round=order.roster.round + 1)
+        if roster.halted:
+            return Paused(replace(roster, halted=False), roster.step), ()
+        if not roster.members:
+            return pausing.go_on(roster, roster.step), ()
         after, commands = _taken_over(order, Reclaiming(roster, roster.alive))
         return after, (Reclaim(roster.alive, roster.round), *commands)
     ranks = tuple(range(order.wanted))

@@ -113,6 +113,10 @@ class Roster:
     """All ranks are to go: they were asked to end as for a stop, and then the job waits for others."""
     pauses: int = 0
     """How often the job has waited for capacity."""
+    halting: bool = False
+    """A pause was requested; each new generation is asked for it until the job has paused."""
+    halted: bool = False
+    """An earlier controller left the job paused on request."""
     paused: bool = False
     """From a pause until a generation trains again."""
     out_of_patience: bool = False
@@ -258,6 +262,15 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Paused:
+    """A pause was requested: the job has a checkpoint and no ranks, and waits for a request to go on."""
+
+    roster: Roster
+    step: int
+    """Steps committed, and that of the checkpoint."""
+
+
+@dataclass(frozen=True)
 class Saving:
     """The job is to end, once what its ranks hold is in a checkpoint."""
 
@@ -294,6 +307,6 @@ class Failed:
 
 Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
 """On the way to a generation."""
-Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | Saving
-"""There are ranks."""
+Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | Paused | Saving
+"""There are ranks, or were before a pause."""
 State = Pending | Placing | Live | Closing | Finished | Failed

@@ -171,6 +171,16 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class PauseAsked:
+    """Someone wants the job to give its ranks back and wait."""
+
+
+@dataclass(frozen=True)
+class ResumeAsked:
+    """Someone wants a paused job to go on."""
+
+
+@dataclass(frozen=True)
 class Migrate:
     """Someone wants the ranks to follow another plan."""
 
@@ -242,6 +252,8 @@ Stimulus = (
     | Solved
     | Noted
     | Asked
+    | PauseAsked
+    | ResumeAsked
     | Migrate
     | Aborted
     | Room

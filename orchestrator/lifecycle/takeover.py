@@ -31,7 +31,8 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
         plan=plan,
         schedule=expand(plan),
         members=ranks.members,
-        alive=frozenset(ranks.alive),
+        # Without members the job is paused or about to resume: what was started for that is started again.
+        alive=frozenset(ranks.alive) if ranks.members else frozenset(),
         going=frozenset(ranks.going & ranks.alive),
         nodes=dict(ranks.nodes),
         hosts=dict(ranks.hosts),
@@ -46,6 +47,8 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
         freeze=with_freeze(order.freezing.plans, view.freeze.plans.values()),
         proposed=view.freeze.proposed,
         stopping=view.stopping,
+        halting=view.pausing,
+        halted=view.state == "paused",
         prepared=(view.plan, expand(view.plan)) if moving and view.plan is not None else None,
     )
     first = replace(order.plan, epoch=max(view.epoch, order.epoch) + 1)

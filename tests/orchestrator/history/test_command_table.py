@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from lifecycle_jobs import checkpoint_report, step_report
 
@@ -12,6 +14,7 @@ from orchestrator.events.types import (
     Failed,
     Finished,
     Migrated,
+    Paused,
     Record,
     Regrouped,
 )
@@ -129,3 +132,12 @@ def test_old_commands_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         table.take(command(id, "stop"))
     assert table.get("a") is None
     assert [entry.command.id for entry in table.pending()] == ["b", "c"]
+
+
+def test_a_pause_is_done_when_the_job_has_paused_and_a_resume_when_it_trains() -> None:
+    wait = Paused(reason="2 ranks left", step=4)
+    paused = replace(wait, reason="on request", requested=True)
+    told = (command("a", "pause"), command("b", "resume"))
+    assert answers(*told, wait) == {}
+    assert answers(*told, paused) == {"a": (True, "paused at step 4")}
+    assert answers(*told, regrouped("resume")) == {"b": (True, "trains on from step 4")}

@@ -16,7 +16,7 @@ from tiny_jobs import tiny
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed, Finished
-from orchestrator.lifecycle.stimuli import Asked, Going
+from orchestrator.lifecycle.stimuli import Asked, Going, PauseAsked, ResumeAsked
 from orchestrator.prepare.resolve import Resolved
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import CheckpointRef, CheckpointReport, JobError, Request, Settlement, StepReport
@@ -296,6 +296,30 @@ def test_where_all_are_to_go_the_job_pauses_with_a_checkpoint_and_loses_no_step(
     assert pause.step in [saved.step for saved in ran.of(CheckpointReport) if saved.error is None]
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.step, regrouped.rerun, regrouped.steps_lost) == (pause.step, 0, 0)
+
+
+def test_a_pause_gives_the_ranks_back_and_a_resume_ends_with_the_same_bits(
+    tmp_path: Path, quiet: str
+) -> None:
+    def resume(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.Paused):
+            running.post(ResumeAsked())
+        if isinstance(event, events.RankStarted) and event.rank >= 4:
+            held.append(set(running.runtime.homes))
+
+    held: list[set[int]] = []
+    pause = once(at_step(3), lambda running: running.post(PauseAsked()))
+    ran = ElasticJob(job(tmp_path), both(pause, resume)).run()
+    check(ran, quiet)
+    (paused,) = ran.of(events.Paused)
+    assert paused.requested
+    assert paused.step in [saved.step for saved in ran.of(CheckpointReport) if saved.error is None]
+    # No rank of before is there when those of after come: there would be no room for both.
+    assert len(held) == 4
+    assert set.union(*held) == {4, 5, 6, 7}
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.step) == ("resume", paused.step)
+    assert (regrouped.rerun, regrouped.steps_lost) == (0, 0)
 
 
 def test_a_stop_while_ranks_are_lost_is_obeyed(tmp_path: Path) -> None:
