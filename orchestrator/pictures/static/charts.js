@@ -60,7 +60,7 @@ const freshetCharts = (() => {
 
   /** uPlot's series, and the areas between lowest and highest value of thinned curves. */
   function curves(chart) {
-    const series = [{ label: chart.x.label, value: (_, value) => (value == null ? "–" : exact.format(value)) }];
+    const series = [{ label: chart.x.label, value: (_, value) => (value == null ? "" : exact.format(value)) }];
     const bands = [];
     chart.series.forEach((each, number) => {
       const stroke = each.colour ?? colour(`--s${number}`);
@@ -72,7 +72,7 @@ const freshetCharts = (() => {
         fill: chart.kind === "bars" ? stroke : undefined,
         points: { show: Boolean(each.dots), size: each.labels ? 9 : 6, fill: stroke },
         paths: path(chart, each),
-        value: (_, value) => text(value),
+        value: (_, value, __, index) => (index == null ? "" : text(value)),
       });
       if (each.low) {
         const edge = { class: "edge", stroke: "transparent", width: 0, points: { show: false } };

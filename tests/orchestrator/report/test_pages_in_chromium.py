@@ -8,7 +8,7 @@ from pathlib import Path
 from chromium import needs_chromium, open_page
 from elastic_run import eventful, life, rehearse
 from report_page import Page
-from synthetic_run import freezing_records
+from synthetic_run import STEPS, freezing_records
 
 from benchmarks.parts.sweep_page import Outcome, write_page
 from orchestrator.history.job_view import JobView, fold
@@ -78,3 +78,38 @@ def test_pages_of_pictures_and_of_the_sweep(tmp_path: Path) -> None:
     opened = open_page(tmp_path / "sweep.html", tmp_path / "profile")
     assert opened.console == []
     assert [height for _, height in opened.canvases] == [460]
+
+
+DRIVE = """<script>
+const figure = document.querySelector("figure.chart");
+const chart = JSON.parse(figure.querySelector("script").text);
+chart.series[0].name = "newer data";
+freshetCharts.draw(figure, chart);
+figure.querySelector(".plot").style.width = "400px";
+dispatchEvent(new Event("resize"));
+setTimeout(() => {
+  const over = figure.querySelector(".u-over");
+  const box = over.getBoundingClientRect();
+  const at = { clientX: box.left + box.width - 1, clientY: box.top + 20, bubbles: true };
+  over.dispatchEvent(new MouseEvent("mouseenter", at));
+  over.dispatchEvent(new MouseEvent("mousemove", at));
+}, 100);
+</script></body>"""
+
+
+@needs_chromium
+def test_a_chart_takes_new_data_and_widths_and_reads_values_out_under_the_pointer(tmp_path: Path) -> None:
+    run = fold(freezing_records())
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", render(run)).replace(
+        "</body>", DRIVE
+    )
+    (tmp_path / "report.html").write_text(html, encoding="utf-8")
+    opened = open_page(tmp_path / "report.html", tmp_path / "profile")
+    assert opened.console == []
+    assert len(opened.canvases) == 10
+    assert opened.canvases[0][0] == 400
+    loss = opened.dom[opened.dom.index('class="u-legend') :].split("</table>")[0]
+    (axis, step), curve, *_ = re.findall(r'u-label">([^<]*)<.*?u-value">([^<]*)<', loss)
+    assert axis == "step"
+    assert STEPS - 5 < int(step) <= STEPS
+    assert curve == ("newer data", f"{run.steps[int(step)].loss:.4g}")
