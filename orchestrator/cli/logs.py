@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from orchestrator.client.asking import joined
+from orchestrator.client.asking import ControllerSilent, joined
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.rank_logs import JobLogs, ranks_with_output
 from orchestrator.events.folder import JobFolder
@@ -55,14 +56,18 @@ def folder_of(run: str, address: str) -> str:
     Raises:
         JobError: there is none.
     """
-    try:
+    with suppress(JobError):
         return find_folder(run)
-    except JobError as nowhere:
-        try:
-            with joined(address):
-                return BlockingJobClient(address).view(run).folder
-        except JobError as error:
-            raise JobError(f"{nowhere}, or a running job ({error})") from None
+    try:
+        with joined(address):
+            return BlockingJobClient(address).view(run).folder
+    except ControllerSilent:
+        raise
+    except JobError as error:
+        raise JobError(
+            f"there is no folder {run}, nor runs/{run}, and no job {run!r} is running at {address}: name a job's output"
+            " folder"
+        ) from error
 
 
 def _ended(output: str) -> bool:

@@ -1,4 +1,4 @@
-"""`freshet plan`: what a job would do, and why, before it does anything."""
+"""What `freshet plan` does: plans a job, says why, and starts nothing."""
 
 from __future__ import annotations
 

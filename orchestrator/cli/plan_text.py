@@ -1,4 +1,4 @@
-"""A plan for people at a terminal: its stages, what it was chosen from, what it freezes, which limits bind."""
+"""A plan for people at a terminal: its stages, its alternatives, what it freezes, which limits bind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from planner.search.search import Alternative, Choice
 SHOWN = 12
 """Rows of alternatives; JSON has them all."""
 WIDTH = 120
-"""Of tables and timeline, where nobody's terminal sets it."""
+"""Of tables and timeline, where no terminal sets it."""
 
 
 def show(
     console: Console, choice: Choice, freezing: Freezing, mode: str, outlook: Outlook | None = None
 ) -> None:
-    """Print everything about `choice`; `mode` is what the job does about lost ranks."""
+    """Print everything about `choice`; `mode` is the job's redundancy."""
 
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
@@ -52,8 +52,8 @@ def show(
     post(memory_peaks([rank.peak for rank in prediction.memory.ranks]))
     if choice.alternatives:
         console.print(_alternatives(choice))
-    if plan.pipeline_ranks > 1 and (told := _end_to_end(choice)):
-        post(f"DynPipe's Algorithm 1: {told}")
+    if plan.pipeline_ranks > 1 and (found := _end_to_end(choice)):
+        post(f"DynPipe's Algorithm 1: {found}")
     if outlook is not None:
         post(_outlook(outlook))
     if freezing.freezes:
@@ -69,18 +69,18 @@ def show(
 
 
 def _redundancy(choice: Choice, mode: str) -> str:
-    """What a lost rank costs, and what that costs."""
+    """What a lost rank costs, and what the precaution costs."""
     if mode == "none":
         return "a lost rank ends the job"
     if mode == "checkpoint":
         return "a lost rank takes the job back to its newest checkpoint; costs nothing in a step"
     cost, step_s = choice.prediction.redundancy, choice.prediction.step_s
     if not cost.bytes_per_step:
-        return "what a rank can lose its siblings in other replicas hold; nothing is shipped"
+        return "other replicas hold all that a rank can lose; no copies are sent"
     return (
-        f"{size(cost.bytes_per_step)} of gradients are shipped to copies in a step, which takes"
-        f" {seconds(cost.seconds_per_step)} longer for it ({percent(cost.seconds_per_step / step_s)}); copies take up"
-        f" to {size(cost.memory_bytes)} of a rank's memory"
+        f"a step sends {size(cost.bytes_per_step)} of gradients to copies, which makes it"
+        f" {seconds(cost.seconds_per_step)} longer ({percent(cost.seconds_per_step / step_s)}); copies take up to"
+        f" {size(cost.memory_bytes)} of a rank's memory"
     )
 
 
@@ -107,7 +107,7 @@ def _stages(choice: Choice) -> Table:
     plan, prediction = choice.plan, choice.prediction
     layers, cluster = prediction.profile.model.layers, prediction.profile.cluster
     table = Table("stage", "layers", "forward", "I", "W", "rank", "device", "memory", box=None)
-    told: set[int] = set()
+    shown: set[int] = set()
     for stage, ((first, stop), rank) in enumerate(zip(plan.layers, plan.stage_ranks, strict=True)):
         held, device = layers[first:stop], cluster.devices[rank]
         kinds_s = (
@@ -121,10 +121,10 @@ def _stages(choice: Choice) -> Table:
             f"{first}-{stop - 1} {held[0].name}{f' … {held[-1].name}' if len(held) > 1 else ''}",
             *(seconds(kind_s * device.slowdown) for kind_s in kinds_s),
             str(rank),
-            "" if rank in told else f"{device.name or device.kind}",
-            "" if rank in told else f"{size(peak)} of {size(device.memory_bytes)}",
+            "" if rank in shown else f"{device.name or device.kind}",
+            "" if rank in shown else f"{size(peak)} of {size(device.memory_bytes)}",
         )
-        told.add(rank)
+        shown.add(rank)
     return table
 
 
@@ -162,17 +162,17 @@ def _end_to_end(choice: Choice) -> str:
     except PlanError as error:
         return str(error)
     devices = [stage.devices for stage in found.stages]
-    told = (
+    text = (
         f"{counted(len(devices), 'stage')} on {' + '.join(map(str, devices))} devices, W(S) ="
-        f" {seconds(found.iteration_s)} per microbatch, T(S) alike for any S, as the schedule is synchronous"
+        f" {seconds(found.iteration_s)} per microbatch, T(S) is the same for any S, as the schedule is synchronous"
     )
-    return f"{told}. Not run: the engine has one device per stage" if max(devices) > 1 else told
+    return f"{text}. Not run: the engine has one device per stage" if max(devices) > 1 else text
 
 
 def _outlook(outlook: Outlook) -> str:
     """How long training takes, and how long it would take an asynchronous pipeline."""
     job = outlook.convergence
-    told = (
+    text = (
         f"to a mean squared gradient norm of {significant(job.target)} (L = {significant(job.smoothness)}, ξ² ="
         f" {significant(job.second_moment)}): T = {outlook.steps:,} steps of"
         f" {outlook.samples_per_update:,} samples, whatever S, as the schedule is synchronous:"
@@ -180,10 +180,10 @@ def _outlook(outlook: Outlook) -> str:
     )
     found = outlook.asynchronous
     if found is None:
-        return f"{told}; asynchronous: {outlook.why_not}"
+        return f"{text}; asynchronous: {outlook.why_not}"
     microbatches = counted(found.microbatches_per_update, "microbatch", "microbatches")
     return (
-        f"{told}; asynchronous with {counted(len(found.stages), 'stage')}, T(S) x W(S) = {found.updates:,} updates of"
+        f"{text}; asynchronous with {counted(len(found.stages), 'stage')}, T(S) x W(S) = {found.updates:,} updates of"
         f" as many samples x {microbatches} x {seconds(found.iteration_s)} = {seconds(found.wall_clock_s)}, with"
         " stashed weights in memory; no engine here runs it yet"
     )

@@ -1,4 +1,4 @@
-"""`freshet profile`: what every layer, link and commit of a job costs, measured by its own ranks."""
+"""What `freshet profile` does: has a job's own ranks measure every layer, link and commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planner.profile import Cluster, Profile
 from workers.protocol import JobError
 
 WIDTH = 100
-"""Of the tables, where nobody's terminal sets it."""
+"""Of the tables, where no terminal sets it."""
 
 
 def profile_command(path: Path, overrides: Sequence[str], *, out: Path | None) -> None:
@@ -57,8 +57,8 @@ def show(console: Console, profile: Profile) -> None:
         markup=False,
     )
     if model.settings:
-        told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in model.settings.items())
-        console.print(f"made with {told}", markup=False, soft_wrap=True)
+        settings = ", ".join(f"{name} = {json.dumps(value)}" for name, value in model.settings.items())
+        console.print(f"made with {settings}", markup=False, soft_wrap=True)
     console.print(_layers(profile))
     console.print(_devices(cluster))
     if len(cluster.devices) > 1:

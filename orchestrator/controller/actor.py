@@ -398,11 +398,6 @@ class Controller:
     def _answer(self, id: str, *, done: bool, text: str) -> None:
         self._record(events.Answered(id=id, done=done, step=self._view.step, text=text))
 
-    async def request(self, request: Request) -> None:
-        """Ask for a checkpoint or a stop; one that comes while the job is being taken over waits for that."""
-        await self._taken_on()
-        self._loop.post(Asked(request))
-
     async def _move(self, layers: str, rank: int) -> str:
         """Have layers change ranks while the job trains, as `elastic.migration` says; what will happen, in words.
 

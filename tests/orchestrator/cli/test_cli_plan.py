@@ -96,7 +96,7 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_people_are_told_what_redundancy_costs(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(job) == DONE
     assert re.search(
-        r"redundancy peer: \S+ kB of gradients are shipped .* takes \S+ .s longer for it",
+        r"redundancy peer: a step sends \S+ kB of gradients to copies, which makes it \S+ .s longer",
         capsys.readouterr().out,
     )
     assert plan(job, "--set", "elastic.redundancy=checkpoint") == DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ from command_line import freshet_here
 
 from orchestrator.cli import logs
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
+from orchestrator.client.asking import NoSuchJob
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.rank_logs import JobLogs, RankLog
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Event, Finished, Record, Submitted
+from orchestrator.history.job_view import JobView
 from workers.process.output import older_part, rank_log_path
+from workers.protocol import JobError
 
 
 def written(output: Path, rank: int, text: str) -> Path:
@@ -99,3 +104,16 @@ def test_a_rank_without_output_is_an_error_that_names_the_others(
         written(tmp_path, rank, "x\n")
     assert freshet_here("logs", str(tmp_path), "--rank", "1") == USER_ERROR
     assert "holds no output of rank 1; it has 0, 2" in capsys.readouterr().err
+
+
+def test_a_job_by_name_is_looked_for_in_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(client: BlockingJobClient, job: str) -> JobView:
+        if job != "a":
+            raise NoSuchJob("no such job")
+        return JobView(spec={"job": {"output": str(tmp_path)}})
+
+    monkeypatch.setattr(logs, "joined", lambda address: nullcontext())
+    monkeypatch.setattr(BlockingJobClient, "view", answer)
+    assert logs.folder_of("a", "auto") == str(tmp_path)
+    with pytest.raises(JobError, match="there is no folder b, nor runs/b, and no job 'b' is running at auto"):
+        logs.folder_of("b", "auto")

@@ -18,8 +18,9 @@ from ray_jobs import Log, assert_nothing_left, job_of, state_sha256
 from tiny_jobs import STEPS, tiny
 
 from orchestrator.cli.jobs import status_lines, stop_job
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster.placement import preferring
-from orchestrator.controller.actor import Controller, find
+from orchestrator.controller.actor import Controller
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
@@ -32,7 +33,7 @@ from orchestrator.prepare.profiling import key_of, obtain
 from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.trainer import PipelineTrainer
 from workers.launch.ranks import run_processes
-from workers.protocol import CheckpointReport, JobError, Request, StepReport
+from workers.protocol import CheckpointReport, JobError, StepReport
 
 
 @pytest.fixture(autouse=True)
@@ -297,7 +298,7 @@ def test_a_controller_that_does_not_start_is_a_job_error(
 def test_a_stop_before_training_ends_the_job(tmp_path: Path) -> None:
     def stop_at_once(record: events.Record) -> None:
         if isinstance(record.event, events.RankStarted):
-            find("early").request.remote(Request.STOP)
+            BlockingJobClient().stop("early")
 
     log = Log(stop_at_once)
     assert PipelineTrainer(tiny(tmp_path, "early"), observe=log).fit().error is None

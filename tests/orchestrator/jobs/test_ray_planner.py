@@ -13,8 +13,8 @@ import pytest
 from ray_jobs import Log, job_of, kill_controller
 from tiny_jobs import tiny
 
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.running import run
-from orchestrator.controller.actor import find
 from orchestrator.controller.planner_link import LIVES
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
@@ -22,7 +22,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
 from planner.freezing import FreezePlan, Phase, Phases
 from workers.launch.ranks import run_threads
-from workers.protocol import FreezeReport, FreezeStarted, Request, StepReport, TimelineReport
+from workers.protocol import FreezeReport, FreezeStarted, StepReport, TimelineReport
 
 PHASES = Phases(warm_up=50, monitoring=150, ramp=200)
 """Each long enough for a planner to start and be killed in it."""
@@ -100,7 +100,7 @@ class Assassin:
         if missed or (len(self.killed) == len(Phase) and self.pid is not None):
             if not self.stopped:
                 self.stopped = True
-                find(self.job).request.remote(Request.STOP)
+                BlockingJobClient().stop(self.job)
         elif self.pid is not None and len(self.killed) == list(Phase).index(phase) and self._ready(phase):
             os.kill(self.pid, signal.SIGKILL)
             self.pid = None
@@ -192,7 +192,7 @@ def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) 
             case events.PlannerStarted(pid=pid):
                 os.kill(pid, signal.SIGKILL)
             case events.Warned(text=text) if "no other is started" in text:
-                find("doomed").request.remote(Request.STOP)
+                BlockingJobClient().stop("doomed")
             case _:
                 pass
 
@@ -217,7 +217,7 @@ def stopped_while_monitoring(two_nodes: None, tmp_path_factory: pytest.TempPathF
 
     def act(record: events.Record) -> None:
         if isinstance(record.event, StepReport) and record.event.step == SHORT.middle:
-            find("halves").request.remote(Request.STOP)
+            BlockingJobClient().stop("halves")
 
     log = Log(act)
     end = run(in_halves(folder, folder), resume=False, observe=log, say=lambda text: None).end

@@ -22,13 +22,14 @@ from ray_jobs import wait_for as wait_until
 from tiny_jobs import tiny
 
 from orchestrator.cli.jobs import reap_job, status_lines
+from orchestrator.client.blocking import Call
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
-from orchestrator.controller.actor import find
 from orchestrator.events import types as events
 from orchestrator.events.folder import LOCK, JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.trainer import PipelineTrainer
-from workers.protocol import JobError, Request, StepReport
+from workers.protocol import JobError, StepReport
 
 STEPS = 12
 TWO = {"ranks": 2}
@@ -137,12 +138,12 @@ def test_what_is_asked_of_a_controller_that_is_still_taking_over_is_done_afterwa
         # The controller was killed in the middle of an event.
         with JobFolder(spec.job.output).events_path.open("ab") as file:
             file.write(b'{"time_s": 1.0, "kind": "st')
-        asked = find("asked").request.options(max_task_retries=-1).remote(Request.STOP)
+        asked = Call(BlockingJobClient().waiting.stop("asked"))
         wait_until(lambda: any("another run is at work" in line for line in status_lines("auto")))
         assert controller_pid("asked") != killed[0]
-        assert ray.wait([asked], timeout=0)[0] == []
+        assert not asked.done()
         held.close()
-        ray.get(asked, timeout=60)
+        asked.result(60)
 
     log = Log(at_step(4, kill_and_ask))
     assert PipelineTrainer(spec, observe=log).fit().error is None
