@@ -111,7 +111,7 @@ class EffectiveTime:
 
 
 def effective_time(history: RecoveryHistory, *, emulated: bool) -> EffectiveTime | None:
-    """What became of the node-seconds; None if no trace was replayed."""
+    """How the node-seconds were spent; None if no trace was replayed."""
     rehearsed = history.rehearsed
     if rehearsed is None:
         return None

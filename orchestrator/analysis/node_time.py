@@ -24,7 +24,7 @@ class Use(StrEnum):
     TRAINED = "trained"
     """In steps that were committed and stand."""
     IN_FLIGHT = "in_flight"
-    """In a step that was cut off, from the commit before it to the first sign."""
+    """In a step that a failure cut off, from the commit before it to the first sign of the failure."""
     RECOVERING = "recovering"
     """From the first sign until the next generation trained."""
     UNDONE = "undone"
@@ -34,26 +34,26 @@ class Use(StrEnum):
     PAUSED = "paused"
     """The job waited for capacity."""
     LEAVING = "leaving"
-    """A node that had word that it was to go, and has been left already."""
+    """A node with a termination notice, which no longer trains."""
     IDLE = "idle"
-    """A node that no generation has any use for."""
+    """A node that no generation uses."""
 
 
 PER_EVENT = (Use.IN_FLIGHT, Use.RECOVERING, Use.UNDONE, Use.JOINING)
-"""What a change of nodes costs however seldom changes come; the rest lasts as long as the trace makes it last."""
+"""What each change of nodes costs; the trace says how long the rest lasts."""
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """A stretch of time in which all members of the generations concerned did the same."""
+    """A stretch of time in which all members of a generation did the same."""
 
     start_s: float
     end_s: float
     use: Use
     nodes: frozenset[str]
-    """Node ids that it concerns; other nodes join, leave or are idle."""
+    """Ids of its nodes; other nodes join, leave or are idle."""
     caused: int | None
-    """Index of the generation that it was the price of."""
+    """Index of the generation whose formation took it."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Spent:
 
 
 def spend(history: RecoveryHistory, rehearsed: Rehearsed) -> Spent:
-    """What became of the node-seconds of `rehearsed`."""
+    """How the node-seconds of `rehearsed` were spent."""
     spent = Spent()
     first_use = _first_use(history)
     for phase in _phases(history, rehearsed):
@@ -143,9 +143,9 @@ def _uses(phase: _Phase, life: NodeLife, joins_s: float | None) -> Iterator[tupl
     if life.noticed_s is None or joins_s is None:
         yield phase.start_s, phase.end_s, Use.IDLE
         return
-    told_s = min(max(life.noticed_s, phase.start_s), phase.end_s)
-    yield phase.start_s, told_s, Use.IDLE
-    yield told_s, phase.end_s, Use.LEAVING
+    notice_s = min(max(life.noticed_s, phase.start_s), phase.end_s)
+    yield phase.start_s, notice_s, Use.IDLE
+    yield notice_s, phase.end_s, Use.LEAVING
 
 
 def _life(life: NodeLife, rehearsed: Rehearsed) -> tuple[float, float]:

@@ -167,14 +167,24 @@ class Chart:
     def rows(self) -> list[tuple[str, ...]]:
         """At most `MOST_ROWS` steps, evenly spread, each with the text of every curve's value there."""
         curves = [dict(series.points) for series in self.series]
-        common = set(curves[0]).intersection(*curves[1:]) if curves else set()
-        steps = sorted(common if len(common) > 1 else set().union(*curves))
+        steps = sorted(set().union(*curves))
+        common = [step for step in steps if all(step in curve for curve in curves)]
+        if len(common) > 1 and not any(series.stepped for series in self.series):
+            steps = common
         if len(steps) > MOST_ROWS:
             steps = [steps[round(n * (len(steps) - 1) / (MOST_ROWS - 1))] for n in range(MOST_ROWS)]
         return [
-            (f"{step:,.6g}", *(self.format(curve[step]) if step in curve else "–" for curve in curves))
+            (
+                f"{step:,.6g}",
+                *(self._text_at(step, *each) for each in zip(self.series, curves, strict=True)),
+            )
             for step in steps
         ]
+
+    def _text_at(self, step: float, series: Series, values: Mapping[float, float]) -> str:
+        if step not in values and series.stepped:
+            step = max((earlier for earlier in values if earlier <= step), default=step)
+        return self.format(values[step]) if step in values else "–"
 
     @property
     def data(self) -> Mapping[str, object]:

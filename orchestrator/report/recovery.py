@@ -62,7 +62,7 @@ def _tiles(found: EffectiveTime) -> tuple[Tile, ...]:
         ),
         ("Nodes lost", f"{found.losses:,}", f"{found.joins:,} joined"),
         ("Committed steps lost", f"{found.steps_lost:,}", f"{found.rerun:,} in flight run again"),
-        ("A loss costs", f"{significant(found.lost_per_loss)} node-s", "mean"),
+        ("A failed node costs", f"{significant(found.lost_per_loss)} node-s", "mean"),
     ]
     if (total := found.recovery_s.get("total")) is not None:
         entries.append(
@@ -80,13 +80,13 @@ def _tiles(found: EffectiveTime) -> tuple[Tile, ...]:
 
 
 def _recovery_tiles(history: RecoveryHistory) -> tuple[Tile, ...]:
-    """Of a job that no trace was replayed against."""
+    """Tiles of a job that is no rehearsal."""
     events = [each.regrouped for each in history.regroupings if each.regrouped is not None]
     entries = [
         (
             "Changes of ranks",
             f"{len(events):,}",
-            f"{sum(len(event.lost) for event in events):,} ranks lost or let go",
+            f"{sum(len(event.lost) for event in events):,} ranks failed or drained",
         ),
         (
             "Committed steps lost",
@@ -153,7 +153,7 @@ def _live(rehearsed: Rehearsed) -> list[Point]:
 
 
 def _training(history: RecoveryHistory, rehearsed: Rehearsed) -> list[Point]:
-    """Nodes that are in committed steps, those undone later among them: none while a job recovers."""
+    """Nodes in committed steps, also in those that a checkpoint undid later: none while a job recovers."""
     changes: list[tuple[float, int]] = []
     for stretch in history.stretches():
         if stretch.generation >= 0:
@@ -169,12 +169,12 @@ def _stairs(changes: list[tuple[float, int]], rehearsed: Rehearsed) -> list[Poin
     for time_s, change in sorted(changes):
         if rehearsed.began_s < time_s <= rehearsed.ended_s:
             inside[time_s] = inside.get(time_s, 0) + change
-    points: list[Point] = [(0.0, float(level))]
+    levels = {0.0: float(level)}
     for time_s, change in inside.items():
         level += change
-        points.append((time_s - rehearsed.began_s, float(level)))
-    points.append((length_s, float(level)))
-    return points
+        levels[time_s - rehearsed.began_s] = float(level)
+    levels[length_s] = float(level)
+    return list(levels.items())
 
 
 def _throughput(history: RecoveryHistory, rehearsed: Rehearsed) -> list[Point]:

@@ -37,11 +37,11 @@ def lines(found: EffectiveTime) -> list[str]:
         if spent > 0
     ]
     if found.losses:
-        text.append(f"each loss cost {significant(found.lost_per_loss)} node-seconds")
+        text.append(f"each failed node cost {significant(found.lost_per_loss)} node-seconds")
     if found.joins:
         text.append(f"each node that joined cost {significant(found.lost_per_join)} node-seconds")
     if found.recovery_s:
-        text.append(f"{'recovery from a loss':22}{'p50':>9}{'p95':>9}{'max':>9}")
+        text.append(f"{'recovery':22}{'p50':>9}{'p95':>9}{'max':>9}")
     for name in (*PARTS, "total", "commit"):
         spread = found.recovery_s.get(name)
         if spread is not None:

@@ -146,7 +146,7 @@ def test_the_numbers_are_told_in_words() -> None:
     assert "3 nodes lost, 1 node joined; 11 steps committed" in text
     assert "2 steps in flight run again, 6 committed steps lost" in text
     assert "43.7 %  in committed steps" in text
-    assert "each loss cost 10.8 node-seconds" in text
+    assert "each failed node cost 10.8 node-seconds" in text
     assert "total" in text
     numbers = found.to_dict()
     assert numbers["live_node_seconds"] == pytest.approx(64.1)

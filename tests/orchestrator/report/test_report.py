@@ -241,6 +241,18 @@ def test_a_long_run_is_thinned_and_keeps_its_spikes() -> None:
     assert (chart.rows[0][0], chart.rows[-1][0]) == ("1", "50,000")
 
 
+def test_the_table_of_stepped_curves_has_every_change_of_each() -> None:
+    live = Series(name="live", points=((0, 4), (5, 3), (9, 3)), stepped=True)
+    training = Series(name="training", points=((0, 4), (3, 0), (9, 3)), stepped=True)
+    chart = Chart(title="t", unit="nodes", series=(live, training), format=significant, axis="second")
+    assert chart.rows == [
+        ("0", "4.00", "4.00"),
+        ("3", "4.00", "0"),
+        ("5", "3.00", "0"),
+        ("9", "3.00", "3.00"),
+    ]
+
+
 @pytest.mark.parametrize("count", [601, 719, 1201])
 def test_thinning_leaves_no_point_out(count: int) -> None:
     points = [(float(step), float(step)) for step in range(count)]

@@ -40,7 +40,7 @@ def test_a_rehearsal_shows_its_ratio_its_nodes_and_what_each_change_cost() -> No
 def test_a_job_that_lost_ranks_shows_its_recoveries() -> None:
     text = page(eventful()).text
     assert "Recoveries" in text
-    assert "Changes of ranks33 ranks lost or let go" in text
+    assert "Changes of ranks33 ranks failed or drained" in text
     assert "−rank 0, −rank 1" in text
     assert "Rehearsal" not in text
 
