@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from workers.protocol import Request
 
@@ -58,7 +58,7 @@ class CommitRecord:
     """Folder -> why it could not finish its files there."""
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(vars(self)).encode()
 
     @staticmethod
     def decode(text: bytes) -> CommitRecord:

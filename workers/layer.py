@@ -62,7 +62,9 @@ class Layer:
         self.device = device
         self._precision = precision
         self._deferral, self.uncovered = cover(module, workspace)
-        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        # Once: a walk of the module in every step would show where steps are short.
+        self._parameters = tuple(module.named_parameters())
+        trainable = {n: p for n, p in self._parameters if p.requires_grad}
         self._uncovered = {n: trainable[n] for n in self.uncovered}
         self._covered = {n: p for n, p in trainable.items() if n not in self._uncovered}
         self._trainable = bool(trainable)
@@ -175,7 +177,12 @@ class Layer:
 
     def gradients(self) -> Gradients:
         """What is summed in its parameters so far."""
-        return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+        return {name: p.grad for name, p in self._parameters if p.grad is not None}
+
+    def drop_gradients(self) -> None:
+        """Forget what is summed in its parameters."""
+        for _, parameter in self._parameters:
+            parameter.grad = None
 
     def _train(
         self,

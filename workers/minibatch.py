@@ -119,12 +119,16 @@ class Minibatch:
         counts in the first layer that uses it."""
         if self._setup.pipeline and self._setup.config.freeze.method == "none":
             return {}  # the first pipeline's stand in the commit; freezing statistics are every sibling's
-        norms: dict[tuple[int, str], float] = {}
-        for place, parameter in self.counted.items():
-            if parameter.grad is not None:
-                norm = float(torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64))
-                norms[place] = norm * norm
-        return norms
+        found = {
+            place: torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64)
+            for place, parameter in self.counted.items()
+            if parameter.grad is not None
+        }
+        if not found:
+            return {}
+        # All at once: on a GPU, each number by itself would wait for the device.
+        norms: list[float] = torch.stack(tuple(found.values())).tolist()
+        return {place: norm * norm for place, norm in zip(found, norms, strict=True)}
 
     def drop(self) -> None:
         """Forget the microbatches in flight, and all gradients."""

@@ -117,5 +117,4 @@ class Stage:
         self._loss_passes.clear()
         self._frozen_shares.clear()
         for layer in self.layers:
-            for parameter in layer.module.parameters():
-                parameter.grad = None
+            layer.drop_gradients()

@@ -121,19 +121,19 @@ class WeightGradQueue:
         if self.at_once and len(uses) == self._forward_uses[accumulator]:
             accumulator.add(self._uses.pop(accumulator))
 
-    @torch.no_grad()
     def drain(self) -> None:
         """Form every gradient that is queued and add it to its parameter's `.grad`, once per parameter."""
         while self.form_next() is not None:
             pass
 
-    @torch.no_grad()
     def form_next(self) -> Accumulator | None:
         """Form the gradient that is due next; None where nothing is queued."""
+        # Nothing is queued where each was formed at once, which is most of the time: that is to cost nothing.
         if not self._uses:
             return None
         accumulator = next(iter(self._uses))
-        accumulator.add(self._uses.pop(accumulator))
+        with torch.no_grad():
+            accumulator.add(self._uses.pop(accumulator))
         return accumulator
 
 
