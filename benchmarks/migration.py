@@ -83,15 +83,15 @@ class Mover:
         state = running.loop.state
         assert isinstance(state, Training)
         assert self.mode is not None
-        roster, replanner = state.roster, running.setup.replanner
+        job, replanner = state.job, running.setup.replanner
         there = len(self.asked) % 2 == 0
         # The last layer of the second stage goes to the third, and back.
-        layer = roster.plan.layers[1][1] - 1 if there else roster.plan.layers[2][0]
+        layer = job.progress.plan.layers[1][1] - 1 if there else job.progress.plan.layers[2][0]
         move = move_of_layers(
-            roster, replanner, (layer, layer + 1), 2 if there else 1, mode=self.mode, asked_s=time.time()
+            job, replanner, (layer, layer + 1), 2 if there else 1, mode=self.mode, asked_s=time.time()
         )
         self.asked.append(step)
-        self.last = roster.version + len(path(roster.plan, move.plan))
+        self.last = job.progress.version + len(path(job.progress.plan, move.plan))
         running.post(Migrate(move))
 
     def _followed(self, step: int, version: int) -> None:

@@ -42,7 +42,7 @@ from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Train
-from orchestrator.lifecycle.states import Live, Order, Paused, Placing, Roster, Saving, Stopping, Training
+from orchestrator.lifecycle.states import Job, Live, Order, Paused, Placing, Saving, Stopping, Training
 from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, PauseAsked, Reported, ResumeAsked
 from orchestrator.lifecycle.takeover import taken_over
 from orchestrator.prepare.resolve import expand
@@ -247,13 +247,18 @@ class Controller:
         # An attempt before this one may hold it already.
         self._lock = self._lock or self._folder.lock()
         order = taken_over(self._order, self._view, expand)
-        assert order.roster is not None
+        assert order.earlier is not None
         left = await asyncio.to_thread(living_ranks, order.job)
-        unknown = left - order.roster.alive if order.roster.trained else left
+        unknown = left - order.earlier.membership.alive if order.earlier.progress.trained else left
         await asyncio.to_thread(reap, order.job, unknown)
-        roster = replace(order.roster, next_rank=max((order.roster.next_rank - 1, *left)) + 1)
+        job = replace(
+            order.earlier,
+            membership=replace(
+                order.earlier.membership, next_rank=max((order.earlier.membership.next_rank - 1, *left)) + 1
+            ),
+        )
         await self._open_log(order.epoch)
-        self._take_on(replace(order, roster=roster))
+        self._take_on(replace(order, earlier=job))
         for event in self._view.recap():
             self._runtime.take(event)
         self._begin(takeover=True)
@@ -350,7 +355,7 @@ class Controller:
                 state = self._loop.state
                 if isinstance(state, Paused):
                     raise JobError(f"the job is paused, and a checkpoint has its step {state.step} already")
-                if not isinstance(state, Live) or not state.roster.trained:
+                if not isinstance(state, Live) or not state.job.progress.trained:
                     raise JobError(
                         f"the job is {type(state).__name__.lower()} and has nothing to save: ask again once it trains"
                     )
@@ -407,11 +412,11 @@ class Controller:
         Raises:
             JobError: no such layers or rank, they are not next to it, do not fit its memory, or the job does not train.
         """
-        span, roster = parse_layers(layers), await self._training()
+        span, job = parse_layers(layers), await self._training()
         mode = self._setup.config.elastic.migration
-        move = move_of_layers(roster, self._setup.replanner, span, rank, mode=mode, asked_s=time.time())
+        move = move_of_layers(job, self._setup.replanner, span, rank, mode=mode, asked_s=time.time())
         self._loop.post(Migrate(move))
-        return described(roster, move)
+        return described(job, move)
 
     async def migrate(self, plan: Plan) -> str:
         """Have the ranks follow `plan`, in the same places; what will happen, in words.
@@ -419,13 +424,13 @@ class Controller:
         Raises:
             JobError: it does not fit the memory, or the job does not train.
         """
-        roster, mode = await self._training(), self._setup.config.elastic.migration
+        job, mode = await self._training(), self._setup.config.elastic.migration
         try:
-            move = move_to(roster, self._setup.replanner, plan, mode=mode, asked_s=time.time())
+            move = move_to(job, self._setup.replanner, plan, mode=mode, asked_s=time.time())
         except PlanError as error:
             raise JobError(str(error)) from error
         self._loop.post(Migrate(move))
-        return described(roster, move)
+        return described(job, move)
 
     async def _taken_on(self) -> None:
         try:
@@ -437,14 +442,14 @@ class Controller:
                 " clear the job with freshet reap --force"
             ) from None
 
-    async def _training(self) -> Roster:
+    async def _training(self) -> Job:
         await self._taken_on()
         state = self._loop.state
         if not isinstance(state, Training):
             raise JobError(
                 f"the job is {type(state).__name__.lower()}: layers move while it trains; ask again then"
             )
-        return state.roster
+        return state.job
 
     async def _fault(self, drill: dict[str, Any]) -> str:
         """Have a drill strike the job; what will happen, in words.
@@ -498,15 +503,15 @@ class Controller:
         """Have a planner for the plan that is trained with; one that has decided is kept."""
         state = self._loop.state
         assert isinstance(state, Live)
-        roster = state.roster
-        if self._planner is not None and self._planner.serves(roster.plan):
+        job = state.job
+        if self._planner is not None and self._planner.serves(job.progress.plan):
             self._planner.void_after(step)
             return
         if self._planning is not None:
             self._planning.cancel()
         first = self._planner is None
         self._planner = link_planner(
-            self._order, self._setup, roster.plan, roster.schedule, self._loop.post, first=first
+            self._order, self._setup, job.progress.plan, job.progress.schedule, self._loop.post, first=first
         )
         if self._planner is not None:
             self._planner.void_after(step)

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path, with_layers
-from orchestrator.lifecycle.states import Roster
+from orchestrator.lifecycle.states import Job
 from orchestrator.quantities import counted
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
@@ -30,43 +30,45 @@ def parse_layers(text: str) -> tuple[int, int]:
 
 
 def move_of_layers(
-    roster: Roster, replanner: Replanner, layers: tuple[int, int], rank: int, *, mode: Mode, asked_s: float
+    job: Job, replanner: Replanner, layers: tuple[int, int], rank: int, *, mode: Mode, asked_s: float
 ) -> Move:
     """The move of the layers [first, stop) to `rank`.
 
     Raises:
         JobError: no such layer or rank, not next to it, or too much for its memory.
     """
-    if rank not in roster.members:
-        there = ", ".join(str(one) for one in sorted(roster.members))
+    if rank not in job.membership.members:
+        there = ", ".join(str(one) for one in sorted(job.membership.members))
         raise JobError(f"rank {rank} has no place in the pipeline: ranks {there} have")
-    place = roster.members.index(rank) % roster.plan.pipeline_ranks
+    place = job.membership.members.index(rank) % job.progress.plan.pipeline_ranks
     try:
-        plan = with_layers(roster.plan, *layers, place, frozen_stages=roster.schedule.frozen_stages)
-        moved = ", ".join(map(str, moved_layers(roster.plan, plan)))
+        plan = with_layers(
+            job.progress.plan, *layers, place, frozen_stages=job.progress.schedule.frozen_stages
+        )
+        moved = ", ".join(map(str, moved_layers(job.progress.plan, plan)))
         plan = replace(plan, reason=f"layers {moved} move to rank {rank}, as asked")
-        return move_to(roster, replanner, plan, mode=mode, asked_s=asked_s)
+        return move_to(job, replanner, plan, mode=mode, asked_s=asked_s)
     except PlanError as error:
         raise JobError(f"cannot move to rank {rank}: {error}") from error
 
 
-def move_to(roster: Roster, replanner: Replanner, plan: Plan, *, mode: Mode, asked_s: float) -> Move:
+def move_to(job: Job, replanner: Replanner, plan: Plan, *, mode: Mode, asked_s: float) -> Move:
     """The move to `plan`, which the same ranks in the same places can follow.
 
     Raises:
         PlanError: it does not fit the memory.
     """
-    domains = [roster.nodes.get(rank, "") for rank in roster.members]
+    domains = [job.membership.nodes.get(rank, "") for rank in job.membership.members]
     checked, schedule = replanner.checked(plan, domains)
-    for between in path(roster.plan, checked):
+    for between in path(job.progress.plan, checked):
         replanner.check_memory(between, domains)
     return Move(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s)
 
 
-def described(roster: Roster, move: Move) -> str:
+def described(job: Job, move: Move) -> str:
     """The move in words."""
-    layers = moved_layers(roster.plan, move.plan)
-    plans = path(roster.plan, move.plan)
+    layers = moved_layers(job.progress.plan, move.plan)
+    plans = path(job.progress.plan, move.plan)
     told = f"{counted(len(layers), 'layer')} ({', '.join(map(str, layers))}) to move, {move.mode}"
     if move.mode == "stop":
         return f"{told}: at the next commit the ranks regroup"

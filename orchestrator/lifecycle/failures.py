@@ -29,20 +29,20 @@ from orchestrator.lifecycle.stimuli import RankLost
 
 def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) -> Step:
     """A member's loss ends the generation; what it raised counts only if it is of this one."""
-    if stimulus.rank not in state.roster.members:
+    if stimulus.rank not in state.job.membership.members:
         return lost_aside(order, state, stimulus)
     if stimulus.user_error:
         return _end_by(stimulus)
-    if not stimulus.dead and stimulus.round != state.roster.round:
+    if not stimulus.dead and stimulus.round != state.job.progress.round:
         return state, ()
-    return regroup.assess(order, state.roster, (stimulus,))
+    return regroup.assess(order, state.job, (stimulus,))
 
 
 def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
     """A rank without a place was lost, or did not come up: nothing depends on it."""
-    roster = regroup.without(state.roster, stimulus.rank)
-    state = replace(state, roster=roster)
-    weighing = regroup.weigh(order, roster) if isinstance(state, Training) else ()
+    job = regroup.without(state.job, stimulus.rank)
+    state = replace(state, job=job)
+    weighing = regroup.weigh(order, job) if isinstance(state, Training) else ()
     return state, (regroup.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})), *weighing)
 
 
@@ -50,7 +50,7 @@ def lost_regrouping(
     order: Order, state: Settling | Planning | Loading | Hosting | Joining, stimulus: RankLost
 ) -> Step:
     """A loss on the way to a generation starts the way again, if anything depends on the rank."""
-    if stimulus.rank in state.roster.starting:
+    if stimulus.rank in state.job.membership.starting:
         return lost_aside(order, state, stimulus)
     if stimulus.user_error:
         return _end_by(stimulus)
@@ -64,15 +64,15 @@ def lost_regrouping(
     )
     if stimulus.rank not in involved:
         return lost_aside(order, state, stimulus)
-    if not stimulus.dead and stimulus.round != state.roster.round:
+    if not stimulus.dead and stimulus.round != state.job.progress.round:
         return state, ()
-    return regroup.assess(order, state.roster, (stimulus,))
+    return regroup.assess(order, state.job, (stimulus,))
 
 
 def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step:
     """Whoever holds something may be lost while the job waits, and so may a rank that was called: then those who came
     may be enough."""
-    called = stimulus.rank in state.roster.starting
+    called = stimulus.rank in state.job.membership.starting
     if not stimulus.dead and not called:
         return state, ()
     after, commands = lost_aside(order, state, stimulus)
@@ -95,6 +95,6 @@ def _end_by(loss: RankLost) -> Step:
 
 def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:
     """One of those who are asked is dead, or tells why its training failed."""
-    if stimulus.user_error and stimulus.rank not in state.roster.starting:
+    if stimulus.user_error and stimulus.rank not in state.job.membership.starting:
         return _end_by(stimulus)
     return regroup.heard_of_loss(order, state, stimulus)

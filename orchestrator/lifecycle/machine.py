@@ -21,6 +21,7 @@ from orchestrator.lifecycle.states import (
     Failed,
     Finished,
     Hosting,
+    Job,
     Joining,
     Live,
     Loading,
@@ -32,7 +33,6 @@ from orchestrator.lifecycle.states import (
     Preparing,
     Reclaiming,
     Regrouping,
-    Roster,
     Saving,
     Settling,
     State,
@@ -93,7 +93,7 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
     Raises:
         InvalidTransition: the table has no entry for the pair.
     """
-    if isinstance(state, Live) and _stale(state.roster, stimulus):
+    if isinstance(state, Live) and _stale(state.job, stimulus):
         return state, ()
     transition = _TABLE.get((type(state), type(stimulus)))
     if transition is None:
@@ -101,19 +101,19 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
     return transition(order, state, stimulus)
 
 
-def _stale(roster: Roster, stimulus: Stimulus) -> bool:
+def _stale(job: Job, stimulus: Stimulus) -> bool:
     """Whether `stimulus` answers a command of an attempt that was given up, or tells of a rank that is known dead."""
     match stimulus:
         case RankLost(rank=rank) | Ready(rank=rank):
-            return rank not in roster.alive | roster.starting
+            return rank not in job.membership.alive | job.membership.starting
         case Positioned(position=one) | Ended(outcome=one) | Departed(parted=one):
-            return stimulus.round != roster.round or one.rank not in roster.alive
+            return stimulus.round != job.progress.round or one.rank not in job.membership.alive
         case Reclaimed(rank=rank) | Settled(rank=rank) | Loaded(rank=rank) | Joined(rank=rank):
-            return stimulus.round != roster.round or rank not in roster.alive
+            return stimulus.round != job.progress.round or rank not in job.membership.alive
         case (
             Planned(round=number) | Unplannable(round=number) | StoreUp(round=number) | Weighed(round=number)
         ):
-            return number != roster.round
+            return number != job.progress.round
         case _:
             return False
 
@@ -121,14 +121,14 @@ def _stale(roster: Roster, stimulus: Stimulus) -> bool:
 def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
     if isinstance(stimulus.report, NoticeReport):
         return joins.noticed(order, state, stimulus.report)
-    roster, news = heard(state.roster, stimulus.report)
+    job, news = heard(state.job, stimulus.report)
     commands: list[Command] = []
     for report in news:
         commands.append(Log(report))
         if isinstance(state, Training | Stopping):
-            roster, moving = moves.heard(order, roster, report)
+            job, moving = moves.heard(order, job, report)
             commands += moving
-    state = replace(state, roster=roster)
+    state = replace(state, job=job)
     if isinstance(state, Waiting | Saving) and isinstance(stimulus.report, CheckpointReport):
         after, more = _checkpointed(state, stimulus.report)
         return after, (*commands, *more)
@@ -149,21 +149,21 @@ def _late_report(order: Order, state: State, stimulus: Reported) -> Step:
 def _ended(order: Order, state: Training | Stopping, stimulus: Ended) -> Step:
     outcomes = (*state.outcomes, stimulus.outcome)
     waiting = state.waiting - {stimulus.outcome.rank}
-    roster = state.roster
-    if roster.pausing and not roster.stopping and stimulus.outcome.stopped:
+    job = state.job
+    if job.intents.pausing and not job.intents.stopping and stimulus.outcome.stopped:
         if waiting:
             return replace(state, waiting=waiting, outcomes=outcomes), ()
-        if roster.halting:
-            return pausing.ended(order, roster, outcomes)
-        return regroup.assess(order, replace(roster, asked="drain"), ())
+        if job.intents.halting:
+            return pausing.ended(order, job, outcomes)
+        return regroup.assess(order, replace(job, intents=replace(job.intents, asked="drain")), ())
     log = Log(events.RankEnded(outcome=stimulus.outcome))
     if waiting:
         return replace(state, waiting=waiting, outcomes=outcomes), (log,)
-    closing, commands = close(_end(roster, outcomes))
+    closing, commands = close(_end(job, outcomes))
     return closing, (log, *commands)
 
 
-def _end(roster: Roster, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
+def _end(job: Job, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
     """How a job ended whose ranks all ended as planned."""
     digests: dict[int, str] = {}
     for outcome in outcomes:
@@ -178,50 +178,61 @@ def _end(roster: Roster, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
         if outcome.checkpoint_error is not None:
             return Failed(
                 f"trained to step {step}, but its checkpoint was not written: {outcome.checkpoint_error}."
-                f" {_way_out(roster)}",
+                f" {_way_out(job)}",
                 user_error=False,
             )
     stopped = any(outcome.stopped for outcome in outcomes)
     return Finished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]))
 
 
-def _way_out(roster: Roster) -> str:
+def _way_out(job: Job) -> str:
     """What is left of a job whose last checkpoint was not written."""
-    if not roster.checkpoints:
+    if not job.progress.checkpoints:
         return "No earlier checkpoint exists, so these steps are lost: make room, then train in another job.output"
-    return f"Make room: --resume goes on from the checkpoint of step {roster.checkpoints[0].step}"
+    return f"Make room: --resume goes on from the checkpoint of step {job.progress.checkpoints[0].step}"
 
 
 def _departed(order: Order, state: Training | Stopping, stimulus: Departed) -> Step:
     waiting = state.waiting - {stimulus.parted.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
-    return regroup.assess(order, replace(state.roster, asked=state.roster.asked or "move"), ())
+    return regroup.assess(
+        order,
+        replace(state.job, intents=replace(state.job.intents, asked=state.job.intents.asked or "move")),
+        (),
+    )
 
 
 def _ask(order: Order, state: Training, stimulus: Asked) -> Step:
-    first = state.roster.members[0]
+    first = state.job.membership.members[0]
     commands = (Log(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
     if stimulus.request is Request.STOP:
-        roster = replace(state.roster, stopping=True)
-        return Stopping(roster, state.waiting, state.outcomes), commands
+        job = replace(state.job, intents=replace(state.job.intents, stopping=True))
+        return Stopping(job, state.waiting, state.outcomes), commands
     if stimulus.request is Request.CHECKPOINT:
-        state = replace(state, roster=replace(state.roster, save_after=state.roster.step))
+        state = replace(
+            state,
+            job=replace(state.job, intents=replace(state.job.intents, save_after=state.job.progress.step)),
+        )
     return state, commands
 
 
 def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
     """Between two generations there is no commit to ride in: it waits for the next one."""
-    if not state.roster.trained:
+    if not state.job.progress.trained:
         return _ask_early(order, state, stimulus)
     log = Log(events.Requested(request=stimulus.request.value))
     stop = stimulus.request is Request.STOP
     if stop and isinstance(state, Waiting):
         after, commands = regroup.end_waiting(state, "")
         return after, (log, *commands)
-    roster = state.roster
-    roster = replace(roster, stopping=True) if stop else replace(roster, save_after=roster.step)
-    return replace(state, roster=roster), (log,)
+    job = state.job
+    job = (
+        replace(job, intents=replace(job.intents, stopping=True))
+        if stop
+        else replace(job, intents=replace(job.intents, save_after=job.progress.step))
+    )
+    return replace(state, job=job), (log,)
 
 
 def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
@@ -235,8 +246,8 @@ def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
 
 
 def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step:
-    roster, commands = moves.begin(order, state.roster, stimulus.move)
-    return replace(state, roster=roster), commands
+    job, commands = moves.begin(order, state.job, stimulus.move)
+    return replace(state, job=job), commands
 
 
 def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
@@ -244,14 +255,14 @@ def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
 
 
 def _solved(order: Order, state: Training, stimulus: Solved) -> Step:
-    roster = replace(state.roster, proposed=stimulus.solution.plan)
-    propose = Propose(stimulus.solution.plan, roster.members)
-    return replace(state, roster=roster), (Log(stimulus.solution), propose)
+    job = replace(state.job, intents=replace(state.job.intents, proposed=stimulus.solution.plan))
+    propose = Propose(stimulus.solution.plan, job.membership.members)
+    return replace(state, job=job), (Log(stimulus.solution), propose)
 
 
 def _solved_between(order: Order, state: Regrouping, stimulus: Solved) -> Step:
-    roster = replace(state.roster, proposed=stimulus.solution.plan)
-    return replace(state, roster=roster), (Log(stimulus.solution),)
+    job = replace(state.job, intents=replace(state.job.intents, proposed=stimulus.solution.plan))
+    return replace(state, job=job), (Log(stimulus.solution),)
 
 
 def _note(order: Order, state: State, stimulus: Noted) -> Step:
@@ -259,12 +270,12 @@ def _note(order: Order, state: State, stimulus: Noted) -> Step:
 
 
 def _wait_over(order: Order, state: Live, stimulus: WaitOver) -> Step:
-    roster = state.roster
-    if not roster.paused or stimulus.pause != roster.pauses:
+    job = state.job
+    if not job.progress.paused or stimulus.pause != job.progress.pauses:
         return state, ()
     if isinstance(state, Waiting):
         return regroup.out_of_patience(order, state)
-    return replace(state, roster=replace(roster, out_of_patience=True)), ()
+    return replace(state, job=replace(job, progress=replace(job.progress, out_of_patience=True))), ()
 
 
 def _abort(order: Order, state: State, stimulus: Aborted) -> Step:

@@ -37,11 +37,11 @@ from orchestrator.lifecycle.states import (
     Failed,
     Finished,
     Hosting,
+    Job,
     Joining,
     Loading,
     Order,
     Planning,
-    Roster,
     Saving,
     Settling,
     State,
@@ -65,16 +65,26 @@ from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Gener
 Step = tuple[State, tuple[Command, ...]]
 
 
-def assess(order: Order, roster: Roster, troubles: tuple[RankLost, ...]) -> Step:
+def assess(order: Order, job: Job, troubles: tuple[RankLost, ...]) -> Step:
     """The generation, or the one that was to follow it, is over: ask everyone who lives."""
     for loss in troubles:
         if loss.dead:
-            roster = without(roster, loss.rank)
-    asked = None if troubles else roster.asked
-    roster, void = moves.ended(replace(roster, round=roster.round + 1, asked=asked, pausing=False))
+            job = without(job, loss.rank)
+    asked = None if troubles else job.intents.asked
+    job, void = moves.ended(
+        replace(
+            job,
+            progress=replace(job.progress, round=job.progress.round + 1),
+            intents=replace(job.intents, asked=asked, pausing=False),
+        )
+    )
     logs = (*(log_loss(loss) for loss in troubles if not loss.cut_off), *void)
-    after, commands = _decided(order, Assessing(roster, roster.alive, (), troubles))
-    return after, (*logs, Assess(roster.alive, roster.round, roster.generation), *commands)
+    after, commands = _decided(order, Assessing(job, job.membership.alive, (), troubles))
+    return after, (
+        *logs,
+        Assess(job.membership.alive, job.progress.round, job.progress.generation),
+        *commands,
+    )
 
 
 def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
@@ -86,17 +96,17 @@ def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
 def heard_of_loss(order: Order, state: Assessing, loss: RankLost) -> Step:
     """One more is dead, or tells why its training failed."""
     logs: tuple[Command, ...] = () if loss.cut_off else (log_loss(loss),)
-    spares = state.roster.idle - state.roster.tried if loss.dead else frozenset[int]()
-    aside = loss.rank in state.roster.starting | spares
+    spares = state.job.membership.idle - state.job.membership.tried if loss.dead else frozenset[int]()
+    aside = loss.rank in state.job.membership.starting | spares
     if aside or loss.dead:
-        state = replace(state, roster=without(state.roster, loss.rank), waiting=state.waiting - {loss.rank})
+        state = replace(state, job=without(state.job, loss.rank), waiting=state.waiting - {loss.rank})
         left = tuple(position for position in state.positions if position.rank != loss.rank)
         state = replace(state, positions=left)
     if aside:
         logs = (*logs, Dismiss(frozenset({loss.rank})))
     else:
-        roster = replace(state.roster, asked=None)
-        state = replace(state, roster=roster, troubles=(*state.troubles, loss))
+        job = replace(state.job, intents=replace(state.job.intents, asked=None))
+        state = replace(state, job=job, troubles=(*state.troubles, loss))
     after, commands = _decided(order, state)
     return after, (*logs, *commands)
 
@@ -105,54 +115,62 @@ def _decided(order: Order, state: Assessing) -> Step:
     """What is decided once all have told."""
     if state.waiting:
         return state, ()
-    roster = state.roster
+    job = state.job
     decision = decide(
         Situation(
-            plan=roster.plan,
-            members=roster.members,
+            plan=job.progress.plan,
+            members=job.membership.members,
             positions={position.rank: position for position in state.positions},
-            tried=roster.tried,
-            going=roster.going,
-            step=roster.step,
-            checkpoints=roster.checkpoints,
+            tried=job.membership.tried,
+            going=job.membership.going,
+            step=job.progress.step,
+            checkpoints=job.progress.checkpoints,
             wanted=order.wanted,
             elastic=order.elastic,
-            asked=roster.asked,
+            asked=job.intents.asked,
             trouble=_words(state.troubles),
-            failures=roster.failures,
-            failed_at=roster.failed_at,
-            trained=roster.trained,
-            interrupted=roster.interrupted,
+            failures=job.progress.failures,
+            failed_at=job.progress.failed_at,
+            trained=job.progress.trained,
+            interrupted=job.progress.interrupted,
         )
     )
     match decision:
         case Abort(reason=reason, rescue=Rescue() as rescued):
-            return Saving(roster, rescued.step, reason), (_save(roster, rescued),)
+            return Saving(job, rescued.step, reason), (_save(job, rescued),)
         case Abort(reason=reason):
             return close(Failed(reason, user_error=False))
         case Pause():
             failed = replace(
-                roster, failures=decision.failures, failed_at=max(roster.failed_at, decision.step)
+                job,
+                progress=replace(
+                    job.progress,
+                    failures=decision.failures,
+                    failed_at=max(job.progress.failed_at, decision.step),
+                ),
             )
             return hold(order, failed, decision)
         case RecoveryPlan() as recovery_plan:
             pass
     taken_up = [plan for position in state.positions for plan in position.freeze_plans]
-    freeze = with_freeze(roster.freeze, taken_up)
-    logs = [Log(FreezeStarted(plan=plan)) for plan in freeze if plan not in roster.freeze]
-    proposed = None if logs else roster.proposed
-    roster = replace(
-        roster,
-        failures=recovery_plan.failures,
-        failed_at=max(roster.failed_at, recovery_plan.reached),
-        freeze=freeze,
-        proposed=proposed,
+    freeze = with_freeze(job.progress.freeze, taken_up)
+    logs = [Log(FreezeStarted(plan=plan)) for plan in freeze if plan not in job.progress.freeze]
+    proposed = None if logs else job.intents.proposed
+    job = replace(
+        job,
+        progress=replace(
+            job.progress,
+            failures=recovery_plan.failures,
+            failed_at=max(job.progress.failed_at, recovery_plan.reached),
+            freeze=freeze,
+        ),
+        intents=replace(job.intents, proposed=proposed),
     )
     if recovery_plan.settlement is None or not recovery_plan.settling:
-        after, commands = plan(order, roster, recovery_plan)
+        after, commands = plan(order, job, recovery_plan)
         return after, (*logs, *commands)
-    settle = Settle(recovery_plan.settling, recovery_plan.settlement, roster.round)
-    return Settling(roster, recovery_plan, recovery_plan.settling), (*logs, settle)
+    settle = Settle(recovery_plan.settling, recovery_plan.settlement, job.progress.round)
+    return Settling(job, recovery_plan, recovery_plan.settling), (*logs, settle)
 
 
 def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
@@ -160,39 +178,39 @@ def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
     waiting = state.waiting - {stimulus.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
-    return plan(order, state.roster, state.recovery_plan)
+    return plan(order, state.job, state.recovery_plan)
 
 
-def plan(order: Order, roster: Roster, recovery_plan: RecoveryPlan) -> Step:
+def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
     """Find out what each rank is to be: what it was, or what the planner says."""
-    if (moved := moves.instead(order, roster, recovery_plan)) is not None:
-        roster, plan, schedule = moved
-        loading, commands = _load(roster, Draft(recovery_plan, plan, schedule))
+    if (moved := moves.instead(order, job, recovery_plan)) is not None:
+        job, plan, schedule = moved
+        loading, commands = _load(job, Draft(recovery_plan, plan, schedule))
         return loading, (Log(events.Issued(plan=plan)), *commands)
     if recovery_plan.keep_plan:
-        plan, issue = roster.plan, ()
-        if (plan.epoch, plan.version) != (order.epoch, roster.version):
-            roster = replace(roster, version=roster.version + 1)
-            plan = replace(plan, epoch=order.epoch, version=roster.version, reason=recovery_plan.reason)
+        plan, issue = job.progress.plan, ()
+        if (plan.epoch, plan.version) != (order.epoch, job.progress.version):
+            job = replace(job, progress=replace(job.progress, version=job.progress.version + 1))
+            plan = replace(plan, epoch=order.epoch, version=job.progress.version, reason=recovery_plan.reason)
             issue = (Log(events.Issued(plan=plan)),)
-        loading, commands = _load(roster, Draft(recovery_plan, plan, roster.schedule))
+        loading, commands = _load(job, Draft(recovery_plan, plan, job.progress.schedule))
         return loading, (*issue, *commands)
     make = MakePlan(
         recovery_plan=recovery_plan,
         first=order.plan if recovery_plan.cause == "start" else None,
-        nodes={rank: roster.nodes[rank] for rank in recovery_plan.lineup},
+        nodes={rank: job.membership.nodes[rank] for rank in recovery_plan.lineup},
         epoch=order.epoch,
-        version=roster.version + 1,
-        round=roster.round,
+        version=job.progress.version + 1,
+        round=job.progress.round,
     )
-    return Planning(roster, recovery_plan), (make,)
+    return Planning(job, recovery_plan), (make,)
 
 
 def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
     """The plan is logged before it is sent."""
-    roster = replace(state.roster, version=stimulus.plan.version)
+    job = replace(state.job, progress=replace(state.job.progress, version=stimulus.plan.version))
     alternatives = order.alternatives if state.recovery_plan.cause == "start" else ()
-    loading, commands = _load(roster, Draft(state.recovery_plan, stimulus.plan, stimulus.schedule))
+    loading, commands = _load(job, Draft(state.recovery_plan, stimulus.plan, stimulus.schedule))
     return loading, (Log(events.Issued(plan=stimulus.plan, alternatives=alternatives)), *commands)
 
 
@@ -203,7 +221,7 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
     if order.elastic.wait_s == 0:
         return close(Failed(f"{stimulus.reason}; elastic.wait_s = 0 waits for no others", user_error=False))
     recovery_plan = state.recovery_plan
-    newest = state.roster.checkpoints[0].step if state.roster.checkpoints else 0
+    newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
     rescued = None
     if (
         recovery_plan.settlement is not None
@@ -217,12 +235,14 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
     holding = Pause(
         reason=stimulus.reason, step=recovery_plan.step, rescue=rescued, interrupted=bool(recovery_plan.rerun)
     )
-    return hold(order, state.roster, holding)
+    return hold(order, state.job, holding)
 
 
-def _load(roster: Roster, draft: Draft) -> Step:
+def _load(job: Job, draft: Draft) -> Step:
     recovery_plan = draft.recovery_plan
-    roster = replace(roster, tried=roster.tried | frozenset(draft.members))
+    job = replace(
+        job, membership=replace(job.membership, tried=job.membership.tried | frozenset(draft.members))
+    )
     start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
     assignments = {
         rank: Assignment(
@@ -233,11 +253,11 @@ def _load(roster: Roster, draft: Draft) -> Step:
             start=start,
             sources=recovery_plan.sources,
             moments=recovery_plan.moments[0] if recovery_plan.moments else None,
-            freeze=roster.freeze,
+            freeze=job.progress.freeze,
         )
         for place, rank in enumerate(draft.members)
     }
-    return Loading(roster, draft, frozenset(draft.members)), (Follow(assignments, roster.round),)
+    return Loading(job, draft, frozenset(draft.members)), (Follow(assignments, job.progress.round),)
 
 
 def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
@@ -252,14 +272,14 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
     if waiting:
         return replace(state, waiting=waiting, damage=damage), logs
     if not damage:
-        host = HostStore(state.draft.members[0], state.roster.round)
-        return Hosting(state.roster, state.draft), (*logs, host)
+        host = HostStore(state.draft.members[0], state.job.progress.round)
+        return Hosting(state.job, state.draft), (*logs, host)
     recovery_plan = state.draft.recovery_plan
     if recovery_plan.moments:
         return _with_older_moments(state, damage[0], logs)
     damaged, *older = recovery_plan.checkpoints
     if older:
-        known = tuple(ref for ref in state.roster.checkpoints if ref != damaged)
+        known = tuple(ref for ref in state.job.progress.checkpoints if ref != damaged)
         instead = f"{damage[0].file} in {damage[0].path} {damage[0].problem}: back to the checkpoint of step"
         cost = max(0, recovery_plan.reached - older[0].step)
         recovery_plan = replace(
@@ -268,8 +288,8 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
             step=older[0].step,
             reason=f"{recovery_plan.reason}; {instead} {older[0].step}, which costs {cost} committed steps",
         )
-        roster = replace(state.roster, checkpoints=known)
-        loading, commands = _load(roster, replace(state.draft, recovery_plan=recovery_plan))
+        job = replace(state.job, progress=replace(state.job.progress, checkpoints=known))
+        loading, commands = _load(job, replace(state.draft, recovery_plan=recovery_plan))
         return loading, (*logs, *commands)
     worst = damage[0]
     closing, commands = close(
@@ -285,24 +305,24 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
 def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[Command, ...]) -> Step:
     """The weights are at hand: only the moments come from another checkpoint, or begin anew."""
     recovery_plan, (damaged, *older) = state.draft.recovery_plan, state.draft.recovery_plan.moments
-    known = tuple(ref for ref in state.roster.checkpoints if ref != damaged)
+    known = tuple(ref for ref in state.job.progress.checkpoints if ref != damaged)
     instead = f"the moments of the checkpoint of step {older[0].step}" if older else "fresh moments"
     why = f"{damage.file} in {damage.path} {damage.problem}: {instead} in their place"
     recovery_plan = replace(recovery_plan, moments=tuple(older), reason=f"{recovery_plan.reason}; {why}")
-    roster = replace(state.roster, checkpoints=known)
-    loading, commands = _load(roster, replace(state.draft, recovery_plan=recovery_plan))
+    job = replace(state.job, progress=replace(state.job.progress, checkpoints=known))
+    loading, commands = _load(job, replace(state.draft, recovery_plan=recovery_plan))
     return loading, (*logs, *commands)
 
 
 def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
     """The generation is logged before it forms."""
     recovery_plan = state.draft.recovery_plan
-    before, number = state.roster, state.roster.generation + 1
+    before, number = state.job, state.job.progress.generation + 1
     # Where nobody holds the layers, what is still told of steps before comes too late.
-    since = before.since if recovery_plan.sources or recovery_plan.cause == "start" else number
-    roster = replace(before, generation=number, since=since)
+    since = before.progress.since if recovery_plan.sources or recovery_plan.cause == "start" else number
+    job = replace(before, progress=replace(before.progress, generation=number, since=since))
     generation = Generation(
-        number=roster.generation,
+        number=job.progress.generation,
         epoch=order.epoch,
         members=state.draft.members,
         store_host=stimulus.host,
@@ -315,8 +335,8 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
         # Decided before, at commits that are still to come here: no rank will report it.
         coming = [plan for plan in order.freezing.plans if (plan.start or 0) > recovery_plan.step + 1]
         logs += [Log(FreezeStarted(plan=plan)) for plan in coming]
-    joining = Joining(roster, state.draft, generation, frozenset(state.draft.members))
-    return joining, (*logs, Join(generation, roster.round))
+    joining = Joining(job, state.draft, generation, frozenset(state.draft.members))
+    return joining, (*logs, Join(generation, job.progress.round))
 
 
 def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
@@ -325,32 +345,36 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
     if waiting:
         return replace(state, waiting=waiting), ()
     draft, recovery_plan = state.draft, state.draft.recovery_plan
-    before = state.roster
-    roster = replace(
+    before = state.job
+    job = replace(
         before,
-        members=draft.members,
-        tried=frozenset(),
-        plan=draft.plan,
-        schedule=draft.schedule,
-        trained=True,
-        step=min(before.step, recovery_plan.step),
-        early=before.early if recovery_plan.sources else (),
-        began=recovery_plan.step,
-        validated=min(before.validated, recovery_plan.step),
-        asked=None,
-        paused=False,
-        out_of_patience=False,
-        interrupted=False,
+        membership=replace(before.membership, members=draft.members, tried=frozenset()),
+        progress=replace(
+            before.progress,
+            plan=draft.plan,
+            schedule=draft.schedule,
+            trained=True,
+            step=min(before.progress.step, recovery_plan.step),
+            early=before.progress.early if recovery_plan.sources else (),
+            began=recovery_plan.step,
+            validated=min(before.progress.validated, recovery_plan.step),
+            paused=False,
+            out_of_patience=False,
+            interrupted=False,
+        ),
+        intents=replace(before.intents, asked=None),
     )
-    training, commands = train(order, roster, step=recovery_plan.step)
+    training, commands = train(order, job, step=recovery_plan.step)
     if recovery_plan.cause == "start":
         return training, commands
     regrouped = events.Regrouped(
         generation=state.generation.number,
-        cause="capacity" if before.paused and recovery_plan.cause != "resume" else recovery_plan.cause,
+        cause="capacity"
+        if before.progress.paused and recovery_plan.cause != "resume"
+        else recovery_plan.cause,
         reason=recovery_plan.reason,
-        lost=tuple(rank for rank in before.members if rank not in draft.members),
-        joined=tuple(rank for rank in draft.members if rank not in before.members),
+        lost=tuple(rank for rank in before.membership.members if rank not in draft.members),
+        joined=tuple(rank for rank in draft.members if rank not in before.membership.members),
         step=recovery_plan.step,
         rerun=recovery_plan.rerun,
         steps_lost=max(0, recovery_plan.reached - recovery_plan.step),
@@ -363,74 +387,77 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
     return training, (commands[0], LogRegroup(regrouped), *commands[1:])
 
 
-def train(order: Order, roster: Roster, *, step: int, under_way: bool = False) -> Step:
+def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step:
     """Have the members train, and bring up what could not ride in an earlier generation's commits."""
-    members = roster.members
-    commands: list[Command] = [Train(members, step, roster.round, under_way)]
-    if roster.proposed is not None:
-        commands.append(Propose(roster.proposed, members))
-    if roster.save_after is not None:
+    members = job.membership.members
+    commands: list[Command] = [Train(members, step, job.progress.round, under_way)]
+    if job.intents.proposed is not None:
+        commands.append(Propose(job.intents.proposed, members))
+    if job.intents.save_after is not None:
         commands.append(Ask(Request.CHECKPOINT, members[0]))
-        roster = replace(roster, save_after=step)
-    if roster.stopping:
+        job = replace(job, intents=replace(job.intents, save_after=step))
+    if job.intents.stopping:
         commands.append(Ask(Request.STOP, members[0]))
-    roster, asking = ask_pause(roster)
-    roster, leaving = send_off(order, roster)
+    job, asking = ask_pause(job)
+    job, leaving = send_off(order, job)
     commands += [*asking, *leaving]
-    if roster.stopping:
-        return Stopping(roster, frozenset(members)), tuple(commands)
-    return Training(roster, frozenset(members)), (*commands, *weigh(order, roster))
+    if job.intents.stopping:
+        return Stopping(job, frozenset(members)), tuple(commands)
+    return Training(job, frozenset(members)), (*commands, *weigh(order, job))
 
 
-def ask_pause(roster: Roster) -> tuple[Roster, tuple[Command, ...]]:
+def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
     """Have the ranks of a generation end for the pause that was requested, if one was."""
-    if not roster.halting or roster.stopping or roster.pausing:
-        return roster, ()
-    return replace(roster, pausing=True), (Ask(Request.STOP, roster.members[0]),)
+    if not job.intents.halting or job.intents.stopping or job.intents.pausing:
+        return job, ()
+    return replace(job, intents=replace(job.intents, pausing=True)), (
+        Ask(Request.STOP, job.membership.members[0]),
+    )
 
 
-def send_off(order: Order, roster: Roster) -> tuple[Roster, tuple[Command, ...]]:
+def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
     """Let go who is to go: at once without a place, at a regroup with one. If nobody is left, they end as for a stop,
     with a checkpoint of that very step."""
-    free = roster.going - frozenset(roster.members)
+    free = job.membership.going - frozenset(job.membership.members)
     commands: tuple[Command, ...] = (Dismiss(free),) if free else ()
     for rank in free:
-        roster = without(roster, rank)
-    if not roster.going or roster.asked == "drain" or roster.pausing:
-        return roster, commands
-    first = roster.members[0]
-    if roster.alive - roster.going:
-        return replace(roster, asked="drain"), (*commands, Ask(Request.REGROUP, first))
-    return replace(roster, pausing=True), (*commands, Ask(Request.STOP, first))
+        job = without(job, rank)
+    if not job.membership.going or job.intents.asked == "drain" or job.intents.pausing:
+        return job, commands
+    first = job.membership.members[0]
+    if job.membership.alive - job.membership.going:
+        return replace(job, intents=replace(job.intents, asked="drain")), (
+            *commands,
+            Ask(Request.REGROUP, first),
+        )
+    return replace(job, intents=replace(job.intents, pausing=True)), (*commands, Ask(Request.STOP, first))
 
 
-def weigh(order: Order, roster: Roster) -> tuple[Command, ...]:
+def weigh(order: Order, job: Job) -> tuple[Command, ...]:
     """Ask whether to take in who stands idle, once all who were called are there."""
-    if not order.elastic.grow or roster.starting or roster.asked:
+    if not order.elastic.grow or job.membership.starting or job.intents.asked:
         return ()
-    ranks = (*roster.members, *sorted(roster.idle))[: order.wanted]
-    if len(ranks) <= len(roster.members):
+    ranks = (*job.membership.members, *sorted(job.membership.idle))[: order.wanted]
+    if len(ranks) <= len(job.membership.members):
         return ()
-    domains = tuple(roster.nodes.get(rank, "") for rank in ranks)
-    return (Weigh(roster.plan, domains, roster.step, roster.round),)
+    domains = tuple(job.membership.nodes.get(rank, "") for rank in ranks)
+    return (Weigh(job.progress.plan, domains, job.progress.step, job.progress.round),)
 
 
-def hold(order: Order, roster: Roster, holding: Pause) -> Step:
+def hold(order: Order, job: Job, holding: Pause) -> Step:
     """Wait for capacity, once for all of a pause; what no checkpoint has is written meanwhile."""
-    roster = replace(roster, interrupted=holding.interrupted)
+    job = replace(job, progress=replace(job.progress, interrupted=holding.interrupted))
     rescued = holding.rescue
-    state = Waiting(
-        roster, holding.reason, holding.step, saving=rescued.step if rescued is not None else None
-    )
-    save = (_save(roster, rescued),) if rescued is not None else ()
-    if roster.out_of_patience:
+    state = Waiting(job, holding.reason, holding.step, saving=rescued.step if rescued is not None else None)
+    save = (_save(job, rescued),) if rescued is not None else ()
+    if job.progress.out_of_patience:
         after, commands = out_of_patience(order, state)
         return after, (*save, *commands)
-    if roster.paused:
+    if job.progress.paused:
         return state, save
-    roster = replace(roster, paused=True, pauses=roster.pauses + 1)
+    job = replace(job, progress=replace(job.progress, paused=True, pauses=job.progress.pauses + 1))
     paused = Log(events.Paused(reason=holding.reason, step=holding.step))
-    return replace(state, roster=roster), (paused, *save, Wait(order.elastic.wait_s, roster.pauses))
+    return replace(state, job=job), (paused, *save, Wait(order.elastic.wait_s, job.progress.pauses))
 
 
 def out_of_patience(order: Order, state: Waiting) -> Step:
@@ -445,13 +472,13 @@ def end_waiting(state: Waiting, reason: str) -> Step:
     Args:
         reason: empty where a stop was asked for.
     """
-    saving = Saving(state.roster, state.step, reason)
+    saving = Saving(state.job, state.step, reason)
     return saved(saving) if state.saving is None else (saving, ())
 
 
 def saved(state: Saving) -> Step:
     """What could be written is."""
-    newest = state.roster.checkpoints[0].step if state.roster.checkpoints else 0
+    newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
     reason = state.reason or "stopped while the job waited for capacity"
     if newest < state.step:
         lost = counted(state.step - newest, "committed step")
@@ -465,8 +492,8 @@ def saved(state: Saving) -> Step:
     return close(Failed(f"{reason}. {stays}", user_error=False))
 
 
-def _save(roster: Roster, rescue: Rescue) -> Save:
-    return Save(rescue, roster.plan, roster.generation + 1)
+def _save(job: Job, rescue: Rescue) -> Save:
+    return Save(rescue, job.progress.plan, job.progress.generation + 1)
 
 
 def close(end: Finished | Failed) -> Step:
@@ -484,10 +511,18 @@ def log_loss(loss: RankLost) -> Log:
     return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
 
 
-def without(roster: Roster, rank: int) -> Roster:
-    """`roster` without a rank that is gone; its place is told from `members` until the next generation."""
+def without(job: Job, rank: int) -> Job:
+    """`job` without a rank that is gone; its place is told from `members` until the next generation."""
     one = {rank}
-    return replace(roster, alive=roster.alive - one, starting=roster.starting - one, going=roster.going - one)
+    return replace(
+        job,
+        membership=replace(
+            job.membership,
+            alive=job.membership.alive - one,
+            starting=job.membership.starting - one,
+            going=job.membership.going - one,
+        ),
+    )
 
 
 def _words(troubles: tuple[RankLost, ...]) -> str:

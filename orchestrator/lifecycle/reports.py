@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.lifecycle.states import Roster
+from orchestrator.lifecycle.states import Job
 from planner.freezing import FreezePlan
 from workers.protocol import (
     CheckpointRef,
@@ -24,48 +24,54 @@ KEPT_CHECKPOINTS = 8
 """How many of the newest checkpoints are remembered; older ones are long deleted."""
 
 
-def heard(roster: Roster, report: Report) -> tuple[Roster, tuple[Report, ...]]:
-    """`roster` with what `report` says, and what of it is news: to be logged."""
-    if isinstance(report, CheckpointReport) and roster.save_after is not None:
+def heard(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
+    """`job` with what `report` says, and what of it is news: to be logged."""
+    if isinstance(report, CheckpointReport) and job.intents.save_after is not None:
         # One that was begun before the request does not answer it; one that failed does.
-        after = roster.save_after
-        roster = replace(roster, save_after=None if report.step > after else after)
+        after = job.intents.save_after
+        job = replace(job, intents=replace(job.intents, save_after=None if report.step > after else after))
     match report:
         case StepReport():
-            return _step(roster, report)
+            return _step(job, report)
         case ValidationReport(step=step):
-            if step <= roster.validated:
-                return roster, ()
-            return replace(roster, validated=step), (report,)
+            if step <= job.progress.validated:
+                return job, ()
+            return replace(job, progress=replace(job.progress, validated=step)), (report,)
         case CheckpointReport(step=step, path=path, error=None):
-            if any(ref.path == path for ref in roster.checkpoints):
-                return roster, ()
-            known = (CheckpointRef(path=path, step=step), *roster.checkpoints)
+            if any(ref.path == path for ref in job.progress.checkpoints):
+                return job, ()
+            known = (CheckpointRef(path=path, step=step), *job.progress.checkpoints)
             newest = sorted(known, key=lambda ref: ref.step, reverse=True)
-            return replace(roster, checkpoints=tuple(newest[:KEPT_CHECKPOINTS])), (report,)
+            return replace(
+                job, progress=replace(job.progress, checkpoints=tuple(newest[:KEPT_CHECKPOINTS]))
+            ), (report,)
         case FreezeStarted(plan=plan):
-            if plan in roster.freeze:
-                return roster, ()
-            return replace(roster, freeze=with_freeze(roster.freeze, (plan,)), proposed=None), (report,)
+            if plan in job.progress.freeze:
+                return job, ()
+            return replace(
+                job,
+                progress=replace(job.progress, freeze=with_freeze(job.progress.freeze, (plan,))),
+                intents=replace(job.intents, proposed=None),
+            ), (report,)
         case _:
-            return roster, (report,)
+            return job, (report,)
 
 
-def _step(roster: Roster, report: StepReport) -> tuple[Roster, tuple[Report, ...]]:
+def _step(job: Job, report: StepReport) -> tuple[Job, tuple[Report, ...]]:
     """A step that comes before the one that it follows on waits for it. It does not wait for ever: what nobody told
     before the newest generation trained went with who knew it."""
-    known = report.step <= roster.step or any(early.step == report.step for early in roster.early)
-    if known or report.generation < roster.since:
-        return roster, ()
-    early = sorted((*roster.early, report), key=lambda one: one.step)
-    step, news = roster.step, []
-    if report.generation == roster.generation and step < roster.began < report.step:
-        news = [one for one in early if one.step <= roster.began]
-        early, step = early[len(news) :], roster.began
+    known = report.step <= job.progress.step or any(early.step == report.step for early in job.progress.early)
+    if known or report.generation < job.progress.since:
+        return job, ()
+    early = sorted((*job.progress.early, report), key=lambda one: one.step)
+    step, news = job.progress.step, []
+    if report.generation == job.progress.generation and step < job.progress.began < report.step:
+        news = [one for one in early if one.step <= job.progress.began]
+        early, step = early[len(news) :], job.progress.began
     while early and early[0].step == step + 1:
         news.append(early.pop(0))
         step += 1
-    return replace(roster, step=step, early=tuple(early)), tuple(news)
+    return replace(job, progress=replace(job.progress, step=step, early=tuple(early))), tuple(news)
 
 
 def with_freeze(known: tuple[FreezePlan, ...], more: Iterable[FreezePlan]) -> tuple[FreezePlan, ...]:

@@ -14,46 +14,50 @@ from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.regroup import Step, close, verdict
 from orchestrator.lifecycle.states import (
     Failed,
+    Job,
+    Membership,
     Order,
     Paused,
     Pending,
     Placing,
     Preparing,
+    Progress,
     Reclaiming,
-    Roster,
 )
 from orchestrator.lifecycle.stimuli import Placed, RankLost, Ready, Reclaimed, Start, Unplaceable
 
 
 def start(order: Order, state: Pending, stimulus: Start) -> Step:
     """The controller is ready: for a new job, or one whose ranks may be training."""
-    if order.roster is not None and order.roster.trained:
-        roster = replace(order.roster, round=order.roster.round + 1)
-        if roster.halted:
-            return Paused(replace(roster, halted=False), roster.step), ()
-        if not roster.members:
-            return pausing.go_on(roster, roster.step), ()
-        after, commands = _taken_over(order, Reclaiming(roster, roster.alive))
-        return after, (Reclaim(roster.alive, roster.round), *commands)
+    if order.earlier is not None and order.earlier.progress.trained:
+        job = replace(
+            order.earlier, progress=replace(order.earlier.progress, round=order.earlier.progress.round + 1)
+        )
+        if job.progress.halted:
+            return Paused(replace(job, progress=replace(job.progress, halted=False)), job.progress.step), ()
+        if not job.membership.members:
+            return pausing.go_on(job, job.progress.step), ()
+        after, commands = _taken_over(order, Reclaiming(job, job.membership.alive))
+        return after, (Reclaim(job.membership.alive, job.progress.round), *commands)
     ranks = tuple(range(order.wanted))
-    roster = Roster(
-        plan=order.plan,
-        schedule=order.schedule,
-        members=ranks,
-        starting=frozenset(ranks),
-        next_rank=len(ranks),
-        generation=order.generation - 1,
-        version=order.plan.version - 1,
-        step=order.checkpoints[0].step if order.checkpoints else 0,
-        checkpoints=order.checkpoints,
-        freeze=order.freezing.plans,
+    job = Job(
+        progress=Progress(
+            plan=order.plan,
+            schedule=order.schedule,
+            generation=order.generation - 1,
+            version=order.plan.version - 1,
+            step=order.checkpoints[0].step if order.checkpoints else 0,
+            checkpoints=order.checkpoints,
+            freeze=order.freezing.plans,
+        ),
+        membership=Membership(members=ranks, starting=frozenset(ranks), next_rank=len(ranks)),
     )
-    return Placing(roster), (Place(ranks),)
+    return Placing(job), (Place(ranks),)
 
 
 def placed(order: Order, state: Placing, stimulus: Placed) -> Step:
     """There is room."""
-    return Preparing(state.roster), (Prepare(state.roster.members),)
+    return Preparing(state.job), (Prepare(state.job.membership.members),)
 
 
 def unplaceable(order: Order, state: Placing, stimulus: Unplaceable) -> Step:
@@ -63,26 +67,26 @@ def unplaceable(order: Order, state: Placing, stimulus: Unplaceable) -> Step:
 
 def ready(order: Order, state: Preparing, stimulus: Ready) -> Step:
     """One of the first ranks is up."""
-    roster, log = welcome(state.roster, stimulus)
-    after, commands = _prepared(order, roster)
+    job, log = welcome(state.job, stimulus)
+    after, commands = _prepared(order, job)
     return after, (log, *commands)
 
 
-def _prepared(order: Order, roster: Roster) -> Step:
+def _prepared(order: Order, job: Job) -> Step:
     """One more of the first ranks is up, or will never be."""
-    if roster.starting:
-        return Preparing(roster), ()
-    if roster.alive != frozenset(roster.members):
-        return regroup.assess(order, roster, ())
+    if job.membership.starting:
+        return Preparing(job), ()
+    if job.membership.alive != frozenset(job.membership.members):
+        return regroup.assess(order, job, ())
     recovery_plan = RecoveryPlan(
         cause="start",
         reason=order.plan.reason,
-        lineup=roster.members,
-        step=roster.step,
+        lineup=job.membership.members,
+        step=job.progress.step,
         checkpoints=order.checkpoints,
-        reached=roster.step,
+        reached=job.progress.step,
     )
-    return regroup.plan(order, roster, recovery_plan)
+    return regroup.plan(order, job, recovery_plan)
 
 
 def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
@@ -90,49 +94,55 @@ def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
     if not stimulus.dead or order.elastic.redundancy == "none" or order.wanted == 1:
         closing, commands = close(verdict(stimulus))
         return closing, (regroup.log_loss(stimulus), *commands)
-    after, commands = _prepared(order, regroup.without(state.roster, stimulus.rank))
+    after, commands = _prepared(order, regroup.without(state.job, stimulus.rank))
     return after, (regroup.log_loss(stimulus), *commands)
 
 
-def welcome(roster: Roster, ready: Ready) -> tuple[Roster, Log]:
-    """`roster` with a rank that is up."""
+def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
+    """`job` with a rank that is up."""
     log = Log(events.RankStarted(rank=ready.rank, node=ready.node, host=ready.host, pid=ready.pid))
-    roster = replace(
-        roster,
-        alive=roster.alive | {ready.rank},
-        starting=roster.starting - {ready.rank},
-        nodes={**roster.nodes, ready.rank: ready.node},
-        hosts={**roster.hosts, ready.rank: ready.host},
+    job = replace(
+        job,
+        membership=replace(
+            job.membership,
+            alive=job.membership.alive | {ready.rank},
+            starting=job.membership.starting - {ready.rank},
+            nodes={**job.membership.nodes, ready.rank: ready.node},
+            hosts={**job.membership.hosts, ready.rank: ready.host},
+        ),
     )
-    return roster, log
+    return job, log
 
 
 def reclaimed(order: Order, state: Reclaiming, stimulus: Reclaimed) -> Step:
     """A rank of the controller before this one answers."""
-    roster = replace(
-        state.roster,
-        nodes={**state.roster.nodes, stimulus.rank: stimulus.node},
-        hosts={**state.roster.hosts, stimulus.rank: stimulus.host},
+    job = replace(
+        state.job,
+        membership=replace(
+            state.job.membership,
+            nodes={**state.job.membership.nodes, stimulus.rank: stimulus.node},
+            hosts={**state.job.membership.hosts, stimulus.rank: stimulus.host},
+        ),
     )
-    return _taken_over(order, replace(state, roster=roster, waiting=state.waiting - {stimulus.rank}))
+    return _taken_over(order, replace(state, job=job, waiting=state.waiting - {stimulus.rank}))
 
 
 def lost_reclaiming(order: Order, state: Reclaiming, stimulus: RankLost) -> Step:
     """One of them is gone."""
-    roster = regroup.without(state.roster, stimulus.rank)
+    job = regroup.without(state.job, stimulus.rank)
     waiting = state.waiting - {stimulus.rank}
-    return _taken_over(order, Reclaiming(roster, waiting, (*state.losses, stimulus)))
+    return _taken_over(order, Reclaiming(job, waiting, (*state.losses, stimulus)))
 
 
 def _taken_over(order: Order, state: Reclaiming) -> Step:
     """One more rank of the controller before this one was heard of."""
     if state.waiting:
         return state, ()
-    if not frozenset(state.roster.members) <= state.roster.alive:
-        return regroup.assess(order, state.roster, state.losses)
-    after, commands = regroup.train(order, state.roster, step=state.roster.step, under_way=True)
+    if not frozenset(state.job.membership.members) <= state.job.membership.alive:
+        return regroup.assess(order, state.job, state.losses)
+    after, commands = regroup.train(order, state.job, step=state.job.progress.step, under_way=True)
     void: tuple[Command, ...] = ()
-    if state.roster.prepared is not None:
+    if state.job.progress.prepared is not None:
         text = "layers were to move when the controller was lost: they may yet, or in part; ask again for the rest"
         void = (Log(events.Warned(text=text)),)
     return after, (*map(regroup.log_loss, state.losses), *void, *commands)

@@ -42,7 +42,7 @@ class Order:
     """What the plan was chosen from."""
     freezing: FreezeHistory = field(default_factory=FreezeHistory)
     """What earlier runs of the job, or the one that is replayed, measured and decided."""
-    roster: Roster | None = None
+    earlier: Job | None = None
     """What an earlier controller of the same run left, if one did: its ranks may be training."""
 
     @property
@@ -52,12 +52,9 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roster:
-    """Who and what a job has; it lasts from state to state."""
+class Membership:
+    """Who a job has, and in which places."""
 
-    plan: Plan
-    """That the newest generation follows."""
-    schedule: Schedule
     members: tuple[int, ...] = ()
     """Of the newest generation that trained, by place."""
     tried: frozenset[int] = frozenset()
@@ -74,6 +71,22 @@ class Roster:
     """And by address."""
     next_rank: int = 0
     """The first number that no rank has had."""
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Ranks that are up and have no place."""
+        return self.alive - frozenset(self.members) - self.going
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a job has come: its plan, its generations, its steps and what it has to go back to."""
+
+    plan: Plan
+    """That the newest generation follows."""
+    schedule: Schedule
+    prepared: tuple[Plan, Schedule] | None = None
+    """A plan of the controller before this one that the ranks may follow yet."""
     generation: int = 0
     """Number of the newest generation."""
     trained: bool = False
@@ -94,15 +107,31 @@ class Roster:
     """Newest first."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts."""
-    proposed: FreezePlan | None = None
-    """A freeze plan that the ranks have not taken up yet."""
     round: int = 0
     """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
     failures: int = 0
     """How often the job has failed with no step committed beyond `failed_at`, whoever failed. A pause keeps it."""
     failed_at: int = -1
+    pauses: int = 0
+    """How often the job has waited for capacity."""
+    paused: bool = False
+    """From a pause until a generation trains again."""
+    out_of_patience: bool = False
+    """The pause has lasted for `elastic.wait_s`."""
+    interrupted: bool = False
+    """A step was in flight when the pause began."""
+    halted: bool = False
+    """An earlier controller left the job paused on request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intents:
+    """What was asked of a job, or offered to it, and is not done yet."""
+
     asked: str | None = None
     """Why the ranks were asked to regroup at their next commit."""
+    proposed: FreezePlan | None = None
+    """A freeze plan that the ranks have not taken up yet."""
     migration: Migration | None = None
     """A move of layers under way."""
     stopping: bool = False
@@ -111,25 +140,17 @@ class Roster:
     """A checkpoint later than this step was requested and is still to come; each new generation requests it again."""
     pausing: bool = False
     """All ranks are to go: they were asked to end as for a stop, and then the job waits for others."""
-    pauses: int = 0
-    """How often the job has waited for capacity."""
     halting: bool = False
     """A pause was requested; each new generation is asked for it until the job has paused."""
-    halted: bool = False
-    """An earlier controller left the job paused on request."""
-    paused: bool = False
-    """From a pause until a generation trains again."""
-    out_of_patience: bool = False
-    """The pause has lasted for `elastic.wait_s`."""
-    interrupted: bool = False
-    """A step was in flight when the pause began."""
-    prepared: tuple[Plan, Schedule] | None = None
-    """A plan of the controller before this one that the ranks may follow yet."""
 
-    @property
-    def idle(self) -> frozenset[int]:
-        """Ranks that are up and have no place."""
-        return self.alive - frozenset(self.members) - self.going
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a job has; it lasts from state to state."""
+
+    membership: Membership
+    progress: Progress
+    intents: Intents = field(default_factory=Intents)
 
 
 @dataclass(frozen=True)
@@ -155,21 +176,21 @@ class Pending:
 class Placing:
     """Resources are being reserved, one placement group per rank."""
 
-    roster: Roster
+    job: Job
 
 
 @dataclass(frozen=True)
 class Preparing:
     """Rank processes start and open model and data."""
 
-    roster: Roster
+    job: Job
 
 
 @dataclass(frozen=True)
 class Reclaiming:
     """A controller took over: it looks for the ranks that there were."""
 
-    roster: Roster
+    job: Job
     waiting: frozenset[int]
     losses: tuple[RankLost, ...] = ()
     """Ranks that are gone."""
@@ -179,7 +200,7 @@ class Reclaiming:
 class Assessing:
     """A generation has ended: every rank that lives tells where it stands."""
 
-    roster: Roster
+    job: Job
     waiting: frozenset[int]
     positions: tuple[Position, ...] = ()
     troubles: tuple[RankLost, ...] = ()
@@ -190,7 +211,7 @@ class Assessing:
 class Settling:
     """The commit in which a generation ended is being settled."""
 
-    roster: Roster
+    job: Job
     recovery_plan: RecoveryPlan
     waiting: frozenset[int]
 
@@ -199,7 +220,7 @@ class Settling:
 class Planning:
     """A plan is being made for those who go on."""
 
-    roster: Roster
+    job: Job
     recovery_plan: RecoveryPlan
 
 
@@ -207,7 +228,7 @@ class Planning:
 class Loading:
     """Each rank takes up its layers: what it has, what others give it, or what a checkpoint holds."""
 
-    roster: Roster
+    job: Job
     draft: Draft
     waiting: frozenset[int]
     damage: tuple[DamagedCheckpoint, ...] = ()
@@ -217,7 +238,7 @@ class Loading:
 class Hosting:
     """The rank at place 0 opens the store over which the group forms."""
 
-    roster: Roster
+    job: Job
     draft: Draft
 
 
@@ -225,7 +246,7 @@ class Hosting:
 class Joining:
     """The ranks form their process group."""
 
-    roster: Roster
+    job: Job
     draft: Draft
     generation: Generation
     waiting: frozenset[int]
@@ -235,7 +256,7 @@ class Joining:
 class Training:
     """Steps are committed. The controller only listens."""
 
-    roster: Roster
+    job: Job
     waiting: frozenset[int]
     outcomes: tuple[Outcome, ...] = ()
 
@@ -244,7 +265,7 @@ class Training:
 class Stopping:
     """A stop was requested; the ranks end at their next commit."""
 
-    roster: Roster
+    job: Job
     waiting: frozenset[int]
     outcomes: tuple[Outcome, ...] = ()
 
@@ -253,7 +274,7 @@ class Stopping:
 class Waiting:
     """Too few ranks are left; those hold what they have until there are more."""
 
-    roster: Roster
+    job: Job
     reason: str
     step: int
     """Steps committed."""
@@ -265,7 +286,7 @@ class Waiting:
 class Paused:
     """A pause was requested: the job has a checkpoint and no ranks, and waits for a request to go on."""
 
-    roster: Roster
+    job: Job
     step: int
     """Steps committed, and that of the checkpoint."""
 
@@ -274,7 +295,7 @@ class Paused:
 class Saving:
     """The job is to end, once what its ranks hold is in a checkpoint."""
 
-    roster: Roster
+    job: Job
     step: int
     reason: str
     """Why it ends; empty: a stop was asked for."""

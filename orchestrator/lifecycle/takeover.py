@@ -8,7 +8,7 @@ from dataclasses import replace
 from orchestrator.history.job_view import JobView
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.reports import with_freeze
-from orchestrator.lifecycle.states import Order, Roster
+from orchestrator.lifecycle.states import Intents, Job, Membership, Order, Progress
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol import CheckpointRef
@@ -27,29 +27,31 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
     # A plan that was issued since the generation formed is a move's: no generation forms for it.
     moving = trained and view.plan is not None and view.plan not in (view.formed, plan)
     generation = ranks.generation if ranks.generation is not None else order.generation - 1
-    roster = Roster(
-        plan=plan,
-        schedule=expand(plan),
-        members=ranks.members,
-        # Without members the job is paused or about to resume: what was started for that is started again.
-        alive=frozenset(ranks.alive) if ranks.members else frozenset(),
-        going=frozenset(ranks.going & ranks.alive),
-        nodes=dict(ranks.nodes),
-        hosts=dict(ranks.hosts),
-        next_rank=ranks.next_rank,
-        generation=generation,
-        trained=trained,
-        step=view.step if trained else _start(order),
-        since=ranks.since or 0,
-        began=ranks.began,
-        validated=view.validated,
-        checkpoints=tuple(_checkpoints(order, view)),
-        freeze=with_freeze(order.freezing.plans, view.freeze.plans.values()),
-        proposed=view.freeze.proposed,
-        stopping=view.stopping,
-        halting=view.pausing,
-        halted=view.state == "paused",
-        prepared=(view.plan, expand(view.plan)) if moving and view.plan is not None else None,
+    job = Job(
+        progress=Progress(
+            plan=plan,
+            schedule=expand(plan),
+            generation=generation,
+            trained=trained,
+            step=view.step if trained else _start(order),
+            since=ranks.since or 0,
+            began=ranks.began,
+            validated=view.validated,
+            checkpoints=tuple(_checkpoints(order, view)),
+            freeze=with_freeze(order.freezing.plans, view.freeze.plans.values()),
+            halted=view.state == "paused",
+            prepared=(view.plan, expand(view.plan)) if moving and view.plan is not None else None,
+        ),
+        membership=Membership(
+            members=ranks.members,
+            # Without members the job is paused or about to resume: what was started for that is started again.
+            alive=frozenset(ranks.alive) if ranks.members else frozenset(),
+            going=frozenset(ranks.going & ranks.alive),
+            nodes=dict(ranks.nodes),
+            hosts=dict(ranks.hosts),
+            next_rank=ranks.next_rank,
+        ),
+        intents=Intents(proposed=view.freeze.proposed, stopping=view.stopping, halting=view.pausing),
     )
     first = replace(order.plan, epoch=max(view.epoch, order.epoch) + 1)
     return replace(
@@ -57,7 +59,7 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
         epoch=first.epoch,
         plan=first,
         generation=generation + 1,
-        roster=roster,
+        earlier=job,
         # What was measured and decided meanwhile stands, as after a resume.
         freezing=order.freezing if order.freezing.replayed else view.freeze_history(),
     )

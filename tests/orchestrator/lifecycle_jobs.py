@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 from orchestrator.events import types as events
+from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Log
 from orchestrator.lifecycle.machine import handle
-from orchestrator.lifecycle.states import Live, Order, Pending, Planning, Roster, Settling, State
+from orchestrator.lifecycle.states import Live, Order, Pending, Planning, Settling, State
 from orchestrator.lifecycle.stimuli import (
     Joined,
     Loaded,
@@ -110,9 +111,9 @@ class Job:
         return self
 
     @property
-    def roster(self) -> Roster:
+    def has(self) -> states.Job:
         assert isinstance(self.state, Live)
-        return self.state.roster
+        return self.state.job
 
     @property
     def effects(self) -> list[Command]:
@@ -184,7 +185,7 @@ CUT_OFF = RankLost(0, "connection reset", cut_off=True)
 
 def recovered(job: Job, plan: Plan, members: tuple[int, ...]) -> Job:
     """Bring `job`, whose step is settled, to the generation of `members`."""
-    number = job.roster.round
+    number = job.has.progress.round
     if isinstance(job.state, Settling):
         job.take(*(Settled(rank, number) for rank in job.state.waiting))
     if isinstance(job.state, Planning):

@@ -174,8 +174,8 @@ class World:
                 if rank in self.ranks:
                     self.answers.append(StoreUp("h", 1, number))
             case Join(generation, number):
-                live = self.live().roster
-                assert set(generation.members) <= live.alive, "nobody dead in members"
+                live = self.live().job
+                assert set(generation.members) <= live.membership.alive, "nobody dead in members"
                 if set(generation.members) <= set(self.ranks):
                     self.answers += [Joined(rank, number) for rank in generation.members]
                 else:
@@ -186,7 +186,7 @@ class World:
             case Train(ranks, step, number):
                 self.begin(ranks, step, number)
             case Ask(request, rank):
-                assert rank in self.live().roster.members
+                assert rank in self.live().job.membership.members
                 self.requests.add(request)
             case Weigh():
                 self.answers.append(Weighed(self.random.random() < 0.7, "", command.round))
@@ -281,7 +281,7 @@ class World:
         assert isinstance(self.state, Training | Stopping)
         self.training, self.round, self.requests = ranks, number, set()
         self.tell_up_to(step, max(1, self.generations[-1] - 1))
-        plan = self.state.roster.plan
+        plan = self.state.job.progress.plan
         for place, rank in enumerate(ranks):
             if rank in self.ranks:
                 one = self.ranks[rank]
@@ -377,7 +377,10 @@ class World:
         before = self.state
         self.state, commands = handle(self.order, self.state, stimulus, tuple(self.history))
         if isinstance(before, Regrouping) and isinstance(stimulus, RankLost) and stimulus.dead:
-            involved = stimulus.rank in before.roster.members and stimulus.rank in before.roster.alive
+            involved = (
+                stimulus.rank in before.job.membership.members
+                and stimulus.rank in before.job.membership.alive
+            )
             assert not involved or not isinstance(self.state, Training), "a second loss is assessed anew"
         for command in commands:
             self.obey(command)

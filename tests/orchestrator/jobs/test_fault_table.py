@@ -137,13 +137,13 @@ class MovingTable(Table):
         assert isinstance(running, ElasticJob)
         state = running.loop.state
         assert isinstance(state, Live)
-        plan, place = state.roster.plan, state.roster.members.index(rank)
+        plan, place = state.job.progress.plan, state.job.membership.members.index(rank)
         first, stop = plan.layers[place]
         given = [(first - 1, first), (stop, stop + 1)]
         for layers in given:
             try:
                 move = move_of_layers(
-                    state.roster, running.setup.replanner, layers, rank, mode="live", asked_s=time.time()
+                    state.job, running.setup.replanner, layers, rank, mode="live", asked_s=time.time()
                 )
             except JobError:
                 continue

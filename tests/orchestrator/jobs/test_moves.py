@@ -46,7 +46,7 @@ def moving(layers: tuple[int, int], rank: int, mode: Mode = "live", step: int = 
             state = running.loop.state
             assert isinstance(state, Training)
             move = move_of_layers(
-                state.roster, running.setup.replanner, layers, rank, mode=mode, asked_s=time.time()
+                state.job, running.setup.replanner, layers, rank, mode=mode, asked_s=time.time()
             )
             running.post(Migrate(move))
 

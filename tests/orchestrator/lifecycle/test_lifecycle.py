@@ -62,8 +62,8 @@ def test_a_whole_life() -> None:
     job = Job().take(*TO_TRAINING)
     assert isinstance(job.state, Training)
     job.take(Reported(step_report(1)), Reported(step_report(2)))
-    assert job.state.roster.members == (0, 1)
-    assert job.roster.step == 2
+    assert job.state.job.membership.members == (0, 1)
+    assert job.has.progress.step == 2
     job.take(Ended(outcome(1)), Ended(outcome(0)))
     assert isinstance(job.state, Closing)
     job.take(Released())
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used() -> None:
     assert starts == [(NEW, 8), (NEW, 8), (OLD, 4), (OLD, 4)]
     job.take(Loaded(0, None), Loaded(1, None), StoreUp("h", 7), Joined(0), Joined(1))
     assert isinstance(job.state, Training)
-    assert job.roster.step == 4
+    assert job.has.progress.step == 4
     assert any(isinstance(event, events.Formed) and event.start == OLD for event in job.logged)
 
 

@@ -75,7 +75,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     shrunk = plan_of(2, version=2)
     recovered(job, shrunk, (0, 2))
     assert isinstance(job.state, Training)
-    assert job.roster.members == (0, 2)
+    assert job.has.membership.members == (0, 2)
     follow = [effect for effect in job.effects if isinstance(effect, Follow)][-1]
     assert {rank: each.place for rank, each in follow.assignments.items()} == {0: 0, 2: 1}
     assert follow.assignments[2].step == 1
@@ -114,7 +114,7 @@ def test_a_rank_lost_with_its_standby_costs_the_steps_since_the_checkpoint() -> 
     )
     job.take(Positioned(position(0, 3, (0,)), 1), Positioned(position(2, 3, (2,)), 1))
     recovered(job, plan_of(2, version=2), (0, 2))
-    assert job.roster.step == 2
+    assert job.has.progress.step == 2
     formed = [event for event in job.logged if isinstance(event, events.Formed)][-1]
     assert (formed.start, formed.step) == (CheckpointRef(path="/out/2", step=2), 2)
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
@@ -142,7 +142,7 @@ def test_a_step_that_is_gone_is_not_told_of_between_the_forming_and_the_first_st
     assert job.logged == before
     job.take(Joined(2, 1))
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
-    assert (regrouped.step, regrouped.steps_lost, job.roster.step) == (2, 1, 2)
+    assert (regrouped.step, regrouped.steps_lost, job.has.progress.step) == (2, 1, 2)
 
 
 def test_a_damaged_checkpoint_is_told_of_in_the_reason_with_what_it_costs() -> None:
@@ -213,10 +213,10 @@ def test_a_second_loss_at_any_point_is_assessed_anew(length: int) -> None:
     assert type(job.state) is states[length]
     job.take(RankLost(2, "its process died too", dead=True))
     if isinstance(job.state, Assessing) and job.state.waiting:
-        job.take(Positioned(position(0, 0, (0, 1, 2)), job.roster.round))
+        job.take(Positioned(position(0, 0, (0, 1, 2)), job.has.progress.round))
     recovered(job, plan_of(1, version=9), (0,))
     assert isinstance(job.state, Training)
-    assert job.roster.members == (0,)
+    assert job.has.membership.members == (0,)
     numbers = [event.generation.number for event in job.logged if isinstance(event, events.Formed)]
     assert numbers == list(range(3, 3 + len(numbers)))
 
@@ -251,12 +251,12 @@ def test_a_rank_that_crashes_at_each_start_ends_the_job_though_the_job_waits_in_
     job = train(Job(order))
     for rank in range(3):
         assert isinstance(job.state, Training)
-        job.take(Reported(step_report(1, generation=job.roster.generation)))
-        job.take(RankLost(rank, "its process died", dead=True, round=job.roster.round))
+        job.take(Reported(step_report(1, generation=job.has.progress.generation)))
+        job.take(RankLost(rank, "its process died", dead=True, round=job.has.progress.round))
         if rank < 2:
             assert isinstance(job.state, Waiting)
             job.take(Room(1), ready(rank + 1))
-            job.take(Positioned(position(rank + 1, 0, ()), job.roster.round))
+            job.take(Positioned(position(rank + 1, 0, ()), job.has.progress.round))
             recovered(job, plan_of(1), (rank + 1,))
     assert job.state == Closing(
         Failed(
@@ -308,11 +308,11 @@ def test_words_that_are_lost_hold_nobody_up_for_longer_than_a_generation() -> No
     job.take(Reported(step_report(4)), Reported(step_report(5)))
     job.take(Positioned(position(0, 5, (0, 1)), 1), Positioned(position(2, 5, (1, 2)), 1))
     recovered(job, plan_of(2, version=2), (0, 2))
-    assert job.roster.step == 1
-    number = job.roster.generation
+    assert job.has.progress.step == 1
+    number = job.has.progress.generation
     job.take(*(Reported(replace(step_report(step), generation=number)) for step in (6, 7)))
     assert [event.step for event in job.logged if isinstance(event, StepReport)] == [1, 4, 5, 6, 7]
-    assert (job.roster.step, job.roster.early) == (7, ())
+    assert (job.has.progress.step, job.has.progress.early) == (7, ())
 
 
 def test_what_several_ranks_tell_is_logged_once() -> None:

@@ -64,8 +64,8 @@ def test_a_spare_takes_the_lost_ones_place() -> None:
     for rank, holds in ((0, (0, 1)), (2, (2,)), (3, ())):
         job.take(Positioned(position(rank, 0, holds), 1))
     recovered(job, plan_of(3, version=2), (0, 3, 2))
-    assert job.roster.members == (0, 3, 2)
-    assert job.roster.idle == frozenset()
+    assert job.has.membership.members == (0, 3, 2)
+    assert job.has.membership.idle == frozenset()
 
 
 def test_room_for_a_spare_while_the_first_ranks_are_being_placed_is_looked_at_later() -> None:
@@ -115,7 +115,7 @@ def test_ranks_that_are_to_go_hand_over_and_are_dismissed() -> None:
     job.take(*(Positioned(position(rank, 4, (rank,)), 1) for rank in range(3)))
     recovered(job, plan_of(2, version=2), (0, 2))
     assert Dismiss(frozenset({1})) in job.effects
-    assert job.roster.alive == {0, 2}
+    assert job.has.membership.alive == {0, 2}
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1,), 0)
     assert regrouped.reason == "rank 1 goes; 2 ranks go on where there were 3"
@@ -162,7 +162,7 @@ def test_where_all_are_to_go_they_stop_with_a_checkpoint_and_the_job_pauses() ->
     job.take(*(RankLost(rank, "gone", dead=True) for rank in range(3)), Room(3), *map(ready, (3, 4, 5)))
     job.take(*(Positioned(position(rank, 0, ()), 2) for rank in (3, 4, 5)))
     recovered(job, plan_of(3, version=2), (3, 4, 5))
-    assert job.roster.step == 2
+    assert job.has.progress.step == 2
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.steps_lost) == ("capacity", 0)
 
@@ -173,7 +173,7 @@ def test_word_that_comes_while_a_rank_starts_counts_once_it_is_up() -> None:
     job.take(Planned(THREE.plan, THREE.schedule), *(Loaded(rank, None) for rank in range(3)))
     job.take(StoreUp("h", 7), *(Joined(rank) for rank in range(3)))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
-    assert job.roster.going == {1}
+    assert job.has.membership.going == {1}
 
 
 def test_the_same_word_from_two_ranks_of_a_node_is_logged_once() -> None:
@@ -203,4 +203,4 @@ def test_a_newcomer_is_taken_in_if_it_pays() -> None:
     for rank, holds in ((0, (0, 1)), (2, (2,)), (3, ())):
         job.take(Positioned(position(rank, 4, holds), 2))
     recovered(job, plan_of(3, version=3), (0, 2, 3))
-    assert job.roster.members == (0, 2, 3)
+    assert job.has.membership.members == (0, 2, 3)

@@ -77,7 +77,7 @@ def test_a_pause_gives_the_ranks_back_once_a_checkpoint_has_the_step() -> None:
     assert isinstance(job.state, Paused)
     assert job.logged[-1] == PAUSED
     assert job.effects[-1] == Dismiss(frozenset({0, 1, 2}))
-    assert (job.roster.alive, job.roster.members) == (frozenset(), ())
+    assert (job.has.membership.alive, job.has.membership.members) == (frozenset(), ())
     # A paused job takes no room, and stays as it is.
     count = len(job.commands)
     job.take(Room(8), PauseAsked())
@@ -92,7 +92,7 @@ def test_a_paused_job_resumes_on_other_ranks() -> None:
     job.take(Room(8))
     assert job.effects[-1] == Recruit((3, 4, 5))
     job.take(*map(ready, (3, 4, 5)))
-    number = job.roster.round
+    number = job.has.progress.round
     job.take(*(Positioned(position(rank, 0, ()), number) for rank in (3, 4, 5)))
     recovered(job, plan_of(3, version=2), (3, 4, 5))
     assert isinstance(job.state, Training)
@@ -118,11 +118,11 @@ def test_a_rank_that_came_up_after_the_pause_is_given_back() -> None:
 def test_a_loss_before_the_pause_is_recovered_from_and_the_pause_is_asked_for_again() -> None:
     job = at_step_3().take(PauseAsked(), DEAD)
     assert isinstance(job.state, Assessing)
-    number = job.roster.round
+    number = job.has.progress.round
     job.take(*(Positioned(position(rank, 3, holds), number) for rank, holds in ((0, (0, 1)), (2, (2,)))))
     recovered(job, plan_of(2, version=2), (0, 2))
     assert job.effects[-1] == Ask(Request.STOP, 0)
-    number = job.roster.round
+    number = job.has.progress.round
     job.take(Reported(checkpoint_report(4)))
     job.take(*(replace(ended(rank), round=number) for rank in (0, 2)))
     assert isinstance(job.state, Paused)
@@ -135,7 +135,7 @@ def test_a_pause_whose_checkpoint_cannot_be_written_is_tried_again() -> None:
     failed = job.logged[-1]
     assert isinstance(failed, events.RankFailed)
     assert failed.error == "the checkpoint of step 4, for the pause, was not written: disk full"
-    assert job.roster.halting
+    assert job.has.intents.halting
 
 
 def test_a_job_that_waits_for_capacity_pauses_once_what_its_ranks_hold_is_written() -> None:
@@ -178,7 +178,7 @@ def test_a_pause_that_comes_before_training_waits_for_it() -> None:
     job = Job(ORDER).take(Start(), PauseAsked())
     assert job.effects == [Place((0, 1))]
     job.take(Placed())
-    assert job.roster.halting
+    assert job.has.intents.halting
 
 
 def view(plan: Plan, *logged: events.Event) -> JobView:
@@ -221,7 +221,7 @@ def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
     order = taken_over(THREE, view(THREE.plan, ASKED, PAUSED, RESUMED, up), expand)
     state, _ = handle(order, Pending(), Start())
     assert isinstance(state, Waiting)
-    assert state.roster.alive == frozenset()
+    assert state.job.membership.alive == frozenset()
     _, commands = handle(order, state, Room(3))
     assert commands == (Recruit((4, 5, 6)),)
 

@@ -62,10 +62,10 @@ def end_of(state: State) -> Finished | Failed:
 
 def test_a_job_that_waits_writes_what_no_checkpoint_has() -> None:
     job = paused()
-    assert job.effects[-2:] == [Save(RESCUE, THREE.plan, job.roster.generation + 1), Wait(60, 1)]
+    assert job.effects[-2:] == [Save(RESCUE, THREE.plan, job.has.progress.generation + 1), Wait(60, 1)]
     job.take(Reported(WRITTEN))
     assert job.logged[-1] == WRITTEN
-    assert job.roster.checkpoints[0].step == 4
+    assert job.has.progress.checkpoints[0].step == 4
     # Nobody is left of those who held it: no step is lost all the same, and the one in flight is run again.
     job.take(*(RankLost(rank, "gone", dead=True) for rank in (0, 2)), Room(3), *map(ready, (3, 4, 5)))
     job.take(*(Positioned(position(rank, 0, ()), 2) for rank in (3, 4, 5)))
@@ -117,7 +117,7 @@ def test_the_end_of_patience_waits_for_what_is_being_written() -> None:
 def test_whoever_gives_up_writes_before() -> None:
     job = paused(replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=0)))
     assert isinstance(job.state, Saving)
-    assert job.effects[-1] == Save(RESCUE, THREE.plan, job.roster.generation + 1)
+    assert job.effects[-1] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
     job.take(RankLost(0, "gone", dead=True), Reported(FAILED))
     end = end_of(job.state)
     assert isinstance(end, Failed)
@@ -127,7 +127,7 @@ def test_whoever_gives_up_writes_before() -> None:
 def test_ranks_for_which_there_is_no_plan_write_what_they_hold() -> None:
     job = paused(THREE).take(Settled(0, 1), Settled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
     assert isinstance(job.state, Waiting)
-    assert job.effects[-2] == Save(RESCUE, THREE.plan, job.roster.generation + 1)
+    assert job.effects[-2] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
 
 
 @pytest.mark.parametrize("dead", [True, False])
@@ -141,7 +141,7 @@ def test_a_rank_that_never_comes_up_holds_no_pause_up(dead: bool) -> None:
     job.take(RankLost(4, "did not start within 60 s", dead=dead))
     assert Dismiss(frozenset({4})) in job.effects
     assert isinstance(job.state, Assessing)
-    assert job.effects[-1] == Assess(frozenset({0, 2, 3}), 2, job.roster.generation)
+    assert job.effects[-1] == Assess(frozenset({0, 2, 3}), 2, job.has.progress.generation)
 
 
 @pytest.mark.parametrize("dead", [True, False])
@@ -155,10 +155,12 @@ def test_the_error_of_a_newcomer_ends_no_job_that_recovers() -> None:
     """It does not see the folder, say: nothing depends on it."""
     job = train(Job(THREE)).take(Reported(step_report(1, generation=3)))
     job.take(RankLost(1, "its process died", dead=True))
-    job.state = replace(job.state, roster=replace(job.roster, starting=frozenset({3})))  # pyright: ignore
+    job.state = replace(
+        job.state, job=replace(job.has, membership=replace(job.has.membership, starting=frozenset({3})))
+    )  # pyright: ignore
     blind = RankLost(3, "node n does not see the job's folder", user_error=True)
     job.take(blind)
     assert isinstance(job.state, Assessing)
     assert job.logged[-1] == events.RankFailed(rank=3, error=blind.error, details="")
-    assert job.roster.starting == frozenset()
+    assert job.has.membership.starting == frozenset()
     assert job.effects[-1] == Dismiss(frozenset({3}))

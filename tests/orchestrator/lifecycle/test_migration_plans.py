@@ -12,7 +12,7 @@ from tiny_jobs import tiny
 
 from orchestrator.controller.move_request import described, move_of_layers, parse_layers
 from orchestrator.lifecycle.migration import Move, arrivals, moved_layers, path, with_layers
-from orchestrator.lifecycle.states import Roster
+from orchestrator.lifecycle.states import Job, Membership, Progress
 from orchestrator.prepare.planning import replanner_of
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
@@ -117,20 +117,21 @@ def test_no_layers(text: str) -> None:
         parse_layers(text)
 
 
-def begun(folder: Path) -> tuple[Roster, Replanner]:
+def begun(folder: Path) -> tuple[Job, Replanner]:
     done = resolved(tiny(folder, "job", model={"layers": 8}))
     members = (5, 1, 2, 7)
     nodes = {rank: f"n{rank}" for rank in members}
-    return Roster(plan=done.plan, schedule=done.schedule, members=members, nodes=nodes), replanner_of(
-        done, None
-    )
+    return Job(
+        progress=Progress(plan=done.plan, schedule=done.schedule),
+        membership=Membership(members=members, nodes=nodes),
+    ), replanner_of(done, None)
 
 
 def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
-    roster, replanner = begun(tmp_path)
+    job, replanner = begun(tmp_path)
 
     def move(layers: tuple[int, int], rank: int) -> Move:
-        return move_of_layers(roster, replanner, layers, rank, mode="live", asked_s=0.0)
+        return move_of_layers(job, replanner, layers, rank, mode="live", asked_s=0.0)
 
     with pytest.raises(JobError, match=r"rank 0 has no place in the pipeline: ranks 1, 2, 5, 7 have"):
         move((2, 3), 0)
@@ -141,13 +142,15 @@ def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
     moved = move((2, 3), 5)
     assert moved.plan.layers == ((0, 3), (3, 5), (5, 8), (8, 10))
     assert moved.plan.reason == "layers 2 move to rank 5, as asked"
-    assert "a copy is there already" in described(roster, moved)
-    assert "copied while training goes on" in described(roster, move((3, 5), 2))
+    assert "a copy is there already" in described(job, moved)
+    assert "copied while training goes on" in described(job, move((3, 5), 2))
 
 
 def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Path) -> None:
     done = resolved(tiny(tmp_path, "job", model={"layers": 8}))
-    roster = Roster(plan=done.plan, schedule=done.schedule, members=(5, 1, 2, 7))
+    job = Job(
+        progress=Progress(plan=done.plan, schedule=done.schedule), membership=Membership(members=(5, 1, 2, 7))
+    )
     parameters = (1_000_000,) * 10
     roomy = made_profile(done.outline.layers, parameters, 4)
 
@@ -155,13 +158,13 @@ def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Pa
         """Layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
         profile = made_profile(done.outline.layers, parameters, 4, memory_bytes=memory_bytes)
         replanner = replace(replanner_of(done, None), profile=profile, parameters=parameters)
-        return move_of_layers(roster, replanner, (2, 4), 5, mode="live", asked_s=0.0)
+        return move_of_layers(job, replanner, (2, 4), 5, mode="live", asked_s=0.0)
 
     def most(plan: Plan) -> int:
         return max(predict(roomy, plan, done.schedule).memory.peak_bytes)
 
     then = move(10**9).plan
-    afterwards, on_the_way = most(then), max(most(plan) for plan in path(roster.plan, then)[:-1])
+    afterwards, on_the_way = most(then), max(most(plan) for plan in path(job.progress.plan, then)[:-1])
     assert afterwards < on_the_way
     assert move(on_the_way).plan.layers == ((0, 4), (4, 5), (5, 8), (8, 10))
     # While they move, both ranks hold them, beside the copies that were there.

@@ -35,11 +35,13 @@ def test_whatever_happens_the_job_goes_on_or_says_why_not(
     world.run(60)
     assert isinstance(world.state, Training | Stopping | Waiting | Closing | Failed | Finished), world.state
     if isinstance(world.state, Training | Stopping):
-        roster = world.state.roster
-        assert set(roster.members) <= roster.alive
-        assert not roster.starting, "who never came up is called no more"
-        assert set(world.standing(roster.members)) == set(roster.members), "a loss went unheard"
+        job = world.state.job
+        assert set(job.membership.members) <= job.membership.alive
+        assert not job.membership.starting, "who never came up is called no more"
+        assert set(world.standing(job.membership.members)) == set(job.membership.members), (
+            "a loss went unheard"
+        )
     if isinstance(world.state, Waiting):
-        roster = world.state.roster
-        assert not roster.starting
-        assert len(roster.alive - roster.going) < min_ranks, "there are enough, and it waits"
+        job = world.state.job
+        assert not job.membership.starting
+        assert len(job.membership.alive - job.membership.going) < min_ranks, "there are enough, and it waits"

@@ -89,33 +89,37 @@ def view(*logged: events.Event) -> JobView:
     return fold(events.Record(time_s=float(index), event=event) for index, event in enumerate(logged))
 
 
-def test_the_roster_is_what_the_log_says() -> None:
+def test_the_job_is_what_the_log_says() -> None:
     order = taken_over(ORDER, view(*RUN), expand)
     assert (order.epoch, order.plan.epoch, order.generation) == (4, 4, 7)
-    roster = order.roster
-    assert roster is not None
-    assert (roster.plan, roster.schedule, roster.members) == (SHRUNK, expand(SHRUNK), (0, 2))
-    assert (roster.alive, roster.idle, roster.next_rank) == ({0, 2, 3}, {3}, 4)
-    assert roster.nodes == {0: "n0", 2: "n2", 3: "n3"}
-    assert (roster.generation, roster.step, roster.trained) == (6, 7, True)
-    assert [ref.path for ref in roster.checkpoints] == ["/5", "/4"]
+    job = order.earlier
+    assert job is not None
+    assert (job.progress.plan, job.progress.schedule, job.membership.members) == (
+        SHRUNK,
+        expand(SHRUNK),
+        (0, 2),
+    )
+    assert (job.membership.alive, job.membership.idle, job.membership.next_rank) == ({0, 2, 3}, {3}, 4)
+    assert job.membership.nodes == {0: "n0", 2: "n2", 3: "n3"}
+    assert (job.progress.generation, job.progress.step, job.progress.trained) == (6, 7, True)
+    assert [ref.path for ref in job.progress.checkpoints] == ["/5", "/4"]
 
 
 def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
     order = taken_over(ORDER, view(*RUN, step_report(9, generation=6)), expand)
-    assert order.roster is not None
-    assert order.roster.step == 9
-    roster, news = heard(order.roster, step_report(10, generation=6))
-    assert (roster.step, news) == (10, (step_report(10, generation=6),))
+    assert order.earlier is not None
+    assert order.earlier.progress.step == 9
+    job, news = heard(order.earlier, step_report(10, generation=6))
+    assert (job.progress.step, news) == (10, (step_report(10, generation=6),))
 
 
 def test_what_was_void_when_a_controller_died_stays_void() -> None:
     back = replace(formed(7, (0, 2), 5), start=CheckpointRef(path="/5", step=5))
     order = taken_over(ORDER, view(*RUN, back), expand)
-    assert order.roster is not None
-    assert heard(order.roster, step_report(8, generation=6)) == (order.roster, ())
-    roster, news = heard(order.roster, step_report(6, generation=7))
-    assert (roster.step, len(news)) == (6, 1)
+    assert order.earlier is not None
+    assert heard(order.earlier, step_report(8, generation=6)) == (order.earlier, ())
+    job, news = heard(order.earlier, step_report(6, generation=7))
+    assert (job.progress.step, len(news)) == (6, 1)
 
 
 def test_a_second_takeover_has_a_higher_epoch_still() -> None:
@@ -156,8 +160,8 @@ def test_what_was_measured_and_decided_of_freezing_stands() -> None:
     assert (order.freezing.solved, order.freezing.plans) == (SOLVED, ())
     order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED, STARTED), expand)
     assert order.freezing.plans == (STARTED.plan,)
-    assert order.roster is not None
-    assert (order.roster.freeze, order.roster.proposed) == ((STARTED.plan,), None)
+    assert order.earlier is not None
+    assert (order.earlier.progress.freeze, order.earlier.intents.proposed) == ((STARTED.plan,), None)
 
 
 def test_a_run_that_is_replayed_is_told_nothing_else() -> None:
@@ -169,15 +173,15 @@ def test_a_checkpoint_that_was_found_damaged_stays_out() -> None:
     """Else the older state of survivors would be given up for it."""
     damaged = events.Skipped(rank=0, damage=DamagedCheckpoint(path="/5", file="f", problem="is cut short"))
     order = taken_over(ORDER, view(*RUN, damaged), expand)
-    assert order.roster is not None
-    assert [ref.path for ref in order.roster.checkpoints] == ["/4"]
+    assert order.earlier is not None
+    assert [ref.path for ref in order.earlier.progress.checkpoints] == ["/4"]
 
 
 def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     moved = replace(SHRUNK, version=3, layers=((0, 1), (1, 3)))
     order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved)), expand)
-    assert order.roster is not None
-    assert (order.roster.plan, order.roster.prepared) == (SHRUNK, (moved, expand(moved)))
+    assert order.earlier is not None
+    assert (order.earlier.progress.plan, order.earlier.progress.prepared) == (SHRUNK, (moved, expand(moved)))
     state, _ = handle(order, Pending(), Start())
     for rank in (0, 2, 3):
         state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
@@ -198,11 +202,11 @@ def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     )
     state, _ = handle(order, state, Reported(switched))
     assert isinstance(state, Training)
-    assert (state.roster.plan, state.roster.schedule) == (moved, expand(moved))
+    assert (state.job.progress.plan, state.job.progress.schedule) == (moved, expand(moved))
     # Told before the controller was lost, it needs no second word.
     order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved), switched), expand)
-    assert order.roster is not None
-    assert (order.roster.plan, order.roster.prepared) == (moved, None)
+    assert order.earlier is not None
+    assert (order.earlier.progress.plan, order.earlier.progress.prepared) == (moved, None)
 
 
 def test_a_stop_that_was_asked_for_is_asked_again() -> None:
