@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,16 @@ from torch import Tensor, nn
 from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
 
-if TYPE_CHECKING:
-    from workers.optim import Optimizer
-
 Gradients = Mapping[str, Tensor]
 """One layer's: parameter -> summed gradient, of its shape and dtype. One that is absent was frozen, or not used."""
+
+
+class NamesSlots(Protocol):
+    """What a layer's state has to know of an optimizer."""
+
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the tensors that it keeps beside each parameter."""
+        ...
 
 
 @dataclass
@@ -46,7 +51,7 @@ class LayerState:
     """Freezing statistics, as the job's freeze method names and shapes them; empty without one."""
 
     @staticmethod
-    def of(layer: int, name: str, module: nn.Module, optimizer: Optimizer) -> LayerState:
+    def of(layer: int, name: str, module: nn.Module, optimizer: NamesSlots) -> LayerState:
         """The live state of `module`: its own parameters and buffers, with fresh optimizer state of zeros.
 
         The buffers are the tensors that the module holds now: a module that assigns a new tensor to a buffer,

@@ -16,6 +16,7 @@ from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.checkpoint.coordination import seal
+from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import DamagedCheckpointError
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
@@ -123,7 +124,7 @@ class Rank:
             rank=rank,
             allowed=config.elastic.allow_faults,
             sever=self.leave,
-            output=config.output,
+            corrupt=partial(corrupt_newest_checkpoint, config.output),
         )
 
     def setup(self) -> None:

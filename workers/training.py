@@ -122,7 +122,7 @@ class Training:
         )
         self._began = step
         to_go = {layer for layer, _ in setup.held} & setup.layers.keys()
-        self._deferral = HeldUpdates({layer: setup.layers[layer] for layer in to_go}, setup.optimizer)
+        self._held_updates = HeldUpdates({layer: setup.layers[layer] for layer in to_go}, setup.optimizer)
         self._watch = StandbyWatch(self._standbys, setup.rank, setup.place)
         self._total = plan.replicas * plan.microbatches
         self._announcements = Announcements(setup.report, first=setup.place == 0)
@@ -190,7 +190,7 @@ class Training:
             return outcome
         finally:
             if not self.torn:
-                self._deferral.end()
+                self._held_updates.end()
             if not isinstance(outcome, NextPlan):
                 self._checkpointing.close(wait=isinstance(outcome, Outcome))
             self._standbys.rest()
@@ -286,17 +286,17 @@ class Training:
         if left is not None:
             due = (due and left.whole < self.step) or left.begun > left.whole
         if due:
-            self._deferral.release()
+            self._held_updates.release()
             self._checkpoint()
         every = config.validate_every
         if not self._validated and ((every and self.step % every == 0) or self.step == config.steps):
-            self._deferral.release()
+            self._held_updates.release()
             self._validate()
 
     def _flush_held(self) -> None:
         """Layers whose updates were held back go where they are to go: so do their gradients."""
         if self._setup.held:
-            got = self._shipping.flush_held(self._deferral.parcels, self.step - self._began)
+            got = self._shipping.flush_held(self._held_updates.parcels, self.step - self._began)
             for layer, parcels in got.items():
                 self._standbys.supply(layer, parcels)
 
@@ -413,10 +413,10 @@ class Training:
             if self._curvature is not None:
                 self._curvature.observe(step.step, may_freeze=self._freezer.may_freeze(step.step))
             for index, (layer, state) in self._setup.layers.items():
-                if self._deferral.holds(index):
+                if self._held_updates.holds(index):
                     continue
                 self._setup.optimizer.update_(state, layer.gradients(), decision.scale, self.step)
-        self._deferral.hold(step.step, self._freezer.newest_energies, decision)
+        self._held_updates.hold(step.step, self._freezer.newest_energies, decision)
         reports = self._freezer.commit(decision)
         self._standbys.apply(step.step, step.parcels, decision)
         self._minibatch.drop()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from workers.protocol import Generation
 from workers.transport.connections import PolledConnections
-from workers.transport.ordered import OrderedChannel, Parcel
+from workers.transport.ordered import OrderedChannel, RawMessage
 from workers.transport.process_group import ProcessGroupChannel, scoped_store, sever
 from workers.transport.send_queues import SendQueues
 
@@ -29,13 +29,13 @@ class SerialBackend:
         self._in_the_way = in_the_way
         self._thread = ThreadPoolExecutor(1)
 
-    def issue(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Future[None]:
+    def issue(self, sends: Sequence[RawMessage], receives: Sequence[RawMessage]) -> Future[None]:
         future = self._thread.submit(self._move, sends, receives)
         if self._in_the_way:
             future.result()
         return future
 
-    def _move(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+    def _move(self, sends: Sequence[RawMessage], receives: Sequence[RawMessage]) -> None:
         works = [self._group.send([raw], target, 0) for raw, target in sends]
         works += [self._group.recv([raw], source, 0) for raw, source in receives]
         for work in works:

@@ -1,4 +1,4 @@
-"""What drills do to the process they run in and to the job's files. Knows no phase and no step."""
+"""What drills do to the process that they run in. Knows no phase and no step."""
 
 from __future__ import annotations
 
@@ -55,28 +55,3 @@ def lose_records(step: int) -> None:
     from workers.transport.channel import ChannelError
 
     raise ChannelError(f"a drill lost the records of commit {step}")
-
-
-def corrupt_newest_checkpoint(output: str) -> str | None:
-    """Change one bit in the middle of the largest file of the newest checkpoint in the job folder `output`.
-
-    Returns:
-        Where the file is; None where there is no checkpoint.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
-    from workers.checkpoint.folder import checkpoints
-    from workers.checkpoint.storage import join, open_folder
-
-    for ref in checkpoints(output):
-        folder = open_folder(ref.path)
-        name, data = max(
-            ((name, folder.read(name)) for name in folder.names() if name.endswith(".safetensors")),
-            key=lambda entry: len(entry[1]),
-        )
-        changed = bytearray(data)
-        changed[len(changed) // 2] ^= 1
-        folder.write(name, bytes(changed))
-        return join(ref.path, name)
-    return None

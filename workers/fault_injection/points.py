@@ -1,6 +1,6 @@
-"""Named places in a rank's life where a drill can strike; no-ops while nothing is armed.
+"""Named places in a rank's life where a drill can inject a fault; no-ops while nothing is armed.
 
-Says when, and to whom it is told; `effects.py` does it. Knows no engine, no network and no torch.
+Decides when, and reports it; `effects.py` does it. Knows no engine, no network, no checkpoint and no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from workers.fault_injection import effects as strikes
+from workers.fault_injection import effects
 from workers.fault_injection.fault import AT_ANY_TIME, Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import FaultReport, JobError, NoticeReport, Report, WarningReport
@@ -48,7 +48,7 @@ class FaultPoints:
         rank: this rank's number.
         allowed: whether the job lets itself be struck.
         sever: closes this rank's connections to the others.
-        output: the job's folder.
+        corrupt: damages the newest checkpoint of the job; returns the damaged file, None where there is no checkpoint.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FaultPoints:
         rank: int = 0,
         allowed: bool = False,
         sever: Callable[[], None] | None = None,
-        output: str = "",
+        corrupt: Callable[[], str | None] | None = None,
     ) -> None:
         self.armed = False
         """Whether anything is: all that a place need ask before it goes on."""
@@ -66,7 +66,7 @@ class FaultPoints:
         self._rank = rank
         self._allowed = allowed
         self._sever = sever
-        self._output = output
+        self._corrupt_newest = corrupt
         self._faults: list[_Armed] = []
         self._timers: list[threading.Timer] = []
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class FaultPoints:
             self.armed = True
 
     def reach(self, phase: Phase, step: int) -> None:
-        """This rank is at `phase` of `step`: whatever is armed for here strikes.
+        """This rank is at `phase` of `step`: whatever is armed for here effects.
 
         Raises:
             DrillError: a fault of kind RAISE struck.
@@ -196,10 +196,10 @@ class FaultPoints:
         self._tell(fault, step, phase)
         match fault.kind:
             case FaultKind.KILL:
-                strikes.kill()
+                effects.kill()
             case FaultKind.STOP:
                 assert fault.seconds is not None
-                strikes.stop(fault.seconds)
+                effects.stop(fault.seconds)
             case FaultKind.DROP_LINK:
                 if self._sever is not None:
                     self._sever()
@@ -207,17 +207,17 @@ class FaultPoints:
                 assert fault.seconds is not None
                 self._drain(fault.seconds)
             case FaultKind.RAISE:
-                raise strikes.DrillError(f"a drill raised this in phase {phase} of step {step}")
+                raise effects.DrillError(f"a drill raised this in phase {phase} of step {step}")
             case FaultKind.FILL_DISK:
                 raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (a drill)")
             case FaultKind.BLIND:
-                strikes.lose_records(step)
+                effects.lose_records(step)
 
     def _corrupt(self, fault: Fault, step: int, phase: Phase | None) -> None:
         """Told of afterwards: only then is it known which file it was, and whether there was any."""
         why_not = "the job has no checkpoint yet; set checkpoint.every_steps, or strike once one is saved"
         try:
-            file = strikes.corrupt_newest_checkpoint(self._output)
+            file = self._corrupt_newest() if self._corrupt_newest is not None else None
         except OSError as error:
             file, why_not = None, f"the newest checkpoint cannot be changed: {error}; strike again"
         if file is None:
@@ -228,7 +228,7 @@ class FaultPoints:
     def _drain(self, seconds: float) -> None:
         # As a cloud does: a word to the process, and SIGKILL to what is left of it when the time is over.
         self._send(NoticeReport(rank=self._rank, source="sigterm", left_s=seconds, text="a drill"))
-        self._start_timer(seconds, strikes.kill)
+        self._start_timer(seconds, effects.kill)
 
     def _tell(self, fault: Fault, step: int, phase: Phase | None, file: str = "") -> None:
         self._send(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from workers.protocol import Generation
 from workers.transport.connections import UnpolledConnections
-from workers.transport.ordered import Parcel
+from workers.transport.ordered import RawMessage
 from workers.transport.process_group import scoped_store
 from workers.transport.send_queues import SendQueues
 
@@ -49,7 +49,7 @@ class NcclBackend:
         # The communicator of groups is made at the first call, which must be one that all ranks make.
         self.finish(self._group.allreduce([torch.zeros(1, device=device)]))
 
-    def issue(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Any:
+    def issue(self, sends: Sequence[RawMessage], receives: Sequence[RawMessage]) -> Any:
         # Torch makes NCCL's stream wait for the computing one, and records the tensors on it, so that their memory
         # is not used again before they have left.
         self._group._start_coalescing()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 
-Parcel = tuple[Tensor, int]
+RawMessage = tuple[Tensor, int]
 """uint8[bytes], contiguous, and the rank it goes to or comes from."""
 
 
@@ -26,8 +26,8 @@ class Backend(Protocol):
     device: torch.device
     """Where the tensors live."""
 
-    def issue(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Any:
-        """Start one group, after all before it; parcels of one pair and direction are matched in order.
+    def issue(self, sends: Sequence[RawMessage], receives: Sequence[RawMessage]) -> Any:
+        """Start one group, after all before it; messages of one pair and direction are matched in order.
 
         Returns:
             A handle of the group.
@@ -142,8 +142,8 @@ class OrderedChannel(Channel):
     def _issue(self) -> None:
         assert self._groups, "a message was asked for that no group of this window brings"
         group = self._groups.popleft()
-        sends: list[Parcel] = []
-        receives: list[Parcel] = []
+        sends: list[RawMessage] = []
+        receives: list[RawMessage] = []
         arriving: list[tuple[Stream, Tensors]] = []
         for stream in group:
             if stream.source == self.rank:

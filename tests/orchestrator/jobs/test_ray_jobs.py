@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -197,8 +198,11 @@ def test_what_a_rank_raises_is_the_jobs_error(tmp_path: Path) -> None:
     log = Log()
     spec = tiny(tmp_path, "raising", model=model, pipeline={"ranks": 2})
     result = PipelineTrainer(spec, observe=log).fit()
-    assert "rank 1: ValueError: this layer never works" in str(result.error)
+    said = r"rank 1: the forward pass of layer \S+ raised ValueError: this layer never works, at .*raising_model\.py:"
+    assert re.search(said, str(result.error))
+    assert result.error is not None
     failed = log.of(events.RankFailed)
+    assert sum(failure.rank == 1 for failure in failed) == 1, "it is not tried again"
     assert any("raising_model.py" in failure.details for failure in failed if failure.rank == 1)
     log.assert_processes_gone()
 

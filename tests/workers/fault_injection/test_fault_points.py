@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from drilled_process import struck, waiting
 
 from planner.ir import Action, Kind
+from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, write_layer, write_manifest
 from workers.checkpoint.manifest import Manifest
 from workers.checkpoint.writer import CheckpointWriter
@@ -276,7 +278,7 @@ def test_a_corrupted_checkpoint_is_the_newest_and_is_seen_to_be_damaged(tmp_path
     for step in (10, 20):
         whole_checkpoint(tmp_path, step)
     heard = Heard()
-    faults = points(heard, output=str(tmp_path))
+    faults = points(heard, corrupt=partial(corrupt_newest_checkpoint, str(tmp_path)))
     faults.arm(Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=21))
     faults.reach(Phase.FORWARD, 21)
     newest, older = checkpoints(str(tmp_path))
@@ -295,7 +297,7 @@ def test_a_corrupted_checkpoint_is_the_newest_and_is_seen_to_be_damaged(tmp_path
 
 def test_where_there_is_no_checkpoint_nothing_is_struck_and_that_is_said(tmp_path: Path) -> None:
     heard = Heard()
-    faults = points(heard, output=str(tmp_path))
+    faults = points(heard, corrupt=partial(corrupt_newest_checkpoint, str(tmp_path)))
     faults.arm(Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=1))
     faults.reach(Phase.FORWARD, 1)
     (warning,) = heard

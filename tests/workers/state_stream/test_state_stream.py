@@ -50,7 +50,7 @@ def test_a_layer_without_tensors_is_a_state_too() -> None:
 
 
 def test_live_parameters_can_be_offered() -> None:
-    state = LayerState.of(0, "linear", torch.nn.Linear(3, 4), _NoSlots())  # type: ignore[arg-type]
+    state = LayerState.of(0, "linear", torch.nn.Linear(3, 4), _NoSlots())
     with serving() as to:
         to.server.offer(17, {0: state})
         got = to.fetch(0)

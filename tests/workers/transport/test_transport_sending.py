@@ -18,7 +18,7 @@ from workers.state_stream.sending import prioritize
 from workers.transport.channel import Channel
 from workers.transport.connections import PolledConnections, UnpolledConnections
 from workers.transport.local import Hub, LocalChannel
-from workers.transport.ordered import OrderedChannel, Parcel
+from workers.transport.ordered import OrderedChannel, RawMessage
 from workers.transport.process_group import ProcessGroupChannel
 from workers.transport.send_queues import SETTLED_S, SendQueues
 
@@ -212,7 +212,7 @@ class Network:
     def __init__(self, sends: bool) -> None:
         self.sends = sends
 
-    def issue(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+    def issue(self, sends: Sequence[RawMessage], receives: Sequence[RawMessage]) -> None:
         pass
 
     def wait(self, handle: object) -> None:
