@@ -31,6 +31,8 @@ from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import Resolved, resolve
+from orchestrator.prepare.settling import settle
+from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.process_hosts import ElasticJob
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
@@ -130,7 +132,7 @@ def job(folder: Path, name: str, mode: Mode, given: argparse.Namespace) -> Resol
         elastic=ElasticConfig(migration=mode, grow=False),
     )
     spec = absolute(spec)
-    return resolve(spec, outline_model(spec), {}, epoch=1)
+    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

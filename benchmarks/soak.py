@@ -29,6 +29,8 @@ from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked
 from orchestrator.prepare.model_outline import outline_model
 from orchestrator.prepare.resolve import Resolved, resolve
+from orchestrator.prepare.settling import settle
+from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.process_hosts import ElasticJob, Ran
 from tests.orchestrator.resting import Resting
@@ -147,7 +149,7 @@ def make_job(folder: Path, ranks: int = RANKS) -> Resolved:
         else ElasticConfig(),
         cluster=ClusterConfig(address="auto", device="cpu"),
     )
-    return resolve(spec, outline_model(spec), {}, epoch=1)
+    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
 
 
 def faults_of(ran: Ran, quiet_sha256: str) -> list[str]:

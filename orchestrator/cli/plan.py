@@ -18,10 +18,10 @@ from orchestrator.pictures.forms import check_suffix
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, redundancy
 from orchestrator.prepare.profiling import profile_of, read
-from orchestrator.prepare.resolve import settle
+from orchestrator.prepare.settling import SettledSpec, settle
 from orchestrator.report.plan_page import write_timeline
-from orchestrator.spec.checks import check
-from orchestrator.spec.job_spec import Spec, load
+from orchestrator.spec.checks import CheckedSpec, check
+from orchestrator.spec.job_spec import load
 from planner.profile import Profile
 from planner.search.search import Alternative, Choice
 from workers.protocol import JobError
@@ -42,8 +42,8 @@ def plan_command(
     Raises:
         JobError: something that the user can mend.
     """
-    spec = absolute(load(path, overrides))
-    check(spec)
+    checked = check(absolute(load(path, overrides)))
+    spec = checked.spec
     if timeline is not None:
         check_suffix(timeline, "--timeline")
     convergence = None
@@ -51,11 +51,11 @@ def plan_command(
         raise JobError("--target-error needs --estimates, the event log of a run with job.curvature_every")
     if estimates is not None:
         convergence = convergence_of(estimates, lr=spec.optimizer.lr, target=target_error)
-    settled, measured = _measured(spec, outline_model(spec), profile)
+    settled, measured = _measured(checked, outline_model(spec), profile)
     begun_s = time.perf_counter()
     choice = first_plan(settled, measured)
-    frozen = freezing(settled, choice)
-    mode = redundancy(settled, choice)
+    frozen = freezing(settled.spec, choice)
+    mode = redundancy(settled.spec, choice)
     solve_s = time.perf_counter() - begun_s
     foreseen = None if convergence is None else outlook(choice, convergence)
     if timeline is not None:
@@ -66,13 +66,13 @@ def plan_command(
         show(Console(highlight=False), choice, frozen, mode, foreseen)
 
 
-def _measured(spec: Spec, found: ModelOutline, profile: Path | None) -> tuple[Spec, Profile]:
+def _measured(checked: CheckedSpec, found: ModelOutline, profile: Path | None) -> tuple[SettledSpec, Profile]:
     """The settled spec and the profile to plan it with."""
     if profile is not None:
         given = read(profile, found)
         has_gpus = given.cluster.devices[0].kind == "cuda"
-        return settle(spec, found, {"GPU": float("inf") if has_gpus else 0.0}), given
-    return profile_of(spec, found, say=lambda text: typer.echo(text, err=True))
+        return settle(checked, found, {"GPU": float("inf") if has_gpus else 0.0}), given
+    return profile_of(checked, found, say=lambda text: typer.echo(text, err=True))
 
 
 def as_dict(

@@ -28,12 +28,11 @@ def profile_command(path: Path, overrides: Sequence[str], *, out: Path | None) -
     Raises:
         JobError: something that the user can mend.
     """
-    spec = absolute(load(path, overrides))
-    check(spec)
+    checked = check(absolute(load(path, overrides)))
     if out is not None and not out.resolve().parent.is_dir():
         raise JobError(f"--out {out}: there is no folder {out.resolve().parent}")
     _, profile = profile_of(
-        spec, outline_model(spec), afresh=True, say=lambda text: typer.echo(text, err=True)
+        checked, outline_model(checked.spec), afresh=True, say=lambda text: typer.echo(text, err=True)
     )
     if out is not None:
         try:

@@ -78,13 +78,17 @@ class Submission:
 
     def __init__(self, spec: Spec, *, resume: bool, say: Callable[[str], None]) -> None:
         spec = absolute(spec)
-        check(spec)
         self._resume = resume
         self._say = say
         self._folder = JobFolder(spec.job.folder)
-        self._folder.admit(spec.job.name, resume=resume)
-        if resume and (earlier := self._folder.marker()) is not None:
-            spec = adopt(spec, earlier.spec)
+        if resume:
+            self._folder.admit(spec.job.name, resume=True)
+            if (earlier := self._folder.marker()) is not None:
+                spec = adopt(spec, earlier.spec)
+        self._checked = check(spec)
+        if not resume:
+            self._folder.admit(spec.job.name, resume=False)
+        spec = self._checked.spec
         _check_imports(spec)
         if RAY_CACHE in Path(spec.job.folder).parts:
             say(in_ray_cache(spec.job.folder))
@@ -118,7 +122,7 @@ class Submission:
         folder, name = self._folder, self.spec.job.name
         _make_way(name)
         prepared = prepare(
-            self.spec,
+            self._checked,
             self._opening.result(),
             folder,
             resume=self._resume,

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.prepare.resolve import Resolved, recomputed_layers
+from orchestrator.prepare.settling import SettledSpec
 from orchestrator.quantities import percent, seconds
-from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, pipeline_ranks, settle_elastic
+from orchestrator.spec.checks import AUTO, CSV_PREFIX, pipeline_ranks, settle_elastic
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.program import layer_ratios, solve
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa
@@ -72,16 +73,16 @@ def ranks_to_profile(spec: Spec, layers: int, room: int) -> int:
     return max(1, min(layers, room // replicas)) * replicas
 
 
-def first_plan(spec: Spec, profile: Profile) -> Choice:
+def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
     """The plan to begin with.
 
     Args:
-        spec: settled, see `resolve.settle`.
         profile: of the spec's model, with a device for each rank.
 
     Raises:
         JobError: nothing fits what the spec asks for; says by how much and what would help.
     """
+    spec = settled.spec
     check_profile(spec, profile)
     pipeline = spec.pipeline
     ranks = pipeline_ranks(pipeline)
@@ -91,7 +92,7 @@ def first_plan(spec: Spec, profile: Profile) -> Choice:
             _for_one_pipeline(as_planned(profile, spec), ranks, pipeline.replicas),
             Wish(
                 ranks=ranks,
-                schedule=_schedule(spec),
+                schedule=_schedule(settled),
                 microbatches=None if pipeline.microbatches == AUTO else pipeline.microbatches,
                 partition=pipeline.partition,
                 chunks=pipeline.chunks,
@@ -203,11 +204,11 @@ def _setting(spec: Spec, name: str, profile: Profile) -> Any:
     return value
 
 
-def _schedule(spec: Spec) -> str | Schedule | None:
-    name = spec.pipeline.schedule
+def _schedule(settled: SettledSpec) -> str | Schedule | None:
+    name = settled.spec.pipeline.schedule
     if name == AUTO:
         return None
-    return base_schedule(spec.pipeline) if name.startswith(CSV_PREFIX) else name
+    return settled.schedule if name.startswith(CSV_PREFIX) else name
 
 
 def as_planned(profile: Profile, spec: Spec) -> Profile:

@@ -14,10 +14,10 @@ from orchestrator.events.folder import PROFILE, JobFolder
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile, replanner_of
 from orchestrator.prepare.profiling import cache_folder, key_of, obtain, parsed, read
-from orchestrator.prepare.resolve import Resolved, resolve, settle
+from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.prepare.resumption import still_right
-from orchestrator.spec.checks import AUTO, needs_profile
-from orchestrator.spec.job_spec import Spec
+from orchestrator.prepare.settling import SettledSpec, settle
+from orchestrator.spec.checks import AUTO, CheckedSpec, needs_profile
 from planner.profile import Profile
 from planner.search.candidate import Alternative
 from planner.search.replan import Replanner
@@ -38,7 +38,7 @@ class Prepared:
 
 
 def prepare(
-    spec: Spec,
+    checked: CheckedSpec,
     found: ModelOutline,
     folder: JobFolder,
     *,
@@ -46,10 +46,9 @@ def prepare(
     profile_file: Path | None,
     say: Callable[[str], None],
 ) -> Prepared:
-    """Settle all of `spec`, on the cluster that this process is connected to.
+    """Settle all of a spec, on the cluster that this process is connected to.
 
     Args:
-        spec: checked, with absolute paths.
         profile_file: plan with it, whatever the run had before.
         say: is told if something is measured.
 
@@ -58,20 +57,20 @@ def prepare(
     """
     import ray
 
-    totals = ray.cluster_resources()
-    settled = settle(spec, found, totals)
+    settled = settle(checked, found, ray.cluster_resources())
+    spec = settled.spec
     epoch, _ = folder.incarnations()
     newest = folder.newest_plan() if resume and profile_file is None else None
-    if newest is not None and still_right(newest, settled, found):
-        resolved = resolve(spec, found, totals, epoch=epoch + 1, plan=newest)
-        known = _kept(settled, found, folder)
+    if newest is not None and still_right(newest, settled):
+        resolved = resolve(settled, epoch=epoch + 1, plan=newest)
+        known = _kept(settled, folder)
         prepared = Prepared(resolved=resolved, profile=known, replanner=replanner_of(resolved, known))
-    elif profile_file is not None or needs_profile(settled):
-        room = capacity(cluster.nodes(), settled.cluster.resources_per_rank or {})
-        ranks = ranks_to_profile(settled, len(found.layers), room)
-        profile = obtain(settled, found, ranks=ranks, profile_file=profile_file, say=say)
+    elif profile_file is not None or needs_profile(spec):
+        room = capacity(cluster.nodes(), spec.cluster.resources_per_rank or {})
+        ranks = ranks_to_profile(spec, len(found.layers), room)
+        profile = obtain(spec, found, ranks=ranks, profile_file=profile_file, say=say)
         choice = first_plan(settled, profile)
-        resolved = resolve(spec, found, totals, epoch=epoch + 1, plan=choice.plan)
+        resolved = resolve(settled, epoch=epoch + 1, plan=choice.plan)
         prepared = Prepared(
             resolved=resolved,
             profile=profile,
@@ -79,7 +78,7 @@ def prepare(
             replanner=replanner_of(resolved, profile),
         )
     else:
-        resolved = resolve(spec, found, totals, epoch=epoch + 1)
+        resolved = resolve(settled, epoch=epoch + 1)
         prepared = Prepared(resolved=resolved, replanner=replanner_of(resolved, None))
     if spec.cluster.address == "local":
         # Nothing will join a cluster of our own: there is no point in waiting.
@@ -87,24 +86,25 @@ def prepare(
     return prepared
 
 
-def _kept(settled: Spec, found: ModelOutline, folder: JobFolder) -> Profile | None:
+def _kept(settled: SettledSpec, folder: JobFolder) -> Profile | None:
     """The profile that the run's plan rests on, or another of this job's, if there still is one: a resumed job does
     not wait for a measurement."""
-    before, now = folder.marker(), settled.cluster.model_dump(mode="json")
+    spec, found = settled.spec, settled.outline
+    before, now = folder.marker(), spec.cluster.model_dump(mode="json")
     same_device = before is not None and all(
         before.spec.get("cluster", {}).get(key) == now[key] for key in ("device", "emulated")
     )
     if same_device and (text := folder.profile()) is not None:
         with suppress(JobError):
             profile = parsed(text, found, where=PROFILE)
-            check_profile(settled, profile)
+            check_profile(spec, profile)
             return profile
-    if not needs_profile(settled):
+    if not needs_profile(spec):
         return None
-    ranks = settled.pipeline.ranks
+    ranks = spec.pipeline.ranks
     assert ranks != AUTO, "a run's plan says how many"
     with suppress(JobError):
-        return read(cache_folder(os.environ) / f"{key_of(settled, ranks)}.json", found)
+        return read(cache_folder(os.environ) / f"{key_of(spec, ranks)}.json", found)
     return None
 
 

@@ -26,8 +26,9 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import Node, capacity
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import ranks_to_profile
-from orchestrator.prepare.resolve import settle
+from orchestrator.prepare.settling import SettledSpec, settle
 from orchestrator.quantities import counted
+from orchestrator.spec.checks import CheckedSpec
 from orchestrator.spec.job_spec import Spec
 from planner.profile import SCHEMA, Profile, ProfileError
 from workers.config import WorkerConfig
@@ -53,7 +54,7 @@ def obtain(
     """The profile of `spec` on `ranks` ranks: `profile_file`'s, the cache's, or one that is measured now.
 
     Args:
-        spec: settled, see `resolve.settle`. Unless its address is `local`, this process is connected to its cluster.
+        spec: settled. Unless its address is `local`, this process is connected to its cluster.
         ranks: of all replicas.
         profile_file: one from elsewhere; taken if it is of this model, whatever it was measured on. Whether it was made
             with the job's settings is checked by who plans with it (`planning.first_plan`).
@@ -80,22 +81,22 @@ def obtain(
 
 
 def profile_of(
-    spec: Spec, found: ModelOutline, *, afresh: bool = False, say: Callable[[str], None]
-) -> tuple[Spec, Profile]:
-    """`spec` settled on its cluster, and its profile there; connects to the cluster unless that is this machine.
+    checked: CheckedSpec, found: ModelOutline, *, afresh: bool = False, say: Callable[[str], None]
+) -> tuple[SettledSpec, Profile]:
+    """Settle a spec on its cluster, and profile it there. Connects to the cluster unless that is this machine.
 
     Args:
-        spec: with absolute paths.
         afresh: measure even if the cache has a profile.
         say: is given phases in words.
 
     Raises:
         JobError: there is no such cluster, or the job cannot be measured.
     """
-    if spec.cluster.address == "local":
-        return _profile_on((_this_machine(),), spec, found, afresh, say)
-    with cluster.connected(spec.cluster.address, cpus=0):
-        return _profile_on(cluster.nodes(), spec, found, afresh, say)
+    address = checked.spec.cluster.address
+    if address == "local":
+        return _profile_on((_this_machine(),), checked, found, afresh, say)
+    with cluster.connected(address, cpus=0):
+        return _profile_on(cluster.nodes(), checked, found, afresh, say)
 
 
 def read(path: Path, found: ModelOutline) -> Profile:
@@ -202,14 +203,19 @@ def _nodes() -> list[list[object]]:
 
 
 def _profile_on(
-    nodes: Sequence[Node], spec: Spec, found: ModelOutline, afresh: bool, say: Callable[[str], None]
-) -> tuple[Spec, Profile]:
+    nodes: Sequence[Node],
+    checked: CheckedSpec,
+    found: ModelOutline,
+    afresh: bool,
+    say: Callable[[str], None],
+) -> tuple[SettledSpec, Profile]:
     names = {name for node in nodes for name in node.total}
     totals = {name: sum(node.total.get(name, 0.0) for node in nodes) for name in names}
-    settled = settle(spec, found, totals)
-    room = capacity(nodes, settled.cluster.resources_per_rank or {})
-    ranks = ranks_to_profile(settled, len(found.layers), room)
-    return settled, obtain(settled, found, ranks=ranks, afresh=afresh, say=say)
+    settled = settle(checked, found, totals)
+    spec = settled.spec
+    room = capacity(nodes, spec.cluster.resources_per_rank or {})
+    ranks = ranks_to_profile(spec, len(found.layers), room)
+    return settled, obtain(spec, found, ranks=ranks, afresh=afresh, say=say)
 
 
 def _this_machine() -> Node:

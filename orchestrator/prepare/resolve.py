@@ -1,4 +1,4 @@
-"""From a spec to what the ranks are told: every `auto` settled, the first plan, its schedule. Pure.
+"""From a settled spec to what the ranks are told: the first plan, its schedule, their configuration. Pure.
 
 What has to be measured or searched comes in as a plan; see `planning.py`.
 """
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.prepare.model_outline import ModelOutline
+from orchestrator.prepare.settling import SettledSpec
 from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, settle_elastic
-from orchestrator.spec.freeze_phases import settle_phases
-from orchestrator.spec.job_spec import ClusterConfig, PipelineConfig, Spec
+from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.ir import Schedule
 from planner.plan import Plan, recomputable
 from planner.schedule.expand import schedule_of
@@ -19,9 +19,6 @@ from planner.search import unmeasured
 from planner.search.standbys import assign
 from workers.config import ElasticConfig, WorkerConfig
 from workers.protocol import JobError
-
-EMULATED_CPU = 0.05
-"""What an emulated rank reserves of a CPU: it mostly sleeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,66 +45,20 @@ class Resolved:
         return tuple(stop - first for first, stop in self.plan.layers)
 
 
-def settle(spec: Spec, found: ModelOutline, cluster_resources: Mapping[str, float]) -> Spec:
-    """`spec` with all settled that needs no plan: device, resources, the phases of freezing, a table's numbers, the
-    redundancy of a given number of ranks.
+def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Resolved:
+    """Say what the job is told.
 
     Args:
-        spec: with absolute paths.
-        cluster_resources: totals of the cluster, for `cluster.device = "auto"`.
-
-    Raises:
-        JobError: the phases of freezing do not fit the job, or there is nothing to freeze.
-    """
-    pipeline = _settle_table(spec.pipeline)
-    least = pipeline.replicas if pipeline.ranks == AUTO else pipeline.ranks
-    cluster = _settle_cluster(spec.cluster, least, cluster_resources)
-    if spec.freeze.timely and cluster.device == "emulated" and not any(_times(found.emulated.weight_grad_s)):
-        raise JobError(
-            f"freeze.method = {spec.freeze.method!r}, but cluster.emulated.weight_grad_s is 0: there are no weight"
-            ' gradients to skip; give them a time, or set freeze.method = "none"'
-        )
-    return spec.model_copy(
-        update={
-            "model": spec.model.model_copy(
-                update={
-                    "vocabulary": spec.model.vocabulary or found.vocabulary,
-                    "weights_sha256": found.weights_sha256,
-                }
-            ),
-            "pipeline": pipeline,
-            "freeze": settle_phases(spec.freeze, spec.optimizer, spec.job.steps),
-            "elastic": spec.elastic
-            if pipeline.ranks == AUTO
-            else settle_elastic(spec.elastic, pipeline.ranks),
-            "cluster": cluster.model_copy(update={"emulated": found.emulated}),
-        }
-    )
-
-
-def resolve(
-    spec: Spec,
-    found: ModelOutline,
-    cluster_resources: Mapping[str, float],
-    *,
-    epoch: int,
-    plan: Plan | None = None,
-) -> Resolved:
-    """What the job is told.
-
-    Args:
-        spec: with absolute paths.
-        cluster_resources: totals of the cluster, for `cluster.device = "auto"`.
         epoch: incarnation of the controller.
         plan: the plan to begin with; none: the one that the spec gives without a profile.
 
     Raises:
         JobError: the model cannot be cut as asked.
     """
-    settled = settle(spec, found, cluster_resources)
-    plan = replace(plan or unmeasured_plan(settled, found), epoch=epoch, version=1)
+    spec, found = settled.spec, settled.outline
+    plan = replace(plan or unmeasured_plan(settled), epoch=epoch, version=1)
     counts = tuple(stop - first for first, stop in plan.layers)
-    pipeline = settled.pipeline.model_copy(
+    pipeline = spec.pipeline.model_copy(
         update={
             "ranks": plan.world_size,
             "schedule": plan.schedule,
@@ -116,11 +67,12 @@ def resolve(
             "partition": counts,
         }
     )
-    elastic = settle_elastic(settled.elastic, plan.world_size)
+    # A search may have chosen the number of ranks.
+    elastic = settle_elastic(spec.elastic, plan.world_size)
     plan = replace(plan, standbys=_standbys(plan, elastic, found))
-    settled = settled.model_copy(update={"pipeline": pipeline, "elastic": elastic})
+    spec = spec.model_copy(update={"pipeline": pipeline, "elastic": elastic})
     schedule = expand(plan)
-    device = settled.cluster.device
+    device = spec.cluster.device
     assert device != AUTO
     config = WorkerConfig(
         job=spec.job.name,
@@ -136,15 +88,15 @@ def resolve(
         microbatch_size=pipeline.microbatch_size,
         microbatches=plan.microbatches,
         replicas=plan.replicas,
-        model=settled.model,
-        data=settled.data,
-        optimizer=settled.optimizer,
-        checkpoint=settled.checkpoint,
+        model=spec.model,
+        data=spec.data,
+        optimizer=spec.optimizer,
+        checkpoint=spec.checkpoint,
         emulated=found.emulated,
-        freeze=settled.freeze,
-        elastic=settled.elastic,
+        freeze=spec.freeze,
+        elastic=spec.elastic,
     )
-    return Resolved(spec=settled, config=config, plan=plan, schedule=schedule, outline=found)
+    return Resolved(spec=spec, config=config, plan=plan, schedule=schedule, outline=found)
 
 
 def _standbys(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> tuple[tuple[int, ...], ...]:
@@ -154,14 +106,15 @@ def _standbys(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> tuple[
     return plan.standbys or assign(plan, ("",) * plan.world_size, found.parameters)
 
 
-def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
-    """The plan of a settled spec whose ranks, schedule and microbatches are given, and whose cut needs no profile.
+def unmeasured_plan(settled: SettledSpec) -> Plan:
+    """Plan for ranks, schedule and microbatches that are given, with a cut that needs no profile.
 
     Raises:
         JobError: the model cannot be cut as asked.
     """
+    spec, found, schedule = settled.spec, settled.outline, settled.schedule
+    assert schedule is not None, "a search settles the schedule: it makes the plan too"
     pipeline = spec.pipeline
-    schedule = base_schedule(pipeline)
     _check_stages(spec, schedule, found)
     counts = None if isinstance(pipeline.partition, str) else pipeline.partition
     how = "balanced by parameter count" if counts is None else "as the spec asks"
@@ -224,32 +177,3 @@ def _check_stages(spec: Spec, schedule: Schedule, found: ModelOutline) -> None:
             f" ({', '.join(found.layers)}). Use at most {layers // per_rank * spec.pipeline.replicas} ranks,"
             " or more layers"
         )
-
-
-def _settle_table(pipeline: PipelineConfig) -> PipelineConfig:
-    """`pipeline` with the numbers that a table of the user's own gives."""
-    if not pipeline.schedule.startswith(CSV_PREFIX):
-        return pipeline
-    schedule = base_schedule(pipeline)
-    return pipeline.model_copy(
-        update={"ranks": schedule.ranks * pipeline.replicas, "microbatches": schedule.microbatches}
-    )
-
-
-def _settle_cluster(cluster: ClusterConfig, ranks: int, totals: Mapping[str, float]) -> ClusterConfig:
-    given = cluster.resources_per_rank
-    device = cluster.device
-    if device == "auto":
-        gpus = ranks * (given.get("GPU", 0.0) if given is not None else 1.0)
-        device = "cuda" if 0 < gpus <= totals.get("GPU", 0.0) else "cpu"
-    if given is None:
-        given = {
-            "cpu": {"CPU": 1.0},
-            "cuda": {"CPU": 1.0, "GPU": 1.0},
-            "emulated": {"CPU": EMULATED_CPU},
-        }[device]
-    return cluster.model_copy(update={"device": device, "resources_per_rank": given})
-
-
-def _times(seconds: float | tuple[float, ...]) -> tuple[float, ...]:
-    return seconds if isinstance(seconds, tuple) else (seconds,)

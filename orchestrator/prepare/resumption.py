@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.resolve import recomputed_layers
+from orchestrator.prepare.settling import SettledSpec
 from orchestrator.spec.checks import searched
 from orchestrator.spec.job_spec import Spec
 from planner.plan import Plan
@@ -42,8 +42,9 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
     )
 
 
-def still_right(plan: Plan, spec: Spec, found: ModelOutline) -> bool:
-    """Whether `plan`, the run's newest, is what the settled `spec` asks for, and known to fit a limit of memory."""
+def still_right(plan: Plan, settled: SettledSpec) -> bool:
+    """Whether `plan`, the run's newest, is what the spec asks for, and known to fit a limit of memory."""
+    spec, found = settled.spec, settled.outline
     pipeline, limit = spec.pipeline, spec.cluster.memory_per_rank_bytes
     counts = tuple(stop - first for first, stop in plan.layers)
     as_asked = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cluster.address import host_and_port
@@ -18,20 +19,43 @@ CSV_PREFIX = "csv:"
 AUTO = "auto"
 
 
-def check(spec: Spec) -> None:
-    """Refuse a spec whose keys do not fit together.
+@dataclass(frozen=True, kw_only=True)
+class CheckedSpec:
+    """A spec whose keys fit together."""
+
+    spec: Spec
+    """With all settled that follows from the spec alone: the phases of freezing, the numbers of a table of the user's
+    own, the redundancy of a given number of ranks."""
+    schedule: Schedule | None
+    """For one replica, before anything is recomputed; None where a search settles it."""
+
+
+def check(spec: Spec) -> CheckedSpec:
+    """Check that the keys of `spec` fit together, once for all of a job's start.
+
+    Args:
+        spec: with absolute paths.
 
     Raises:
         JobError: names the keys, their values and the way out.
     """
-    if searched(spec.pipeline):
-        _check_search(spec.pipeline)
+    pipeline, elastic, schedule = spec.pipeline, spec.elastic, None
+    if searched(pipeline):
+        _check_search(pipeline)
     else:
-        _check_partition(spec.pipeline, base_schedule(spec.pipeline))
-    settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
+        schedule = base_schedule(pipeline)
+        _check_partition(pipeline, schedule)
+        if pipeline.schedule.startswith(CSV_PREFIX):
+            numbers = {"ranks": schedule.ranks * pipeline.replicas, "microbatches": schedule.microbatches}
+            pipeline = pipeline.model_copy(update=numbers)
+    freeze = settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
     _check_device(spec)
-    _check_elastic(spec)
+    if pipeline.ranks != AUTO:
+        elastic = settle_elastic(elastic, pipeline.ranks)
+    _check_elastic(elastic)
     host_and_port(spec.cluster.address)
+    settled = {"pipeline": pipeline, "freeze": freeze, "elastic": elastic}
+    return CheckedSpec(spec=spec.model_copy(update=settled), schedule=schedule)
 
 
 def searched(pipeline: PipelineConfig) -> tuple[str, ...]:
@@ -160,13 +184,8 @@ def _check_search(pipeline: PipelineConfig) -> None:
         raise JobError(f"pipeline.schedule: {error}") from error
 
 
-def _check_elastic(spec: Spec) -> None:
-    """What can never be done about ranks that vanish."""
-    elastic, pipeline = spec.elastic, spec.pipeline
-    if pipeline.schedule.startswith(CSV_PREFIX):
-        settle_elastic(elastic, base_schedule(pipeline).ranks * pipeline.replicas)
-    elif pipeline.ranks != AUTO:
-        settle_elastic(elastic, pipeline.ranks)
+def _check_elastic(elastic: ElasticConfig) -> None:
+    """Refuse what can never be done about ranks that are lost."""
     if elastic.redundancy == "none" and elastic.spares:
         raise JobError(
             f'elastic.spares = {elastic.spares}, but elastic.redundancy = "none" ends the job with the first rank that'

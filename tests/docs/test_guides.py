@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import typer
 from command_line import freshet_here
+from resolving import resolve_spec
 
 from orchestrator.cli.main import app
 from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import resolve
 from orchestrator.spec.job_spec import Spec, load, parse_override
 from workers.launch.ranks import Job, Run, run_threads
 
@@ -159,7 +159,7 @@ def test_models_and_data_of_the_guides_train(
     }
     spec = absolute(Spec.model_validate(given))
     found = outline_model(spec)
-    resolved = resolve(spec, found, {}, epoch=1)
+    resolved = resolve_spec(spec, found, {}, epoch=1)
     done = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
     assert all(outcome.layer_digests for outcome in done.outcomes)
 
@@ -175,7 +175,7 @@ def test_the_second_example_goes_on_from_the_weights_of_the_first(tmp_path: Path
             ROOT / "examples" / f"{example}.toml", [*small, f"job.output={tmp_path / example}", *overrides]
         )
         spec = absolute(given)
-        resolved = resolve(spec, outline_model(spec), {}, epoch=1)
+        resolved = resolve_spec(spec, outline_model(spec), {}, epoch=1)
         return resolved.spec, run_threads(Job(resolved.config, resolved.plan, resolved.schedule, stop_at=2))
 
     run("gpt", "job.steps=30")

@@ -17,13 +17,14 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from ray.job_config import JobConfig
 from ray.util.placement_group import placement_group_table
+from resolving import resolve_spec
 
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import Resolved, resolve
+from orchestrator.prepare.resolve import Resolved
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import Job, run_threads
 
@@ -157,7 +158,7 @@ def state_sha256(spec: Spec) -> str:
 
 def resolved(spec: Spec) -> Resolved:
     spec = absolute(spec)
-    return resolve(spec, outline_model(spec), {}, epoch=1)
+    return resolve_spec(spec, outline_model(spec), {}, epoch=1)
 
 
 def job_of(spec: Spec) -> Job:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command_line import freshet_here
+from resolving import resolve_spec
 from safetensors.torch import load_file
 from tiny_jobs import STEPS, tiny, write_spec
 
@@ -22,7 +23,6 @@ from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import resolve
 from workers.launch.ranks import Job, run_threads
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,7 +95,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary.keys() == KEYS
     reference = absolute(tiny(tmp_path, "reference", pipeline={"ranks": 1}))
-    resolved = resolve(reference, outline_model(reference), {}, epoch=1)
+    resolved = resolve_spec(reference, outline_model(reference), {}, epoch=1)
     plain = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
     assert summary["state_sha256"] == plain.state_sha256
     assert sum(summary["partition"]) == 6

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from resolving import resolve_spec
 
 from orchestrator.events import types as events
 from orchestrator.events.folder import EVENTS, LOCK, MARKER, PROFILE, JobFolder, starting_points
 from orchestrator.events.log import EventLog
 from orchestrator.prepare.model_outline import ModelOutline, absolute
-from orchestrator.prepare.resolve import resolve
 from orchestrator.spec.job_spec import JobConfig, Spec
 from workers.checkpoint.manifest import Manifest
 from workers.config import ElasticConfig, EmulatedConfig, ModelConfig, WorkerConfig
@@ -191,7 +191,7 @@ def ranks_config(output: Path) -> WorkerConfig:
         layers=("embed", "head"), parameters=(1, 1), vocabulary=256, language=True, emulated=EmulatedConfig()
     )
     spec = absolute(Spec(job=JobConfig(name="mine", output=str(output))))
-    return resolve(spec, found, {}, epoch=1).config
+    return resolve_spec(spec, found, {}, epoch=1).config
 
 
 def test_a_resume_needs_a_checkpoint_that_can_be_read(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import ray
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import TaskEvents
 from ray_jobs import Log, assert_nothing_left, job_of, state_sha256
+from resolving import resolve_spec, settle_spec
 from tiny_jobs import STEPS, tiny
 
 from orchestrator.cli.jobs import status_lines, stop_job
@@ -31,7 +32,6 @@ from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.measuring import measure_on_cluster
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import key_of, obtain
-from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.trainer import PipelineTrainer
 from workers.launch.ranks import run_processes
 from workers.protocol import CheckpointReport, JobError, StepReport
@@ -75,7 +75,7 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
 def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path) -> None:
     spec = absolute(tiny(tmp_path, "profiled", pipeline={"ranks": 3, "microbatch_size": 1}))
     found = outline_model(spec)
-    settled = settle(spec, found, {"CPU": 4})
+    settled = settle_spec(spec, found, {"CPU": 4}).spec
     profile = obtain(settled, found, ranks=3, cache=tmp_path / "cache")
     assert tuple(layer.name for layer in profile.model.layers) == found.layers
     assert len(profile.cluster.devices) == len(profile.cluster.links) == 3
@@ -83,7 +83,7 @@ def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path
     assert_nothing_left()
     with pytest.raises(JobError, match="no room to profile: the cluster lacks"):
         measure_on_cluster(
-            resolve(spec, found, {}, epoch=1).config, 99, {"CPU": 1.0}, wait_s=0.1, timeout_s=10
+            resolve_spec(spec, found, {}, epoch=1).config, 99, {"CPU": 1.0}, wait_s=0.1, timeout_s=10
         )
 
 

@@ -15,6 +15,7 @@ from orchestrator.events.folder import JobFolder
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.preparation import prepare
 from orchestrator.prepare.resumption import adopt
+from orchestrator.spec.checks import check
 from orchestrator.trainer import PipelineTrainer
 from planner.profile import Profile
 from workers.protocol import FreezeStarted
@@ -67,7 +68,8 @@ def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Pat
     spec = adopt(absolute(longer), marker.spec)
     emulated = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"device": "emulated"})})
     known = [
-        prepare(each, found, folder, resume=True, profile_file=None, say=print) for each in (spec, emulated)
+        prepare(check(each), found, folder, resume=True, profile_file=None, say=print)
+        for each in (spec, emulated)
     ]
     assert [each.profile for each in known] == [Profile.from_json(profile.read_text()), None]
     assert [each.replanner.profile is not None for each in known] == [True, False]

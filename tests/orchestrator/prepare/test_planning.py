@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from made_profile import made_profile
+from resolving import resolve_spec, settle_spec
 from rich.console import Console
 
 from orchestrator.cli.plan_text import show
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, ranks_to_profile
-from orchestrator.prepare.resolve import resolve, settle
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.profile import Profile
 from planner.search.alternatives import Alternative
@@ -39,7 +39,7 @@ def profile(ranks: int, **changes: Any) -> Profile:
 def spec(
     *, freeze: FreezeConfig | None = None, cluster: ClusterConfig | None = None, **pipeline: Any
 ) -> Spec:
-    given = Spec(
+    return Spec(
         job=JobConfig(name="a"),
         pipeline=PipelineConfig.model_validate(
             {"ranks": 2, "microbatches": 4, "microbatch_size": 2, **pipeline}
@@ -47,7 +47,10 @@ def spec(
         freeze=freeze or FreezeConfig(),
         cluster=cluster or ClusterConfig(),
     )
-    return settle(given, FOUND, {})
+
+
+def planned(given: Spec, measured: Profile) -> Choice:
+    return first_plan(settle_spec(given, FOUND, {}), measured)
 
 
 def counts(choice: Choice) -> tuple[int, ...]:
@@ -69,9 +72,9 @@ def test_each_program_gives_a_plan_that_a_job_can_follow(
     partition: str | tuple[int, ...], expected: set[tuple[int, ...]]
 ) -> None:
     given = spec(partition=partition)
-    choice = first_plan(given, profile(2))
+    choice = planned(given, profile(2))
     assert counts(choice) in expected
-    done = resolve(given, FOUND, {}, epoch=4, plan=choice.plan)
+    done = resolve_spec(given, FOUND, {}, epoch=4, plan=choice.plan)
     assert done.counts == counts(choice)
     assert done.schedule == choice.schedule
     assert done.plan.epoch == 4
@@ -81,15 +84,15 @@ def test_each_program_gives_a_plan_that_a_job_can_follow(
 
 
 def test_dynpipe_is_not_slower_than_any_program() -> None:
-    best = first_plan(spec(partition="dynpipe"), profile(2)).prediction.step_s
+    best = planned(spec(partition="dynpipe"), profile(2)).prediction.step_s
     for name in ("parameter", "memory", "time", "bottleneck"):
-        assert best <= first_plan(spec(partition=name), profile(2)).prediction.step_s
+        assert best <= planned(spec(partition=name), profile(2)).prediction.step_s
 
 
 def test_a_search_settles_every_number() -> None:
     given = spec(ranks="auto", schedule="auto", microbatches="auto", partition="dynpipe")
-    choice = first_plan(given, profile(4))
-    done = resolve(given, FOUND, {}, epoch=1, plan=choice.plan)
+    choice = planned(given, profile(4))
+    done = resolve_spec(given, FOUND, {}, epoch=1, plan=choice.plan)
     settled = done.spec.pipeline
     assert (settled.ranks, settled.schedule) == (choice.plan.pipeline_ranks, choice.plan.schedule)
     assert settled.microbatches == choice.plan.microbatches == done.config.microbatches
@@ -105,13 +108,13 @@ def test_replicas_share_the_devices() -> None:
     assert ranks_to_profile(given, layers=3, room=9) == 6
     assert ranks_to_profile(given, layers=5, room=0) == 2
     assert ranks_to_profile(spec(ranks=2), layers=5, room=9) == 2
-    choice = first_plan(given, profile(4))
+    choice = planned(given, profile(4))
     assert choice.plan.replicas == 2
     assert choice.plan.pipeline_ranks <= 2
 
 
 def test_recomputed_layers_reach_plan_and_schedule() -> None:
-    choice = first_plan(spec(partition="time", recompute=(1,)), profile(2))
+    choice = planned(spec(partition="time", recompute=(1,)), profile(2))
     assert choice.plan.recompute == (1,)
     assert any(str(action) == "0R0" for program in choice.schedule.programs for action in program)
 
@@ -119,19 +122,19 @@ def test_recomputed_layers_reach_plan_and_schedule() -> None:
 def test_a_table_of_the_users_own_is_planned_for(tmp_path: Any) -> None:
     path = tmp_path / "t.csv"
     path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
-    choice = first_plan(spec(schedule=f"csv:{path}", microbatches=2, partition="bottleneck"), profile(2))
+    choice = planned(spec(schedule=f"csv:{path}", microbatches=2, partition="bottleneck"), profile(2))
     assert choice.plan.schedule == f"csv:{path}"
     assert counts(choice) == (3, 2)
 
 
 def test_a_memory_limit_binds_and_is_told() -> None:
-    roomy = first_plan(spec(partition="time"), profile(2))
+    roomy = planned(spec(partition="time"), profile(2))
     assert roomy.prediction.fits
     tight = ClusterConfig(memory_per_rank_bytes=1000)
     with pytest.raises(JobError, match=r"^no plan: .*bytes"):
-        first_plan(spec(partition="time", cluster=tight), profile(2))
+        planned(spec(partition="time", cluster=tight), profile(2))
     with pytest.raises(JobError, match=r"^no plan: "):
-        first_plan(spec(partition="dynpipe", ranks="auto", cluster=tight), profile(2))
+        planned(spec(partition="dynpipe", ranks="auto", cluster=tight), profile(2))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_a_memory_limit_binds_and_is_told() -> None:
 )
 def test_what_cannot_be_planned(pipeline: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=told):
-        first_plan(spec(**{"partition": "time", **pipeline}), profile(2))
+        planned(spec(**{"partition": "time", **pipeline}), profile(2))
 
 
 def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, Any]) -> Choice:
@@ -166,7 +169,7 @@ def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, An
     )
     made = profile(2)
     made = replace(made, model=replace(made.model, settings=settings))
-    return first_plan(given, made)
+    return planned(given, made)
 
 
 @pytest.mark.parametrize(
@@ -217,11 +220,11 @@ def test_threads_count_on_cpus_only() -> None:
     made = profile(2)
     gpus = tuple(replace(device, kind="cuda") for device in made.cluster.devices)
     on_gpus = replace(made, cluster=replace(made.cluster, devices=gpus))
-    assert first_plan(given, on_gpus).prediction.step_s > 0
+    assert planned(given, on_gpus).prediction.step_s > 0
 
 
 def test_the_table_begins_with_each_program_s_own_pick() -> None:
-    choice = first_plan(spec(partition="dynpipe"), profile(2))
+    choice = planned(spec(partition="dynpipe"), profile(2))
     others = tuple(
         Alternative(
             name="bottleneck",
@@ -247,7 +250,7 @@ def test_the_table_begins_with_each_program_s_own_pick() -> None:
 
 def frozen(freeze: FreezeConfig) -> Freezing:
     given = spec(freeze=freeze, partition="time")
-    return freezing(given, first_plan(given, profile(2)))
+    return freezing(given, planned(given, profile(2)))
 
 
 def test_the_freeze_program_shortens_the_window_within_its_budget() -> None:
@@ -278,8 +281,8 @@ def test_a_model_without_weight_gradients_cannot_be_frozen() -> None:
     bare = replace(bare, model=replace(bare.model, layers=layers))
     given = spec(freeze=FreezeConfig(method="timelyfreeze"), partition="time")
     with pytest.raises(JobError, match="no weight gradients to skip"):
-        first_plan(given, bare)
-    assert first_plan(spec(partition="time"), bare).prediction.step_s > 0
+        planned(given, bare)
+    assert planned(spec(partition="time"), bare).prediction.step_s > 0
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,7 @@ def test_a_model_without_weight_gradients_cannot_be_frozen() -> None:
 )
 def test_what_freezing_keeps_is_in_the_memory_and_in_copies(method: str, copies: int) -> None:
     given = spec(partition="parameter", freeze=FreezeConfig.model_validate({"method": method}))
-    rank = first_plan(given, profile(2)).prediction.memory.ranks[0]
+    rank = planned(given, profile(2)).prediction.memory.ranks[0]
     # Every scalar has four bytes: on the rank, and of what it stands by for.
     own = rank.peak.weights
     assert rank.peak.statistics == copies * own
@@ -298,7 +301,7 @@ def test_what_freezing_keeps_is_in_the_memory_and_in_copies(method: str, copies:
 def test_what_samples_of_the_gradient_keep_is_in_the_memory() -> None:
     given = spec(partition="parameter")
     sampling = given.model_copy(update={"job": given.job.model_copy(update={"curvature_every": 10})})
-    without, sampled = (first_plan(each, profile(2)).prediction for each in (given, sampling))
+    without, sampled = (planned(each, profile(2)).prediction for each in (given, sampling))
     assert [rank.peak.statistics for rank in without.memory.ranks] == [0, 0]
     for rank in sampled.memory.ranks:
         assert rank.peak.statistics == 2 * rank.peak.weights

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resolving import settle_spec
 from tiny_jobs import tiny, write_spec
 
 from orchestrator.cli.main import main
@@ -22,7 +23,6 @@ from orchestrator.prepare.profiling import (
     read,
     write,
 )
-from orchestrator.prepare.resolve import settle
 from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
 from workers.protocol import JobError
@@ -35,7 +35,7 @@ def settled(folder: Path, **sections: dict[str, Any]) -> tuple[Spec, ModelOutlin
     local: dict[str, Any] = {"cluster": {"address": "local", "device": "cpu"}, "pipeline": SMALL}
     spec = absolute(tiny(folder, "profiled", **{**local, **sections}))
     found = outline_model(spec)
-    return settle(spec, found, {"CPU": 2}), found
+    return settle_spec(spec, found, {"CPU": 2}).spec, found
 
 
 @pytest.fixture(scope="module")

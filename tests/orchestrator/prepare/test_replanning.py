@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from made_profile import made_profile
+from resolving import resolve_spec, settle_spec
 
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import first_plan, replanner_of
-from orchestrator.prepare.resolve import expand, resolve, settle
+from orchestrator.prepare.resolve import expand
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
 from planner.ir import Kind
 from planner.plan import Plan, PlanError
@@ -66,10 +67,10 @@ def job(
         spec = spec.model_copy(
             update={"cluster": spec.cluster.model_copy(update={"memory_per_rank_bytes": memory_bytes})}
         )
-    settled = settle(spec, FOUND, {})
+    settled = settle_spec(spec, FOUND, {})
     given = profile(ranks) if measured else None
     plan = None if given is None else first_plan(settled, given).plan
-    return replanner_of(resolve(spec, FOUND, {}, epoch=1, plan=plan), given)
+    return replanner_of(resolve_spec(spec, FOUND, {}, epoch=1, plan=plan), given)
 
 
 def replan(made: Replanner, ranks: int, domains: str | None = None) -> Plan:

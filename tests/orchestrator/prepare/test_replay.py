@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resolving import resolve_spec
 
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Event, Record, Submitted
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.replay import recorded
-from orchestrator.prepare.resolve import Resolved, resolve
+from orchestrator.prepare.resolve import Resolved
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
 from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
@@ -34,7 +35,7 @@ def job(r_max: float = 0.5, microbatches: int = 2, seed: int = 0) -> Resolved:
         pipeline=PipelineConfig(microbatches=microbatches),
         freeze=FreezeConfig(method="timelyfreeze", r_max=r_max),
     )
-    return resolve(spec, FOUND, {}, epoch=1)
+    return resolve_spec(spec, FOUND, {}, epoch=1)
 
 
 def plan(version: int, start: int, layers: int = 3) -> FreezePlan:

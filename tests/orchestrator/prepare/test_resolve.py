@@ -6,13 +6,17 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from resolving import resolve_spec, settle_spec
 from safetensors.torch import save_file
 
+from orchestrator.prepare import resolve
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.profiling import key_of
-from orchestrator.prepare.resolve import resolve, settle
+from orchestrator.spec import checks
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
 from planner.ir import Kind
 from planner.plan import Plan
@@ -42,7 +46,7 @@ def spec(pipeline: PipelineConfig, **cluster: object) -> Spec:
 
 
 def test_the_plan_follows_from_schedule_and_partition() -> None:
-    done = resolve(spec(PipelineConfig(ranks=4, replicas=2, microbatches=3)), FOUND, {"CPU": 8}, epoch=2)
+    done = resolve_spec(spec(PipelineConfig(ranks=4, replicas=2, microbatches=3)), FOUND, {"CPU": 8}, epoch=2)
     assert done.plan.layers == ((0, 2), (2, 5))
     assert done.plan.stage_ranks == (0, 1)
     assert (done.plan.replicas, done.plan.world_size, done.plan.microbatches) == (2, 4, 3)
@@ -57,7 +61,7 @@ def test_the_plan_follows_from_schedule_and_partition() -> None:
 
 def test_zbv_folds_its_stages_over_the_ranks() -> None:
     pipeline = PipelineConfig(ranks=2, schedule="zbv", partition=(1, 1, 2, 1))
-    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    done = resolve_spec(spec(pipeline), FOUND, {}, epoch=1)
     assert done.plan.stage_ranks == (0, 1, 1, 0)
     assert done.plan.layers_of_rank(0) == (0, 4)
     assert done.spec.pipeline.chunks == 2
@@ -67,7 +71,7 @@ def test_a_table_places_its_own_stages(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("1F0,1B0\n0F0,0B0")
     pipeline = PipelineConfig(ranks=2, microbatches=1, schedule=f"csv:{path}")
-    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    done = resolve_spec(spec(pipeline), FOUND, {}, epoch=1)
     assert done.plan.stage_ranks == (1, 0)
 
 
@@ -75,7 +79,7 @@ def test_a_table_says_ranks_and_microbatches_itself(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
     pipeline = PipelineConfig(ranks="auto", replicas=2, microbatches="auto", schedule=f"csv:{path}")
-    done = resolve(spec(pipeline), FOUND, {}, epoch=1)
+    done = resolve_spec(spec(pipeline), FOUND, {}, epoch=1)
     assert (done.spec.pipeline.ranks, done.spec.pipeline.microbatches) == (4, 2)
     assert (done.plan.pipeline_ranks, done.plan.replicas, done.config.microbatches) == (2, 2, 2)
 
@@ -96,7 +100,7 @@ def test_a_plan_from_elsewhere_is_followed() -> None:
         predicted_step_s=0.5,
     )
     given = spec(PipelineConfig(ranks="auto", schedule="auto", microbatches="auto", partition="dynpipe"))
-    done = resolve(given, FOUND, {}, epoch=3, plan=plan)
+    done = resolve_spec(given, FOUND, {}, epoch=3, plan=plan)
     # Where it says nothing of standbys, each of the two ranks stands by the other.
     assert done.plan == replace(plan, epoch=3, standbys=((1,), (0,), (0,), (1,), (1,)))
     asked = done.spec.pipeline
@@ -117,8 +121,8 @@ def test_freezing_needs_weight_gradients() -> None:
         update={"freeze": FreezeConfig(method="timelyfreeze")}
     )
     with pytest.raises(JobError, match="no weight gradients to skip"):
-        resolve(given, replace(FOUND, emulated=EmulatedConfig(weight_grad_s=0)), {}, epoch=1)
-    done = resolve(given, FOUND, {}, epoch=1)
+        resolve_spec(given, replace(FOUND, emulated=EmulatedConfig(weight_grad_s=0)), {}, epoch=1)
+    done = resolve_spec(given, FOUND, {}, epoch=1)
     assert (done.config.freeze.warm_up, done.config.freeze.ramp) == (10, 30)
 
 
@@ -129,7 +133,7 @@ def test_freezing_needs_weight_gradients() -> None:
 def test_recompute_reaches_plan_and_schedule(
     wanted: bool | tuple[int, ...], layers: tuple[int, ...], stages: set[int]
 ) -> None:
-    done = resolve(spec(PipelineConfig(ranks=2, recompute=wanted)), FOUND, {}, epoch=1)
+    done = resolve_spec(spec(PipelineConfig(ranks=2, recompute=wanted)), FOUND, {}, epoch=1)
     assert done.plan.recompute == layers
     recomputed = {
         action.stage
@@ -155,7 +159,7 @@ def test_recompute_reaches_plan_and_schedule(
 def test_auto_is_settled_by_what_the_cluster_has(
     cluster: dict[str, object], resources: dict[str, float], device: str, per_rank: dict[str, float]
 ) -> None:
-    done = resolve(spec(PipelineConfig(ranks=2), **cluster), FOUND, resources, epoch=1)
+    done = resolve_spec(spec(PipelineConfig(ranks=2), **cluster), FOUND, resources, epoch=1)
     assert done.config.device == device
     assert done.spec.cluster.device == device
     assert done.per_rank == per_rank
@@ -178,7 +182,7 @@ def test_auto_is_settled_by_what_the_cluster_has(
 )
 def test_a_model_that_cannot_be_cut_so(pipeline: PipelineConfig, expected: str) -> None:
     with pytest.raises(JobError, match=expected):
-        resolve(spec(pipeline), FOUND, {}, epoch=1)
+        resolve_spec(spec(pipeline), FOUND, {}, epoch=1)
 
 
 def test_paths_are_made_absolute_and_uris_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +246,7 @@ def test_weights_to_start_from_are_known_by_their_content(tmp_path: Path) -> Non
 
     given = starting()
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    resolved = resolve(given, outline_model(given), {}, epoch=1)
+    resolved = resolve_spec(given, outline_model(given), {}, epoch=1)
     assert resolved.config.model.weights_sha256 == resolved.spec.model.weights_sha256 == sha256
     assert key_of(given, 1) == key_of(without, 1)
     with pytest.raises(JobError, match=rf"has the sha256 {sha256}, not model\.weights_sha256 = 'other'"):
@@ -261,7 +265,7 @@ def test_emulated_times_are_read_by_the_driver(tmp_path: Path) -> None:
     given = gpt(tmp_path, cluster={"device": "emulated", "emulated": {"profile": str(profile)}})
     found = outline_model(given)
     assert found.emulated == EmulatedConfig.model_validate(times)
-    assert resolve(given, found, {}, epoch=1).config.emulated == found.emulated
+    assert resolve_spec(given, found, {}, epoch=1).config.emulated == found.emulated
     profile.write_text(json.dumps({**times, "forward_s": [1]}))
     with pytest.raises(JobError, match="forward_s has 1 times, but the model has 4 layers"):
         outline_model(given)
@@ -299,7 +303,7 @@ def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None
     given = absolute(load(path, [f"job.output={tmp_path}"]))
     # Weights that another example makes are no part of the cut.
     given = given.model_copy(update={"model": given.model.model_copy(update={"weights": None})})
-    done = resolve(given, outline_model(given), {}, epoch=1)
+    done = resolve_spec(given, outline_model(given), {}, epoch=1)
     assert done.plan.world_size == given.pipeline.ranks
     assert sum(done.counts) == len(done.outline.layers)
 
@@ -307,22 +311,43 @@ def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(("ranks", "expected"), [(1, "checkpoint"), (2, "peer")])
 def test_redundancy_that_is_unset_goes_by_the_ranks(ranks: int, expected: str) -> None:
     given = spec(PipelineConfig(ranks=ranks))
-    done = resolve(given, FOUND, {}, epoch=1)
-    assert settle(given, FOUND, {}).elastic.redundancy == expected
+    done = resolve_spec(given, FOUND, {}, epoch=1)
+    assert settle_spec(given, FOUND, {}).spec.elastic.redundancy == expected
     assert done.spec.elastic.redundancy == done.config.elastic.redundancy == expected
     assert any(done.plan.standbys) is (expected == "peer")
 
 
 def test_redundancy_of_a_searched_number_of_ranks_waits_for_the_plan() -> None:
     given = spec(PipelineConfig(ranks="auto", partition="dynpipe"))
-    assert settle(given, FOUND, {}).elastic.redundancy is None
-    plan = resolve(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1).plan
-    assert resolve(given, FOUND, {}, epoch=1, plan=plan).spec.elastic.redundancy == "peer"
+    assert settle_spec(given, FOUND, {}).spec.elastic.redundancy is None
+    plan = resolve_spec(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1).plan
+    assert resolve_spec(given, FOUND, {}, epoch=1, plan=plan).spec.elastic.redundancy == "peer"
 
 
 def test_without_peers_no_plan_has_standbys() -> None:
     given = spec(PipelineConfig(ranks=2))
-    plan = resolve(given, FOUND, {}, epoch=1).plan
+    plan = resolve_spec(given, FOUND, {}, epoch=1).plan
     assert any(plan.standbys)
     kept = given.model_copy(update={"elastic": ElasticConfig(redundancy="checkpoint")})
-    assert resolve(kept, FOUND, {}, epoch=1, plan=plan).plan.standbys == ()
+    assert resolve_spec(kept, FOUND, {}, epoch=1, plan=plan).plan.standbys == ()
+
+
+def test_a_spec_is_settled_once_on_its_way_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule is entered once; the redundancy once more for the ranks of the plan, which a search may choose."""
+    entered: list[str] = []
+
+    def count(module: ModuleType, name: str) -> None:
+        rule = getattr(module, name)
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            entered.append(name)
+            return rule(*arguments, **keywords)
+
+        monkeypatch.setattr(module, name, counted)
+
+    for name in ("base_schedule", "settle_phases", "settle_elastic"):
+        count(checks, name)
+    count(resolve, "base_schedule")
+    count(resolve, "settle_elastic")
+    resolve_spec(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1)
+    assert sorted(entered) == ["base_schedule", "settle_elastic", "settle_elastic", "settle_phases"]

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from resolving import resolve_spec, settle_spec
 
 from orchestrator.prepare.model_outline import ModelOutline
-from orchestrator.prepare.resolve import resolve
 from orchestrator.prepare.resumption import adopt, still_right
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import EmulatedConfig, FreezeConfig
@@ -32,7 +32,7 @@ def spec(steps: int = 100, freeze: FreezeConfig | None = None, **pipeline: Any) 
 
 def before(given: Spec) -> dict[str, Any]:
     """What `job.json` holds of an earlier start of `given`."""
-    return resolve(given, FOUND, {}, epoch=1).spec.model_dump(mode="json")
+    return resolve_spec(given, FOUND, {}, epoch=1).spec.model_dump(mode="json")
 
 
 def test_what_was_searched_stays() -> None:
@@ -52,9 +52,11 @@ def test_what_the_spec_says_is_not_overruled() -> None:
 def test_default_phases_stay_when_the_job_is_made_longer() -> None:
     timely = FreezeConfig(method="timelyfreeze")
     earlier = before(spec(100, timely))
-    longer = resolve(adopt(spec(1000, timely), earlier), FOUND, {}, epoch=2).config.freeze
+    longer = resolve_spec(adopt(spec(1000, timely), earlier), FOUND, {}, epoch=2).config.freeze
     assert (longer.warm_up, longer.monitoring, longer.ramp) == (10, 20, 30)
-    other = resolve(adopt(spec(1000, FreezeConfig(method="apf")), earlier), FOUND, {}, epoch=2).config.freeze
+    other = resolve_spec(
+        adopt(spec(1000, FreezeConfig(method="apf")), earlier), FOUND, {}, epoch=2
+    ).config.freeze
     assert other.warm_up == 100
 
 
@@ -85,15 +87,15 @@ def test_what_the_freezing_was_by_default_stays_where_a_default_has_changed_sinc
     ],
 )
 def test_a_plan_is_kept_while_it_is_what_is_asked_for(changes: dict[str, Any], right: bool) -> None:
-    plan = resolve(spec(), FOUND, {}, epoch=1).plan
-    assert still_right(plan, spec(**changes), FOUND) is right
+    plan = resolve_spec(spec(), FOUND, {}, epoch=1).plan
+    assert still_right(plan, settle_spec(spec(**changes), FOUND, {})) is right
 
 
 def test_a_plan_of_fewer_pipelines_than_replicas_is_not_kept() -> None:
     given = spec(ranks=4, replicas=2)
-    plan = resolve(given, FOUND, {}, epoch=1).plan
-    assert still_right(plan, given, FOUND)
-    assert not still_right(replace(plan, stage_ranks=(0, 3), pipelines=1), given, FOUND)
+    plan = resolve_spec(given, FOUND, {}, epoch=1).plan
+    assert still_right(plan, settle_spec(given, FOUND, {}))
+    assert not still_right(replace(plan, stage_ranks=(0, 3), pipelines=1), settle_spec(given, FOUND, {}))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,6 @@ def test_a_plan_of_fewer_pipelines_than_replicas_is_not_kept() -> None:
 def test_a_plan_that_does_not_fit_a_new_limit_is_not_kept(
     peak: int | None, limit: int | None, right: bool
 ) -> None:
-    plan = replace(resolve(spec(), FOUND, {}, epoch=1).plan, predicted_peak_memory_bytes=peak)
+    plan = replace(resolve_spec(spec(), FOUND, {}, epoch=1).plan, predicted_peak_memory_bytes=peak)
     asked = spec().model_copy(update={"cluster": ClusterConfig(memory_per_rank_bytes=limit)})
-    assert still_right(plan, asked, FOUND) is right
+    assert still_right(plan, settle_spec(asked, FOUND, {})) is right
