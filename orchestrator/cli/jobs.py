@@ -1,5 +1,5 @@
-"""What the commands do that name a job of a running cluster: `freshet status`, `checkpoint`, `stop`, `move`, `fault`
-and `reap`. Each is one call of the job client."""
+"""What the commands do that name a job of a running cluster: `freshet status`, `checkpoint`, `pause`,
+`resume`, `stop`, `move`, `fault` and `reap`. Each is one call of the job client."""
 
 from __future__ import annotations
 
@@ -83,6 +83,27 @@ def checkpoint_job(job: str, address: str) -> str:
     with joined(address):
         client = BlockingJobClient(address)
         return client.outcome(client.checkpoint(job)).text
+
+
+def pause_job(job: str, address: str) -> str:
+    """Have `job` pause; waits for it, and returns at which step it did.
+
+    Raises:
+        JobError: there is no such cluster or job, its controller does not answer, or it has nothing to pause.
+    """
+    with joined(address):
+        client = BlockingJobClient(address)
+        return client.outcome(client.pause(job)).text
+
+
+def resume_job(job: str, address: str) -> str:
+    """Have the paused `job` train on; returns what will happen, in words.
+
+    Raises:
+        JobError: there is no such cluster or job, its controller does not answer, or it is not paused.
+    """
+    with joined(address):
+        return BlockingJobClient(address).resume(job).text
 
 
 def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:

@@ -15,11 +15,13 @@ from orchestrator.cli.commands.fault import fault
 from orchestrator.cli.commands.follow import follow
 from orchestrator.cli.commands.logs import logs
 from orchestrator.cli.commands.move import move
+from orchestrator.cli.commands.pause import pause
 from orchestrator.cli.commands.plan import plan
 from orchestrator.cli.commands.profile import profile
 from orchestrator.cli.commands.reap import reap
 from orchestrator.cli.commands.rehearse import rehearse
 from orchestrator.cli.commands.report import report
+from orchestrator.cli.commands.resume import resume
 from orchestrator.cli.commands.schedule import schedule
 from orchestrator.cli.commands.status import status
 from orchestrator.cli.commands.stop import stop
@@ -44,6 +46,8 @@ for command in (
     follow,
     logs,
     checkpoint,
+    pause,
+    resume,
     stop,
     move,
     report,

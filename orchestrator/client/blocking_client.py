@@ -57,6 +57,12 @@ class BlockingJobClient:
     def checkpoint(self, job: str, *, id: str | None = None) -> Command:
         return finish(self.waiting.checkpoint(job, id=id))
 
+    def pause(self, job: str, *, id: str | None = None) -> Command:
+        return finish(self.waiting.pause(job, id=id))
+
+    def resume(self, job: str, *, id: str | None = None) -> Command:
+        return finish(self.waiting.resume(job, id=id))
+
     def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
         return finish(self.waiting.move(job, layers, rank, id=id))
 

@@ -144,6 +144,14 @@ class JobClient:
         """Write a checkpoint after the step in flight."""
         return await self._send(job, "checkpoint", {}, id)
 
+    async def pause(self, job: str, *, id: str | None = None) -> Command:
+        """Pause after the step in flight, with a checkpoint, and give the ranks back."""
+        return await self._send(job, "pause", {}, id)
+
+    async def resume(self, job: str, *, id: str | None = None) -> Command:
+        """Have a paused job train on from its checkpoint, once there is room for its ranks."""
+        return await self._send(job, "resume", {}, id)
+
     async def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
         """Move `layers`, such as `3` or `3-4`, to `rank`."""
         return await self._send(job, "move", {"layers": layers, "rank": rank}, id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from ray.exceptions import RayTaskError
 from synthetic_run import records
 
+from orchestrator.cli import jobs
 from orchestrator.client import asking, job_client
 from orchestrator.client.asking import NoSuchJob, Refused
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -96,6 +98,16 @@ def test_a_command_has_an_id_and_an_outcome_that_is_waited_for(monkeypatch: pyte
     assert client.outcome(command) == answer
     assert made.asked[0] == ("command", "x", "checkpoint", {})
     assert [asked[:2] for asked in made.asked[1:]] == [("outcome", "x")] * 2
+
+
+def test_a_pause_is_waited_for_and_a_resume_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = Answered(id="x", done=True, step=4, text="paused at step 4")
+    given = ["pauses", paused, "goes on from step 4"]
+    made = controller(monkeypatch, lambda *arguments: given.pop(0))
+    monkeypatch.setattr(jobs, "joined", lambda address: nullcontext())
+    assert jobs.pause_job("a", "auto") == "paused at step 4"
+    assert jobs.resume_job("a", "auto") == "goes on from step 4"
+    assert [asked[2] for asked in made.asked if asked[0] == "command"] == ["pause", "resume"]
 
 
 def test_ids_that_are_drawn_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,19 @@ import psutil
 import pytest
 import ray
 from ray_jobs import assert_nothing_left, controller_pid
+from ray_jobs import wait_for as wait_until
 from test_ray_recovery import DRIVER, job, logged, wait_for
 
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
-from orchestrator.cli.jobs import fault_job, move_layers, reap_job, status_lines, stop_job
+from orchestrator.cli.jobs import (
+    fault_job,
+    move_layers,
+    pause_job,
+    reap_job,
+    resume_job,
+    status_lines,
+    stop_job,
+)
 from orchestrator.cli.training import follow_command
 from orchestrator.client.asking import Refused
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -124,6 +133,16 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
     with pytest.raises(Refused, match="rank 7"):
         client.move("told", "1", 7, id="move")
 
+    assert pause_job("told", "auto").startswith("paused at step ")
+    (line,) = status_lines("auto")
+    assert line.startswith("told: paused, step ")
+    assert "ranks" not in line
+    with pytest.raises(Refused, match="there is nothing to pause"):
+        client.pause("told")
+    paused_at = client.view("told").step
+    assert f"goes on from the checkpoint of step {paused_at}" in resume_job("told", "auto")
+    wait_until(lambda: client.view("told").step > paused_at)
+
     before = controller_pid("told")
     os.kill(before, signal.SIGKILL)
     # The next controller has it from the log.
@@ -132,7 +151,7 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
     assert client.outcome(client.stop("told"), timeout_s=120).text.startswith("stopped at step ")
     told = [item.event for item in client.events("told") if isinstance(item, events.Record)]
     saved = [event for event in told if isinstance(event, CheckpointReport)]
-    assert len(saved) == 2, "that of the command, and that of the stop"
+    assert len(saved) == 3, "that of the command, that of the pause, and that of the stop"
     assert len([event for event in told if isinstance(event, events.Submitted)]) == 2
     assert isinstance(told[-1], events.Finished)
     reap_job("told", "auto", force=False)
