@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from jobs import FAMILIES, job, small_config
+from prompt_outbox import prompt_channel
 
 from planner.plan import recomputable
 from planner.profile import Link, Profile
@@ -21,6 +22,7 @@ from workers.launch.ranks import run_processes
 from workers.profiling.measured import combine
 
 SIZES = {"microbatch_size": 32, "microbatches": 6}
+COUNTED: dict[str, Any] = {"count_memory": True, "open_channel": prompt_channel}
 
 
 def even_times(profile: Profile) -> Profile:
@@ -77,7 +79,7 @@ def test_predicted_peaks_are_the_counted_ones(
     tmp_path: Path, profiles: Callable[[int], Profile], vocabulary: int, family: str, again: str
 ) -> None:
     config = with_head(tmp_path, vocabulary, steps=3, timeline_every=1)
-    asked = job(config, ranks=2, schedule=family, recompute=RECOMPUTES[again], count_memory=True)
+    asked = job(config, ranks=2, schedule=family, recompute=RECOMPUTES[again], **COUNTED)
     counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
     predicted = predict(profiles(vocabulary), asked.plan, asked.schedule).memory.peak_bytes
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.02)
@@ -104,7 +106,7 @@ def test_casts_are_predicted_too(tmp_path: Path) -> None:
         **SIZES,
     )
     profile = even_times(combine(profile_processes(Request(config=config, ranks=2, budget_s=0.0)), config))
-    asked = job(config, ranks=2, schedule="1f1b", count_memory=True)
+    asked = job(config, ranks=2, schedule="1f1b", **COUNTED)
     counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
     predicted = predict(profile, asked.plan, asked.schedule).memory.peak_bytes
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.05)
@@ -118,7 +120,7 @@ def test_fixed_parameters_are_predicted_without_gradients_and_moments(tmp_path: 
     trained_bytes = 4 * (24 * 24 + 24)
     assert adapted.optimizer_bytes == 2 * adapted.gradient_bytes == 2 * trained_bytes
     assert adapted.parameter_bytes == residual.parameter_bytes + trained_bytes
-    asked = job(config, ranks=2, schedule="1f1b", count_memory=True)
+    asked = job(config, ranks=2, schedule="1f1b", **COUNTED)
     counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
     predicted = predict(profile, asked.plan, asked.schedule).memory.peak_bytes
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.02)
