@@ -1,6 +1,6 @@
-"""The planner's Ray shell: it takes observations in and hands decisions out. The only planner module that knows Ray.
+"""The planner's Ray shell: it takes observations and returns decisions. The only planner module that imports Ray.
 
-It may die at any time: whoever started it starts another one and tells it the same again.
+The actor may die at any time: the controller then starts another one and sends the same observations again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from planner.freeze.monitoring import Observation, complete
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerHome:
-    """Where a planner lives."""
+    """The process of a planner."""
 
     node: str
     pid: int
 
 
 class PlannerActor:
-    """The planner of one job. Calls are idempotent, and a waiting one keeps no other from being served."""
+    """The planner of one job. Calls are idempotent, and a waiting call does not block the others."""
 
     def __init__(self, question: FreezeQuestion) -> None:
         self._question = question
@@ -34,28 +34,28 @@ class PlannerActor:
         self._complete = asyncio.Event()
 
     async def home(self) -> PlannerHome:
-        """Where this planner lives, once it does."""
+        """This planner's process, once it runs."""
         return PlannerHome(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
 
     async def observe(self, observations: Iterable[Observation]) -> None:
-        """Take what ranks did in monitored steps; of the same step and rank the newest counts."""
+        """Add observations of monitored steps. The newest one of a step and rank replaces the earlier ones."""
         question = self._question
         self._observations |= {(seen.step, seen.rank): seen for seen in observations}
         if complete(self._observations.values(), question.phases, question.plan.world_size):
             self._complete.set()
 
     async def enough(self) -> None:
-        """Nothing more will be observed: what is known must do."""
+        """Decide with the observations so far: no more will come."""
         self._complete.set()
 
     async def solve(self, *, wait: bool = True) -> tuple[FreezeDecision, float]:
-        """Decide. Returns the decision and the seconds that it took.
+        """Decide; return the decision and the seconds that it took.
 
         Args:
-            wait: until the end of monitoring was observed; otherwise what is known must do.
+            wait: whether to wait until monitoring has ended; else the observations so far must suffice.
 
         Raises:
-            ValueError: what was observed does not allow a decision.
+            ValueError: the observations do not allow a decision.
         """
         if wait:
             await self._complete.wait()
@@ -65,5 +65,5 @@ class PlannerActor:
         return decision, time.perf_counter() - begun_s
 
     async def stay(self) -> None:
-        """Never returns: the call fails when this process dies, which is how its death is noticed."""
+        """Never return: the call fails when this process dies, and so the controller notices."""
         await asyncio.Event().wait()

@@ -1,7 +1,7 @@
-"""When and how much is frozen: TimelyFreeze's phases and a table of ratios. A leaf: values, no solver, no draw.
+"""When and how much is frozen: TimelyFreeze's phases and a table of ratios. A leaf: values only, no solver.
 
-Ratios are shares of measured weight-gradient time. A table holds one per (layer, microbatch of a replica), so that
-it means the same whatever the partition.
+Ratios are shares of measured weight-gradient time. A table holds one per (layer, microbatch of a replica), so its
+meaning does not depend on the partition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Weights = tuple[tuple[tuple[str, int], ...], ...]
 
 
 class Phase(StrEnum):
-    """What a step is for (TimelyFreeze, section 3)."""
+    """The purpose of a step (TimelyFreeze, section 3)."""
 
     WARM_UP = "warm_up"
     """t <= T_w: nothing is frozen, nothing recorded."""
@@ -38,7 +38,7 @@ class Phases:
     """The last step of warm-up, monitoring and progressive freezing: T_w, T_m, T_f. Step 1 is a job's first.
 
     Raises:
-        ValueError: they are out of order.
+        ValueError: the phases are out of order.
     """
 
     warm_up: int
@@ -54,7 +54,7 @@ class Phases:
 
     @property
     def middle(self) -> int:
-        """Last step of the upper-bound half. Algorithm 1 has T_m / 2; section 3.1 means the phase's own middle."""
+        """Last step of the upper-bound half. Algorithm 1 says T_m / 2; section 3.1 means the middle of the phase."""
         return (self.warm_up + self.monitoring) // 2
 
     def of(self, step: int) -> Phase:
@@ -68,7 +68,7 @@ class Phases:
         return Phase.RAMP if step <= self.ramp else Phase.STABLE
 
     def share(self, step: int) -> float:
-        """The share of a ratio that is applied at `step` > T_m: AFR / r of eq. 9, in (0, 1]."""
+        """The share of a ratio that applies at `step` > T_m: AFR / r of eq. 9, in (0, 1]."""
         if self.ramp == self.monitoring:
             return 1.0
         return min(1.0, (step - self.monitoring) / (self.ramp - self.monitoring))
@@ -76,24 +76,24 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True)
 class FreezePlan:
-    """Expected freeze ratios, proposed by the planner and taken up by all ranks at one commit."""
+    """Expected freeze ratios, which the planner proposes and all ranks adopt at one commit."""
 
     epoch: int
-    """Incarnation of the controller that issued it; with `version` it orders plans."""
+    """Incarnation of the controller that issued the plan; with `version` it orders plans."""
     version: int
     ratios: Ratios
     stages: tuple[tuple[int, int], ...] = ()
-    """Layer ranges [first, stop) whose budgets were solved for. A hybrid method spreads each over its layers, by how
-    settled they are (Algorithm 2). Empty: each layer has a budget of its own."""
+    """Layer ranges [first, stop) for which the program solved budgets. A hybrid method distributes each budget over the
+    layers of its range, by how stable they are (Algorithm 2). Empty: each layer has its own budget."""
     weights: Weights = ()
-    """What ratios are shares of: masks are told in it, and hybrids spread budgets by it. Whole numbers, so that a log
-    brings them back to the bit. Empty where nothing was measured: the matrices' scalars stand for their time."""
+    """The times of which ratios are shares: masks and the budgets of hybrids use them. Integers, so that a log restores
+    them to the bit. Empty without a measurement: then a matrix's number of scalars stands for its time."""
     start: int | None = None
-    """The first step that follows it; None until the commit that takes it up."""
+    """The first step that follows this plan; None until the commit that adopts it."""
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of all but `start`: what ranks compare before they take it up, at every commit."""
+        """sha256 (hex) of all fields but `start`: ranks compare it at every commit before they adopt a plan."""
         return hashlib.sha256(replace(self, start=None).to_json().encode()).hexdigest()
 
     def to_json(self) -> str:

@@ -1,8 +1,8 @@
 """The schedule as data: `Action` and `Schedule`, the leaf that every other module reads.
 
 A schedule says, for each rank, which actions it takes in which order during one window. Sends and receives
-are not written down: they follow from the actions and from where the stages live. This module knows no
-schedule family, no cost and no device; `planner/schedule/validate.py` says which schedules are legal.
+are not part of it: they follow from the actions and from the placement of the stages. This module knows no
+schedule family, no cost and no device; `planner/schedule/validate.py` decides which schedules are legal.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class Kind(StrEnum):
     INPUT_GRAD = "I"
     """Input gradient only; the weight gradient waits for its `WEIGHT_GRAD`."""
     WEIGHT_GRAD = "W"
-    """Weight gradient that an earlier `INPUT_GRAD` left behind."""
+    """Weight gradient that an earlier `INPUT_GRAD` deferred."""
     RECOMPUTE = "R"
-    """Forward pass again, to rebuild the activations that the first one dropped."""
+    """Second forward pass, which rebuilds the activations that the first one dropped."""
     UPDATE = "U"
     """Optimizer update, only in asynchronous windows: a synchronous window's updates follow its commit."""
 
 
 FREEZABLE = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
-"""The kinds that form weight gradients: those that freezing makes shorter."""
+"""The kinds that compute weight gradients, and so the kinds that freezing shortens."""
 _TOKEN = re.compile(r"(\d+)([FBIWRU])(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action of a rank's program; `str()` gives its token (`2F0`), `Action.parse` takes it back."""
+    """One action of a rank's program; `str()` gives its token (`2F0`), `Action.parse` reads it."""
 
     kind: Kind
     stage: int
@@ -49,7 +49,7 @@ class Action:
 
     @staticmethod
     def parse(token: str) -> Action:
-        """The action that `token` names. The whole token must match; surrounding blanks are allowed.
+        """Return the action that `token` names. Blanks around the token are allowed.
 
         Raises:
             ValueError: `token` is not `<stage><kind><index>`.
@@ -76,14 +76,14 @@ class Schedule:
     """
 
     name: str
-    """The family, e.g. `1f1b`; for people and reports."""
+    """The family, e.g. `1f1b`; for messages and reports."""
     stages: int
     microbatches: int
     programs: tuple[Program, ...]
     """`programs[rank]`."""
     frozen_stages: int = 0
-    """How many stages from the input up are wholly frozen: they have no B, I or W at all. All of them in a
-    forward-only window."""
+    """How many stages, from the input up, are wholly frozen and have no B, I or W. All of them in a forward-only
+    window."""
     synchronous: bool = True
     """Whether the window is one optimizer step over all its microbatches."""
 

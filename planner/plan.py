@@ -1,4 +1,4 @@
-"""`Plan`: what the planner proposes and the ranks follow. A frozen value with JSON both ways; no decisions here."""
+"""`Plan`: what the planner proposes and the ranks execute. An immutable value with JSON both ways; no decisions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 
 class PlanError(ValueError):
-    """No plan can be made as asked: what stands in the way, by how much, and what would help."""
+    """No plan meets the request. The message says what prevents it, by how much, and what would help."""
 
 
 def recomputable(layers: int) -> tuple[int, ...]:
-    """The layers that recompute where all are to, of a model with `layers` of them: all but the last.
+    """The layers that recompute when every layer may: all of `layers` but the last.
 
     The loss keeps the last layer's outputs until its backward, so recomputing that layer costs memory.
     """
@@ -20,16 +20,16 @@ def recomputable(layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the model is cut and run from one commit on.
+    """How the model is cut and executed from one commit on.
 
     Ranks here are pipeline ranks 0..P-1; with R replicas the global rank is `replica * P + rank`.
     """
 
     epoch: int
-    """Incarnation of the controller that issued it; with `version` it orders plans."""
+    """Incarnation of the controller that issued the plan; with `version` it orders plans."""
     version: int
     reason: str
-    """Why this plan, in words for people."""
+    """Why this plan was chosen, as text for people."""
     layers: tuple[tuple[int, int], ...]
     """Per stage, its layers as [first, stop)."""
     stage_ranks: tuple[int, ...]
@@ -45,18 +45,18 @@ class Plan:
     """Copies of the pipeline that run; None: one per replica. Fewer than replicas: pipeline p executes the replicas r
     with r % pipelines == p, one after the other, with the same bits."""
     standbys: tuple[tuple[int, ...], ...] = ()
-    """Per layer, the places (pipeline * P + pipeline rank) that keep a copy of its state up to date; the first
-    pipeline's owner sends them its gradients. Empty: none has any."""
+    """Per layer, the places (pipeline * P + pipeline rank) that keep an up-to-date copy of its state; the owner in the
+    first pipeline sends them its gradients. Empty: no layer has a standby."""
     recompute: tuple[int, ...] = ()
     """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
     partition: str = ""
-    """The program that cut the layers, or `explicit`; a resumed job plans anew if another one is asked for."""
+    """The program that cut the layers, or `explicit`; a resumed job makes a new plan if its spec names another one."""
     predicted_step_s: float | None = None
-    """With nothing frozen. This and the next two are set where the plan was simulated on a profile."""
+    """With nothing frozen. Set, like the next two, when the plan was simulated on a profile."""
     predicted_bubble: float | None = None
     """Mean over the ranks."""
     predicted_peak_memory_bytes: int | None = None
-    """Of the rank that needs most."""
+    """Of the rank with the highest peak."""
 
     @property
     def stages(self) -> int:
@@ -77,11 +77,11 @@ class Plan:
 
     @property
     def windows(self) -> int:
-        """How many replicas one pipeline executes one after the other, at most."""
+        """The most replicas that one pipeline executes one after the other."""
         return -(-self.replicas // self.pipeline_count)
 
     def standbys_of(self, place: int) -> tuple[int, ...]:
-        """The layers that `place` stands by, ascending."""
+        """The layers of which `place` keeps a copy, ascending."""
         return tuple(layer for layer, places in enumerate(self.standbys) if place in places)
 
     def layers_of_rank(self, rank: int) -> tuple[int, ...]:

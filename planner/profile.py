@@ -1,7 +1,7 @@
-"""What a model costs on given devices and links: the planner's view of a job. A leaf: values with JSON both ways.
+"""The cost of a model on given devices and links: the planner's view of a job. A leaf: values with JSON both ways.
 
-All times are for one microbatch. Whoever measures (`workers/profiling/profiler.py`), predicts or invents a profile,
-says so in its `source`.
+All times are for one microbatch. `source` says whether a profile was measured (`workers/profiling/profiler.py`),
+predicted or invented.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Size = TypeVar("Size", float, "NDArray[np.float64]")
-"""Bytes of a message, or of many."""
+"""Bytes of one message, or of many as an array."""
 SCHEMA = 2
-"""Version of the JSON form; another one is refused."""
+"""Version of the JSON form; other versions are refused."""
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-"""A number that JSON brings as text, or a field that is not known, is an error."""
+"""A number in quotes or an unknown field is an error."""
 _POSITIVE = ("bytes_per_s", "slowdown", "memory_bytes", "microbatch_size", "threads")
-"""Fields that cannot be 0; no number is below it."""
+"""Fields that must be above 0; no number may be below 0."""
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be planned with: what is wrong, where, and the way out."""
+    """An unusable profile. The message says what is wrong, where, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,66 +45,66 @@ class Matrix:
     parameters: int
     """Scalars."""
     weight_grad_s: float
-    """Its part of the layer's `weight_grad_s`."""
+    """Part of the layer's `weight_grad_s`."""
     shape: tuple[int, ...] = ()
     """Of the parameter."""
     scratch_bytes: int = 0
-    """What its gradient is formed in before it is added; matrices of one shape on one rank share it."""
+    """Buffer in which its gradient is computed before it is added; matrices of one shape on one rank share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """One layer, one microbatch. The last layer's times include the loss; the first's and the last's forward includes
-    reading the batch."""
+    """One layer, one microbatch. The times of the last layer include the loss. The forwards of the first and the last
+    layer include reading the batch."""
 
     __pydantic_config__ = _STRICT
 
     name: str
     """Unique in the model."""
     forward_s: float
-    """Forward pass (F); a recomputation (R) takes as long."""
+    """Forward pass (F); a recompute (R) takes as long."""
     input_grad_s: float
-    """Input gradient (I), with the gradients of the small parameters that autograd forms on the way."""
+    """Input gradient (I), with the gradients of the small parameters that autograd computes along the way."""
     weight_grad_s: float
-    """Weight gradient (W): what freezing the whole layer saves. A full backward (B) is I plus W."""
+    """Weight gradient (W): the time that freezing the whole layer saves. A full backward (B) is I plus W."""
     update_s: float
     """Gradient norm and optimizer update, once per step."""
     parameters: int
     """Scalars, trainable or not."""
     parameter_bytes: int
-    """Weights, buffers, and the casts of weights that a lower precision keeps."""
+    """Weights, buffers, and the cast weights that a lower precision keeps."""
     gradient_bytes: int
-    """Gradients, kept from the first weight gradient of a step on."""
+    """Gradients, from the first weight gradient of a step on."""
     optimizer_bytes: int
     """Optimizer state."""
     activation_bytes: int
-    """What the layer keeps of one microbatch from its forward to its input gradient: storages that autograd or the
-    deferral hold, counted once each; weights are not among them, nor what a layer before it keeps: its input is, in the
-    model's first layer only. A stage's first layer keeps `input_bytes` more."""
+    """What the layer keeps of one microbatch from its forward to its input gradient: the storages that autograd or the
+    deferral hold, each counted once. Weights and what a layer before it keeps do not count; the input counts in the
+    model's first layer only. The first layer of a stage keeps `input_bytes` more."""
     input_bytes: int
-    """Its inputs: what a layer that recomputes keeps instead."""
+    """Its inputs: all that a layer keeps if it recomputes."""
     weight_grad_hold_bytes: int
-    """What is held of one microbatch between its input gradient and its weight gradient: the matrices' inputs and the
-    gradients of their outputs."""
+    """What the layer holds of one microbatch between its input gradient and its weight gradient: the inputs of its
+    matrices and the gradients of their outputs."""
     boundary_bytes: int
-    """Its outputs: the message to the next stage, if the model is cut behind this layer."""
+    """Its outputs: the message to the next stage, if a stage ends with this layer."""
     boundary_grad_bytes: int
-    """The gradient of those outputs that carry one: the message back."""
+    """The gradient of those outputs that have one: the message back."""
     loss_bytes: int = 0
-    """Part of `activation_bytes` of the last layer: what the loss keeps until its backward, whether or not the layer
-    recomputes: the outputs, the targets, and what it saves itself."""
+    """Part of `activation_bytes` of the last layer: the outputs, the targets and what else the loss keeps until its
+    backward, whether or not the layer recomputes."""
     loss_input_bytes: int = 0
-    """Part of `loss_bytes`: the outputs, which a recomputation makes a second time."""
+    """Part of `loss_bytes`: the outputs, which a recompute makes a second time."""
     statistics_bytes: int = 0
-    """What the job's method of freezing keeps of it, as part of its state. A job's, not a measurement's."""
+    """What the job's freezing method keeps for the layer, as part of its state. From the job, not measured."""
     sample_bytes: int = 0
-    """What the job's samples of the gradient's change keep of it from one step to the next. A job's too."""
+    """What the job's samples of the gradient's change keep from one step to the next. From the job, not measured."""
     working_bytes: int = 0
-    """The most that one of its actions takes beside what lives before or after it."""
+    """The most memory that one of its actions needs in addition to what lives before or after it."""
     matrices: tuple[Matrix, ...] = ()
-    """The parameters whose gradients W forms, in queue order."""
+    """The parameters whose gradients W computes, in queue order."""
     uncovered: tuple[str, ...] = ()
-    """Parameters whose gradient takes a second walk of the graph."""
+    """Parameters whose gradient needs a second traversal of the graph."""
 
     @property
     def backward_s(self) -> float:
@@ -118,7 +118,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:
-    """The layers in order, and what their costs were measured with."""
+    """The layers in order, and the settings of their measurement."""
 
     __pydantic_config__ = _STRICT
 
@@ -131,22 +131,22 @@ class ModelProfile:
     threads: int
     """Torch threads per rank."""
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
-    """What else of the job its costs depend on, `section.key` of the spec -> value. A job whose spec says otherwise is
-    refused; what is not named here is not compared."""
+    """The other settings on which the costs depend: `section.key` of the spec -> value. A job whose spec differs is
+    refused; settings that are not listed are not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
-    """Where one rank computes."""
+    """The device of one rank."""
 
     __pydantic_config__ = _STRICT
 
     kind: str
     """`cpu`, `cuda` or `emulated`."""
     name: str
-    """What its maker calls it."""
+    """The name that its maker gives it."""
     memory_bytes: int
-    """What the rank may use: its share of the host's memory, or of its GPU's."""
+    """The memory that the rank may use: its share of the host's or of its GPU's."""
     machine: str = ""
     """Devices of one machine share it."""
     slowdown: float = 1.0
@@ -155,7 +155,7 @@ class DeviceProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """From one rank to another, and what a message over it costs.
+    """The link from one rank to another, and the cost of a message over it.
 
     A message of n bytes holds its sender's computation for `sender_s + n * sender_s_per_byte`, occupies the link for
     `n / bytes_per_s`, arrives `latency_s` after that, and holds its receiver for
@@ -168,17 +168,17 @@ class Link:
     bytes_per_s: float
     """While the message occupies the link."""
     sender_s: float = 0.0
-    """What any message holds its sender for."""
+    """How long any message holds its sender."""
     sender_s_per_byte: float = 0.0
     """And what its size adds to that."""
     receiver_s: float = 0.0
-    """What any message holds its receiver for."""
+    """How long any message holds its receiver."""
     receiver_s_per_byte: float = 0.0
     """And what its size adds to that."""
 
     @staticmethod
     def slowest(links: Collection[Link]) -> Link:
-        """A link with the least bandwidth and the greatest latency of `links`, and nothing held at either end."""
+        """A link with the lowest bandwidth and the highest latency of `links`, which holds neither end."""
         return Link(
             latency_s=max(link.latency_s for link in links),
             bytes_per_s=min(link.bytes_per_s for link in links),
@@ -197,11 +197,11 @@ class Link:
         return messages * self.receiver_s + size_bytes * self.receiver_s_per_byte
 
     def transfer_s(self, size_bytes: Size) -> Size:
-        """From the begin of the transfer to its arrival, on an empty link."""
+        """From the start of the transfer to its arrival, on an idle link."""
         return self.link_busy_s(size_bytes) + self.latency_s
 
     def total_s(self, size_bytes: float) -> float:
-        """From the begin of sending until the receiver has taken the message in, on an empty link."""
+        """From the start of sending until the receiver has taken in the message, on an idle link."""
         return self.sender_busy_s(size_bytes) + self.transfer_s(size_bytes) + self.receiver_busy_s(size_bytes)
 
 
@@ -214,22 +214,22 @@ class Cluster:
     devices: tuple[DeviceProfile, ...]
     """By rank."""
     links: tuple[tuple[Link | None, ...], ...]
-    """`links[source][target]`; None on the diagonal. Measured: of up to 16 GPUs every pair; else neighbours, a pair
-    within each machine and one between any two of up to 16 machines; on a single machine of CPUs only some neighbours.
-    Inferred: on CPUs all pairs between the same two machines, or within one, have the median of those measured there;
-    of more than 16 GPUs, so have the pairs that were not measured; machines of which no pair was measured have the
-    slowest link that was."""
+    """`links[source][target]`; None on the diagonal. The measurement takes every pair of up to 16 GPUs. Otherwise it
+    takes neighbours, one pair within each machine and one between any two of up to 16 machines; on a single machine of
+    CPUs, only some neighbours. On CPUs, all pairs between the same two machines, or within one, get the median of the
+    pairs measured there; with more than 16 GPUs, so do the pairs that were not measured. Two machines without a
+    measured pair get the slowest measured link."""
     commit_s: float = 0.0
     """The collective at the end of a step."""
     sends_kept: int = 0
-    """How many messages that have left a rank keeps in memory at most, on every stream together. With the next one it
-    lets go of all but half of them."""
+    """The most sent messages that a rank keeps in memory, over all streams. With the next message it frees all but half
+    of them."""
     receives_ahead: int = 0
-    """Messages of one direction and stage whose memory a receiver sets aside before they come."""
+    """Messages of one direction and stage for which a receiver allocates memory before they arrive."""
 
     @staticmethod
     def uniform(device: DeviceProfile, ranks: int, link: Link, *, commit_s: float = 0.0) -> Cluster:
-        """`ranks` equal devices, all linked alike."""
+        """`ranks` equal devices with equal links."""
         return Cluster(
             devices=(device,) * ranks,
             links=tuple(tuple(None if a == b else link for b in range(ranks)) for a in range(ranks)),
@@ -249,13 +249,13 @@ class Profile:
     __pydantic_config__ = _STRICT
 
     model: ModelProfile
-    """What its layers cost."""
+    """The cost of its layers."""
     cluster: Cluster
-    """What they were measured on, and what messages cost there."""
+    """The devices of the measurement, and the cost of messages between them."""
     key: str
-    """Hash of what the measurement depends on; see `orchestrator/prepare/profiling.py`."""
+    """Hash of everything on which the measurement depends; see `orchestrator/prepare/profiling.py`."""
     source: str
-    """Where the numbers come from, in words: `measured on ...`, `emulated`, a file."""
+    """Where the numbers come from, as text: `measured on ...`, `emulated`, a file."""
 
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
@@ -265,8 +265,8 @@ class Profile:
         """The profile that `to_json` wrote.
 
         Raises:
-            ProfileError: no JSON, another schema, or a field that is missing, unknown, negative, NaN, or zero where it
-                cannot be.
+            ProfileError: the text is not JSON or of another schema; a field is missing, unknown, negative, NaN, or
+                zero where it must be more.
         """
         try:
             data = json.loads(text)
@@ -275,7 +275,7 @@ class Profile:
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise ProfileError(f"{where} is not of schema {SCHEMA}; measure it again with freshet profile")
         try:
-            # As JSON, whose arrays are tuples: strictly taken, Python's lists are not.
+            # As JSON: strict validation accepts JSON arrays as tuples, but not Python lists.
             profile = _adapter().validate_json(json.dumps(data))
         except ValidationError as error:
             raise ProfileError(_in_words(error.errors(include_url=False), data, where)) from None
@@ -290,7 +290,7 @@ def _adapter() -> TypeAdapter[Profile]:
 
 
 def _in_words(errors: Sequence[ErrorDetails], data: Any, where: str) -> str:
-    """What the first of `errors` says; of fields that one table lacks, what all of them say."""
+    """The first of `errors` as text; for missing fields, all that the same table lacks."""
     first = errors[0]
     *table, name = first["loc"] or ("",)
     place, value = _place(tuple(table), data, where), first["input"]
@@ -303,7 +303,7 @@ def _in_words(errors: Sequence[ErrorDetails], data: Any, where: str) -> str:
     if kind == "dataclass_type":
         return f"{_place(first['loc'], data, where)} is no table of fields"
     if isinstance(name, int):
-        # An element of a list of plain values.
+        # The error is in an element of a list of plain values.
         place, name = _place(tuple(table[:-1]), data, where), table[-1]
     needed = {
         "string_type": "it must be text",
@@ -318,7 +318,7 @@ def _in_words(errors: Sequence[ErrorDetails], data: Any, where: str) -> str:
 
 
 def _place(path: tuple[int | str, ...], data: Any, where: str) -> str:
-    """Where in the profile `path` leads to, in words."""
+    """The place in the profile to which `path` leads, as text."""
     match path:
         case ("model", "layers", int(number), *rest):
             layer = data["model"]["layers"][number]
@@ -336,7 +336,7 @@ def _place(path: tuple[int | str, ...], data: Any, where: str) -> str:
 
 
 def _problems(profile: Profile, where: str) -> Iterator[str]:
-    """What types do not say: empty lists, links that lack or are too many, numbers out of range."""
+    """What types do not check: empty lists, missing or excess links, numbers out of range."""
     layers, devices, links = profile.model.layers, profile.cluster.devices, profile.cluster.links
     if not layers:
         yield f"{where}: model.layers is empty; a model has at least one layer"
@@ -362,7 +362,7 @@ def _problems(profile: Profile, where: str) -> Iterator[str]:
 
 
 def _numbers(path: tuple[int | str, ...], value: Any) -> Iterator[tuple[tuple[int | str, ...], int | float]]:
-    """Every number that a field of `value` holds, and the way to it."""
+    """Every number in the fields of `value`, with its path."""
     if isinstance(value, int | float):
         yield path, value
     elif isinstance(value, tuple):
@@ -374,7 +374,7 @@ def _numbers(path: tuple[int | str, ...], value: Any) -> Iterator[tuple[tuple[in
 
 
 def _is_finite(value: int | float) -> bool:
-    """Whether it is, also as a float: JSON knows integers that no float can hold."""
+    """Whether `value` is finite as a float: JSON has integers that no float can hold."""
     try:
         return math.isfinite(value)
     except OverflowError:

@@ -39,10 +39,4 @@ class PlannerInProcess:
         begun_s = perf_counter()
         self.decision = decide(question, self._observations)
         self.solve_s = perf_counter() - begun_s
-        return FreezePlan(
-            epoch=1,
-            version=1,
-            ratios=self.decision.ratios,
-            stages=question.plan.layers,
-            weights=self.decision.weights,
-        )
+        return self.decision.freeze_plan(question.plan, epoch=1)

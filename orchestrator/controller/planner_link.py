@@ -20,7 +20,7 @@ from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus
 from planner.actor import PlannerActor, PlannerHome
 from planner.freeze.decision import FreezeDecision, FreezeQuestion
 from planner.freeze.monitoring import Observation
-from planner.freezing import FreezePlan, Phase
+from planner.freezing import Phase
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol import StepReport, TimelineReport
@@ -122,13 +122,7 @@ class PlannerLink:
     def _solution(self, decision: FreezeDecision, solve_s: float) -> FreezeSolved:
         solution, bounds = decision.solution, decision.bounds
         return FreezeSolved(
-            plan=FreezePlan(
-                epoch=self._epoch,
-                version=1,
-                ratios=decision.ratios,
-                stages=self._question.plan.layers,
-                weights=decision.weights,
-            ),
+            plan=decision.freeze_plan(self._question.plan, epoch=self._epoch),
             ratios=solution.ratios,
             unfrozen_s=solution.unfrozen_s,
             solved_s=solution.solved_s,

@@ -85,9 +85,10 @@ class PipelineConfig(Section):
     """Data-parallel copies of the pipeline. Part of the trajectory: another number gives other bits, even with as many
     samples in a step."""
     partition: PartitionProgram | tuple[Positive, ...] = "parameter"
-    """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` makes the slowest stage fastest,
-    communication included; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other programs
-    and the cuts near them. All but `parameter` measure the model first. A list gives the layers per stage, in order."""
+    """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` minimizes the time of the busiest rank
+    or link, communication included; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other
+    programs and the cuts near them. All but `parameter` measure the model first. A list gives the layers per stage, in
+    order."""
     recompute: bool | tuple[NonNegative, ...] = False
     """Layers whose activations are recomputed in the backward pass: none, a list of layer indices, or `true`: all but
     the last. The loss keeps the last layer's outputs anyway, so recomputing that layer takes more memory, not less."""

@@ -1,6 +1,6 @@
-"""From the monitored steps of a job to what its ranks should freeze: bounds, freeze program, ratios per layer.
+"""Monitored steps of a job -> what its ranks should freeze: bounds, freeze program, ratios per layer.
 
-Pure, so that a planner that died comes to the same answer when it is told the same again.
+Pure, so that a restarted planner reaches the same decision from the same observations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from planner.freeze.monitoring import Bounds, MonitoringError, Observation, measure
 from planner.freeze.program import FreezeSolution, layer_ratios, solve
 from planner.freeze.time_to_accuracy import kappa
-from planner.freezing import Phases, Ratios, Weights
+from planner.freezing import FreezePlan, Phases, Ratios, Weights
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.profile import Profile
@@ -22,12 +22,12 @@ from planner.simulation.predict import predict
 from planner.simulation.resized_cluster import resized
 
 SAMPLES = 200
-"""Steps drawn to see how much longer chance makes them."""
+"""Sampled steps, to estimate how much randomness lengthens a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeQuestion:
-    """What the planner is asked; it does not change while a job's plan stands."""
+    """The input of a decision apart from observations; constant while a job's plan is in effect."""
 
     plan: Plan
     schedule: Schedule
@@ -35,22 +35,28 @@ class FreezeQuestion:
     r_max: float
     """Largest mean freeze ratio of a stage."""
     profile: Profile | None = None
-    """Of the job, if it has one: its links say what messages cost whom, and it stands in for a half of the monitoring
-    that was not observed. It may tell of fewer devices than the plan has by now."""
+    """The job's profile, if it has one: its links give the cost of messages, and it replaces a half of the monitoring
+    that was not observed. It may have fewer devices than the plan now uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeDecision:
-    """What to freeze, and what that is expected to bring."""
+    """What to freeze, and the expected gain."""
 
     solution: FreezeSolution
     ratios: Ratios
     weights: Weights
-    """Measured time of every matrix, to put the ratios into practice with; empty without a profile that says it."""
+    """Measured time of every matrix, to apply the ratios; empty without a profile that has these times."""
     bounds: Bounds
     spread: float | None
-    """Mean step over a step in which every draw takes what is expected of it, at least 1; None without a profile, whose
-    matrices say how far draws spread."""
+    """Mean step over a step of mean times, at least 1; None without a profile, whose matrices determine the
+    variance."""
+
+    def freeze_plan(self, plan: Plan, *, epoch: int) -> FreezePlan:
+        """The first freeze plan of `epoch`, for a job that runs `plan`."""
+        return FreezePlan(
+            epoch=epoch, version=1, ratios=self.ratios, stages=plan.layers, weights=self.weights
+        )
 
     @property
     def unfrozen_step_s(self) -> float:
@@ -58,7 +64,7 @@ class FreezeDecision:
 
     @property
     def expected_step_s(self) -> float:
-        """Mean step with these ratios. What is outside the window stays as it is."""
+        """Mean step with these ratios. Freezing does not change the time outside the window."""
         return (self.solution.solved_s + self.bounds.outside_s) * (self.spread or 1.0)
 
     @property
@@ -71,7 +77,7 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     """Solve the freeze program with the monitored times.
 
     Raises:
-        MonitoringError: they do not time some kind of action on some stage, and there is no profile that does.
+        MonitoringError: the observations and the profile lack the time of some kind of action on some stage.
         ValueError: the program has no solution.
     """
     question = replace(question, profile=_with_devices_for(question.profile, question.plan.pipeline_ranks))
@@ -88,8 +94,8 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
 
 
 def measured_weights(profile: Profile | None) -> Weights:
-    """Nanoseconds of every matrix's weight gradient. Empty where the profile gives time of a layer to no matrix, as a
-    part of the times says nothing of shares."""
+    """Nanoseconds of every matrix's weight gradient. Empty if the profile has the time of some layer without matrices:
+    shares need all times."""
     layers = () if profile is None else profile.model.layers
     if any(layer.weight_grad_s > 0 and not layer.matrices for layer in layers):
         return ()
@@ -101,18 +107,18 @@ def measured_weights(profile: Profile | None) -> Weights:
 
 
 def _with_devices_for(profile: Profile | None, ranks: int) -> Profile | None:
-    """`profile` with a device for each of `ranks`: typical ones, each on a machine of its own, where it has too few."""
+    """`profile` with at least `ranks` devices: if it has fewer, typical ones, each on its own machine."""
     if profile is None or len(profile.cluster.devices) >= ranks:
         return profile
     return replace(profile, cluster=resized(profile.cluster, range(ranks)))
 
 
 def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
-    """By how much the draws lengthen a step, from the profile alone: monitoring does not see single matrices.
+    """By how much random masks lengthen a step, from the profile alone: monitoring does not see single matrices.
 
-    Each matrix is drawn with its layer's ratio, as `timelyfreeze` does it. A hybrid's draws have the same expectation
-    per action, but what its metric takes for settled is frozen first, so they spread less, as a rule. That is
-    neglected: nobody knows yet what will have settled.
+    Each matrix is sampled with its layer's ratio, as in `timelyfreeze`. A hybrid's masks have the same expectation per
+    action, but it freezes stable parameters first, so its steps vary less as a rule. The estimate neglects this: which
+    parameters will be stable is not known yet.
     """
     profile, plan, schedule = question.profile, question.plan, question.schedule
     if profile is None:
@@ -131,7 +137,7 @@ def _bounds(question: FreezeQuestion, observations: Iterable[Observation]) -> Bo
     try:
         measured = measure(schedule, question.phases, observations)
     except MonitoringError:
-        # Cut anew after its monitoring, the job has only what the profile expects.
+        # The job got a new cut after its monitoring: only the profile has times for it.
         return Bounds(
             upper=upper,
             lower=lower,

@@ -1,7 +1,7 @@
-"""The freeze program as a sparse linear program, solved by HiGHS from a basis that is guessed or remembered.
+"""The freeze program as a sparse linear program. HiGHS solves it from a constructed or remembered basis.
 
-Columns: the begin of every node of the network (the sink's is the makespan), then the freeze ratio of every action
-that forms a weight gradient. Rows: constraint [1] per edge, then constraint [4] per stage. Knows no schedule.
+Columns: the start of every node of the network (the sink's is the makespan), then the freeze ratio of every action
+that computes a weight gradient. Rows: constraint [1] per edge, then constraint [4] per stage. Knows no schedule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.simulation.longest_path import Floats, Integers, Network
 TIE_BREAK = 1e-3
 """Lambda of eq. 6 in the first of three solves, in `Instance.unit_s`."""
 MAKESPAN_SLACK = 1e-8
-"""Share of the makespan that is given up for less freezing: the last hair of it can cost any amount of freezing."""
+"""Share of the makespan that is traded for less freezing: without it, tiny gains can cost any amount of freezing."""
 TOLERANCE = 1e-9
 """On rows, bounds and reduced costs; times in `Instance.unit_s`."""
 
@@ -29,42 +29,42 @@ class Instance:
     longest: Floats
     """float[A], duration of every action with nothing frozen."""
     savings: Floats
-    """float[A], what freezing all of it takes off; 0 where there is nothing to freeze."""
+    """float[A], seconds that freezing all of an action saves; 0 where there is nothing to freeze."""
     freezable: Integers
-    """int[K], the actions that form weight gradients."""
+    """int[K], the actions that compute weight gradients."""
     stage_of: Integers
     """int[K], their stages."""
     budgets: Floats
-    """float[S], the most that the ratios of a stage's actions may sum up to."""
+    """float[S], the largest sum of the ratios of a stage's actions."""
 
     @property
     def unit_s(self) -> float:
-        """The solver's unit of time, which makes its absolute tolerances fit: the mean saving of an action."""
+        """The solver's unit of time, to which its absolute tolerances fit: the mean saving of an action."""
         return float(self.savings[self.savings > 0].mean())
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """What the solver found."""
+    """The solver's result."""
 
     ratios: Floats
-    """float[K]: of all that reach the least makespan, those with the least sum."""
+    """float[K]: of all ratios that reach the least makespan, those with the least sum."""
     budget_values: Floats
-    """float[S]: seconds that a budget's next unit takes off the makespan."""
+    """float[S]: seconds by which the next unit of a budget shortens the makespan."""
 
 
 class FreezeModel:
-    """Solves instance after instance; one of the same shape as the one before starts from that one's basis."""
+    """Solves instances in turn; an instance of the same shape as the previous one starts from its basis."""
 
     def __init__(self) -> None:
         self._shape: tuple[bytes, ...] | None = None
         self._basis: highspy.HighsBasis | None = None
 
     def solve(self, instance: Instance) -> Optimum:
-        """The least makespan and, of all that come within `MAKESPAN_SLACK` of it, the least freezing.
+        """The least makespan and, within `MAKESPAN_SLACK` of it, the least freezing.
 
-        Three solves, each from the basis of the one before: eq. 6 with a coarse tie-break, which does nearly all the
-        work and leaves the solver near both optima; the makespan alone; with the makespan held, the freezing alone.
+        There are three solves, each from the previous basis. Eq. 6 with a coarse tie-break does nearly all the work and
+        ends near both optima. The second minimizes the makespan alone; the third fixes it and minimizes freezing.
         """
         network, ratios = instance.network, len(instance.freezable)
         makespan_cost = np.zeros(network.nodes + ratios)
@@ -90,16 +90,16 @@ class FreezeModel:
 
 
 _DUAL, _PRIMAL, _DEVEX = 1, 4, 1
-"""HiGHS's numbers for its simplex methods and for a rule of pricing."""
+"""HiGHS's numbers for its simplex methods and for a pricing rule."""
 
 
 def _solver(program: highspy.HighsLp) -> highspy.Highs:
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("solver", "simplex")
-    # Presolve would throw the basis away, and removes next to nothing.
+    # Presolve would discard the basis, and removes hardly anything.
     highs.setOptionValue("presolve", "off")
-    # Exact steepest-edge weights of a basis that is not all slack cost more than the iterations that they save.
+    # For a basis that is not all slack, exact steepest-edge weights cost more than the iterations that they save.
     highs.setOptionValue("simplex_dual_edge_weight_strategy", _DEVEX)
     highs.setOptionValue("dual_simplex_cost_perturbation_multiplier", 0.1)
     highs.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
@@ -113,7 +113,7 @@ def _minimise(highs: highspy.Highs, cost: Floats, method: int) -> None:
     highs.setOptionValue("simplex_strategy", method)
     highs.run()
     status = highs.getModelStatus()
-    # Nothing frozen is feasible and no makespan is negative, so there is an optimum.
+    # Freezing nothing is feasible and no makespan is negative, so an optimum exists.
     assert status == highspy.HighsModelStatus.kOptimal, highs.modelStatusToString(status)
 
 
@@ -163,10 +163,10 @@ def _linear_program(instance: Instance) -> highspy.HighsLp:
 
 
 def _starting_basis(instance: Instance) -> highspy.HighsBasis:
-    """The tree of longest paths with everything frozen: each begin is set by the edge that it waits for.
+    """The tree of longest paths with everything frozen: the critical edge of each node determines its start.
 
-    It satisfies the dual: one unit flows along the critical path, and a ratio on that path stands at 1, where its
-    reduced cost has the right sign. On 32 stages it saves a quarter to two thirds of the iterations.
+    It is dual feasible: one unit flows along the critical path, and a ratio on that path is at 1, where its reduced
+    cost has the right sign. On 32 stages it saves a quarter to two thirds of the iterations.
     """
     network = instance.network
     shortest = (instance.longest - instance.savings).tolist()

@@ -1,7 +1,7 @@
-"""Monitored steps -> the longest and the shortest time of each kind of action on each stage.
+"""Monitored steps -> the upper and the lower bound of each kind of action on each stage.
 
-TimelyFreeze bounds every single action (section 3.1); here all actions of one kind on one stage share their mean. Knows
-neither ranks as processes nor the freeze program: spans in, `Costs` out.
+TimelyFreeze bounds every single action (section 3.1). Here all actions of one kind on one stage share one mean. Knows
+neither processes nor the freeze program: it turns spans into `Costs`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner.schedule.graph import build_graph
 from planner.simulation.simulate import Costs
 
 Spans = tuple[tuple[str, float, float], ...]
-"""(token, start, end) of actions as they ran; seconds since the step's begin."""
+"""(token, start, end) of measured actions; seconds since the start of the step."""
 Key = tuple[Kind, int]
 """Kind and stage."""
 
@@ -28,7 +28,7 @@ class MonitoringError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What one rank did in one step."""
+    """The measured actions of one rank in one step."""
 
     step: int
     rank: int
@@ -39,32 +39,32 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What each kind of action takes on each stage, and the step around them."""
+    """Time of each kind of action on each stage, and of the step around them."""
 
     upper: Costs
     """With nothing frozen."""
     lower: Costs
-    """With everything frozen; nowhere above `upper`."""
+    """With everything frozen; never above `upper`."""
     outside_s: float
-    """What a step takes outside its window with nothing frozen: its first batch, exchange, commit, update."""
+    """Seconds of a step outside its window with nothing frozen: first batch, exchange, commit, update."""
     upper_step_s: float | None
-    """Median step of the upper half, if that was observed."""
+    """Median step of the upper half, if it was observed."""
     lower_step_s: float | None
-    """And of the lower half."""
+    """Median step of the lower half, if it was observed."""
 
 
 def complete(observations: Iterable[Observation], phases: Phases, world_size: int) -> bool:
-    """Whether every rank was heard of the last step of monitoring; each reports its steps in order."""
-    heard = {seen.rank for seen in observations if seen.step == phases.monitoring}
-    return len(heard) == world_size
+    """Whether every rank has reported the last step of monitoring; each reports its steps in order."""
+    reported = {seen.rank for seen in observations if seen.step == phases.monitoring}
+    return len(reported) == world_size
 
 
 def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observation]) -> Bounds:
     """The bounds of each kind of action on each stage, and the time of a message between ranks.
 
-    The time is the mean over a step's microbatches and replicas, because a window is a sum of actions; of these means
-    it is the median over steps, because a single step may be disturbed. What freezing does not shorten (F, I, R) has
-    one time, from both halves.
+    A bound is the median over steps of the mean over a step's microbatches and replicas. The mean, because a window is
+    a sum of actions; the median, because a single step may be disturbed. Kinds that freezing does not shorten (F, I, R)
+    have one time, from both halves.
 
     Raises:
         MonitoringError: a half was not observed, or lacks a kind of action on a stage.
@@ -81,7 +81,7 @@ def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observati
     for key in sorted(kinds):
         if key[0] in FREEZABLE:
             upper_s[key] = _known(longest, key, phases, Phase.UPPER)
-            # A weight gradient that is not computed need not have been timed.
+            # A weight gradient that is never computed has no time.
             gone = key[0] is Kind.WEIGHT_GRAD and lower and key not in shortest
             lower_s[key] = 0.0 if gone else min(upper_s[key], _known(shortest, key, phases, Phase.LOWER))
         else:
@@ -97,8 +97,8 @@ def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observati
 
 
 def mean_costs(schedule: Schedule, observations: Sequence[Observation]) -> Costs:
-    """What actions and messages took in steps that were run alike: per kind and stage, the mean over a step's
-    microbatches and replicas, and the median of that over steps.
+    """The costs of actions and messages in equally configured steps: per kind and stage, the median over steps of the
+    mean over a step's microbatches and replicas.
 
     Raises:
         MonitoringError: no rank reported a kind of action on a stage.
@@ -157,7 +157,7 @@ def _step_s(step: Sequence[Observation]) -> float:
 
 
 def observed_outside_s(step: Sequence[Observation]) -> float:
-    """What a step takes before its first action, and after its last: there the other ranks wait in the commit."""
+    """Seconds of a step before its first action and after its last, where the other ranks wait in the commit."""
     timed = [seen for seen in step if seen.spans]
     before_s = min((min(start_s for _, start_s, _ in seen.spans) for seen in timed), default=0.0)
     after_s = min(seen.step_s - max((end_s for _, _, end_s in seen.spans), default=0.0) for seen in step)
@@ -165,12 +165,11 @@ def observed_outside_s(step: Sequence[Observation]) -> float:
 
 
 def _message_s(schedule: Schedule, observations: Iterable[Observation]) -> float:
-    """From the end of an action to the begin of the one on another rank that waits for nothing else.
+    """Seconds from the end of an action to the start of the action on another rank that waits only for it.
 
-    That is the shortest such time of a pair of ranks in a step. Their clocks begin with the window, which they do not
-    begin together: the difference adds to the messages one way and is taken from those the other way, so the mean of
-    both ways is free of it.
-    """
+    It is the shortest such time of a pair of ranks in a step. Each rank's clock starts with its window, and ranks do
+    not start together. The offset adds to messages one way and subtracts from those the other way, so the mean of both
+    ways does not contain it."""
     graph = build_graph(schedule)
     edges = [
         (graph.actions[earlier], graph.actions[node], graph.ranks[earlier], graph.ranks[node])

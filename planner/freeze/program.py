@@ -1,6 +1,6 @@
-"""TimelyFreeze's linear program: which share of each action's weight gradients to leave out (section 3.2).
+"""TimelyFreeze's linear program: which share of each action's weight gradients to skip (section 3.2).
 
-Knows bounds of times and a schedule; not which parameters, not when, and not how the times were found.
+Knows time bounds and a schedule; not which parameters freeze, not when, and not the source of the times.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from planner.simulation.longest_path import Floats, Network, build_network
 from planner.simulation.simulate import Costs
 
 _SLACK = 1e-7
-"""Share of the makespan below which an action's slack counts as none; above the solver's tolerance."""
+"""Share of the makespan below which an action's slack counts as 0; above the solver's tolerance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeSolution:
-    """What to freeze, and what a window lasts then."""
+    """What to freeze, and the resulting makespan."""
 
     ratios: tuple[tuple[int, int, float], ...]
-    """(stage, microbatch, ratio) of every action that forms weight gradients; ratios in [0, 1]."""
+    """(stage, microbatch, ratio) of every action that computes weight gradients; ratios in [0, 1]."""
     start_s: tuple[float, ...]
-    """Per node of the schedule's graph, when it begins at the earliest."""
+    """Per node of the schedule's graph, its earliest start."""
     unfrozen_s: float
     """Makespan with nothing frozen."""
     solved_s: float
@@ -37,15 +37,15 @@ class FreezeSolution:
     all_frozen_s: float
     """Makespan with everything frozen."""
     critical: tuple[Action, ...]
-    """The actions that cannot begin later without the window ending later, with `ratios`."""
+    """With `ratios`, the actions whose delay delays the end of the window."""
     mean_per_stage: tuple[float, ...]
-    """Mean ratio over a stage's freezable actions, at most `r_max`; 0 for a stage that has none."""
+    """Mean ratio over a stage's freezable actions, at most `r_max`; 0 for a stage without any."""
     duals: tuple[float, ...]
-    """Per stage, the seconds that a window gets shorter per unit of the stage's `r_max`."""
+    """Per stage, seconds by which a window shortens per unit of the stage's `r_max`."""
 
 
 class FreezeProgram:
-    """The program of one schedule, to be solved again as times change: each solve starts from the one before."""
+    """The program of one schedule, for repeated solves as times change: each starts from the previous basis."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -54,11 +54,11 @@ class FreezeProgram:
         self._plain: dict[float, Network] = {}
 
     def solve(self, upper: Costs, lower: Costs, r_max: float) -> FreezeSolution:
-        """Minimise the makespan, then the sum of ratios: what eq. 6 means by its small lambda, by a second solve that
-        holds the makespan to within 1e-8 of the least.
+        """Minimise the makespan, then the sum of ratios. This is the meaning of the small lambda in eq. 6; a later
+        solve holds the makespan to within 1e-8 of the least.
 
-        A B or a W lasts between its time in `lower` and its time in `upper`; one that is not shorter in `lower`, and
-        any other kind, lasts as long as in `upper`. Messages are those of `upper`. The mean ratio over a stage's
+        A B or a W takes between its time in `lower` and its time in `upper`. If it is not shorter in `lower`, and for
+        all other kinds, it takes its time in `upper`. Messages are those of `upper`. The mean ratio over a stage's
         freezable actions is at most `r_max` (constraint [4] as corrected: over freezable actions only).
 
         Raises:
@@ -115,7 +115,7 @@ class FreezeProgram:
         )
 
     def _network(self, costs: Costs, shortest: Floats) -> Network:
-        """The network; kept from solve to solve where it cannot change, as messages occupy no link."""
+        """The network; kept between solves where it cannot change because messages occupy no link."""
         if costs.messages is not None or costs.blocking:
             return build_network(self.schedule, self._graph, costs, shortest.tolist())
         if costs.communication_s not in self._plain:
@@ -126,13 +126,13 @@ class FreezeProgram:
 
 
 def solve(schedule: Schedule, upper: Costs, lower: Costs, r_max: float) -> FreezeSolution:
-    """The freeze program solved once; see `FreezeProgram.solve`."""
+    """Solve the freeze program once; see `FreezeProgram.solve`."""
     return FreezeProgram(schedule).solve(upper, lower, r_max)
 
 
 def layer_ratios(shares: Iterable[tuple[int, int, float]], plan: Plan) -> Ratios:
-    """`ratios[layer][microbatch]` of `shares`, (stage, microbatch, ratio) of every action that forms weight gradients:
-    every layer of a stage has the stage's ratio. A layer whose stage forms none at all, in a frozen prefix, has 1."""
+    """`ratios[layer][microbatch]` from `shares`, (stage, microbatch, ratio) of every action that computes weight
+    gradients. Every layer of a stage has the stage's ratio. Layers of a frozen prefix have 1."""
     of_stage = [[1.0] * plan.microbatches for _ in range(plan.stages)]
     for stage, microbatch, ratio in shares:
         of_stage[stage][microbatch] = ratio
@@ -142,7 +142,7 @@ def layer_ratios(shares: Iterable[tuple[int, int, float]], plan: Plan) -> Ratios
 
 
 def _seconds(costs: Costs, graph: Graph, when: str) -> Floats:
-    """float[A]: what every action takes.
+    """float[A]: seconds of every action.
 
     Raises:
         ValueError: one is missing, negative or not finite.

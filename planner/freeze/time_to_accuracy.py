@@ -1,6 +1,6 @@
-"""Whether freezing pays: shorter steps against more of them (TimelyFreeze section 3.4 and appendix D).
+"""Whether freezing pays: shorter steps against more steps (TimelyFreeze section 3.4 and appendix D).
 
-Knows times and shares of gradient energy, and not where they come from.
+Knows times and shares of gradient energy, but not their source.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ROUNDING = 1e-9
-"""Shares that are as near as this, relatively, are alike: sums and quotients of floats leave them apart."""
+"""Relative difference below which two shares count as equal: it covers the rounding of sums and quotients."""
 
 _CONTROLS = {"apf": "freeze.apf_threshold", "autofreeze": "freeze.autofreeze_percentile"}
-"""What to lower for less freezing. All other methods have budgets, which freeze.r_max bounds."""
+"""The setting to lower for less freezing. All other methods have budgets, which freeze.r_max bounds."""
 
 
 def kappa(frozen_s: float, unfrozen_s: float) -> float:
@@ -51,7 +51,7 @@ def average_effective_update(effective_updates: Sequence[float], gradient_energi
         gradient_energies: per step, the squared norm of the gradient.
 
     Raises:
-        ValueError: not as many of one as of the other.
+        ValueError: the lengths differ.
     """
     if len(effective_updates) != len(gradient_energies):
         raise ValueError(
@@ -68,7 +68,7 @@ def average_effective_update(effective_updates: Sequence[float], gradient_energi
 
 
 class RunningUpdate:
-    """`average_effective_update` of the steps so far, taken in one by one; 1 before the first."""
+    """`average_effective_update` of the steps so far, updated step by step; 1 before the first."""
 
     def __init__(self) -> None:
         self.share = 1.0
@@ -76,7 +76,7 @@ class RunningUpdate:
         """Sum over the steps of `share`."""
 
     def add(self, effective_update: float, gradient_energy: float) -> None:
-        # Of the steps so far only their average and its weight are needed.
+        # The average of the steps so far and its weight are enough.
         energies = [self._energy, gradient_energy]
         self.share = average_effective_update([self.share, effective_update], energies)
         self._energy = sum(energies)
@@ -97,11 +97,11 @@ def anything_frozen(p_eff: float) -> bool:
 
 
 def warning(kappa: float, p_eff: float, method: str) -> str | None:
-    """What to tell the user while freezing costs more than it brings: kappa above p_eff (eq. 55). None
-    otherwise, also while both are alike, and where nothing is frozen: then steps take longer for other reasons.
+    """The warning while freezing costs more than it gains: kappa above p_eff (eq. 55). None otherwise, also if both are
+    equal up to rounding, and if nothing is frozen: then steps take longer for other reasons.
 
     Args:
-        method: `freeze.method`, whose own control the text names.
+        method: `freeze.method`, whose setting the text names.
     """
     if not anything_frozen(p_eff) or not _above(kappa, p_eff):
         return None
@@ -118,5 +118,5 @@ def warning(kappa: float, p_eff: float, method: str) -> str | None:
 
 
 def _above(larger: float, smaller: float) -> bool:
-    """Whether it is more than rounding that makes `larger` so."""
+    """Whether `larger` exceeds `smaller` by more than rounding."""
     return larger > smaller * (1 + ROUNDING)

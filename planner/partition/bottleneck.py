@@ -1,7 +1,7 @@
-"""Bottleneck partition: the slowest resource of the pipeline, rank or link, is as fast as can be.
+"""Bottleneck partition: minimizes the time that one microbatch keeps the busiest resource, rank or link, busy.
 
-What bounds the steady state: for one microbatch, a rank works on the layers of all its stages and on the messages that
-it sends and receives. A link carries one message at a time, and each direction is a link of its own.
+This time bounds the steady state. A rank works on the layers of all its stages and on the messages that it sends and
+receives. A link carries one message at a time, and each direction is a separate link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def partition(costs: StageCosts, *, limited: bool = True) -> Ranges:
     """The layers of each stage as [first, stop).
 
     Exact for any links and slowdowns with one stage per rank. With several stages per rank it is exact while the model
-    has at most `rank_sums.MOST_CUTS` cuts; of a larger model it takes the cut whose slowest stage is fastest.
+    has at most `rank_sums.MOST_CUTS` cuts. For larger models it minimizes the busiest single stage or link instead.
 
     Args:
         limited: whether every stage must fit its device's memory.
@@ -47,7 +47,7 @@ def _least(costs: StageCosts, cost: Callable[[int, Window], Matrix]) -> Ranges |
 
 
 def stage_s(costs: StageCosts, stage: int, at: Window = WHOLE) -> Matrix:
-    """Per run of layers, the longer of the rank's own time and the links' to the stage before."""
+    """Per layer range, the longest of the rank's own time and the times of the links to the previous stage."""
     own = rank_s(costs, stage, at)
     if stage > 0:
         arriving, leaving = costs.link(stage - 1, stage), costs.link(stage, stage - 1)
@@ -61,7 +61,7 @@ def stage_s(costs: StageCosts, stage: int, at: Window = WHOLE) -> Matrix:
 
 
 def rank_s(costs: StageCosts, stage: int, at: Window = WHOLE) -> Matrix:
-    """Per run of layers, what it takes of the stage's rank: computation, and messages sent and received."""
+    """Per layer range, seconds that it keeps the stage's rank busy: computation, messages sent and received."""
     stops, firsts = at
     own = costs.time_s(stage, at)
     if stage + 1 < costs.stages:

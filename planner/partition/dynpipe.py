@@ -1,8 +1,8 @@
 """DynPipe's partition (section IV-C2): the cut with the shortest iteration by eq. 4-5, as corrected.
 
-The stages before the last count as one merged stage of their own iteration time. That averages, and so hides an
-early bottleneck: `planner/search/search.py` simulates this pick beside others. One device per stage here, as the engine
-runs it; `search/end_to_end.py` gives a stage several.
+The stages before the last count as one merged stage with their own iteration time. This averages, and so hides an
+early bottleneck: `planner/search/search.py` simulates this cut and others. Each stage has one device here, as in the
+engine; in `search/end_to_end.py` a stage may have several.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def iteration_s(costs: StageCosts, ranges: Ranges) -> float:
 def merge(before: Vector | float, last: Matrix | float, communication: Vector | float) -> Matrix:
     """Eq. 4 and 5 with the case they lack: W = max(W_prev, W_last, (c + W_prev + W_last) / 2), seconds.
 
-    Without it, a first stage that is the bottleneck alone would count half.
+    Without this case, a bottleneck in the first stage would count half.
     """
     merged = np.asarray((communication + before) / 2 + np.multiply(last, 0.5))
     np.maximum(merged, before, out=merged)
@@ -51,8 +51,8 @@ def merge(before: Vector | float, last: Matrix | float, communication: Vector | 
 
 
 def communication_s(costs: StageCosts, stage: int) -> Vector:
-    """c of eq. 7 for every cut in front of `stage` > 0, with one device on either side: A + G over the bandwidth, the
-    lesser of the two directions'. 0 within a rank."""
+    """c of eq. 7 for every cut before `stage` > 0, with one device on either side: A + G over the lower bandwidth of
+    the two directions; 0 within a rank."""
     there, back = costs.link(stage - 1, stage), costs.link(stage, stage - 1)
     if there is None or back is None:
         return np.zeros(costs.layers + 1)

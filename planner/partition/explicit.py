@@ -10,8 +10,7 @@ def partition(layer_counts: Sequence[int], layers: int, stages: int) -> tuple[tu
     """The layers of each stage as [first, stop), from counts such as [2, 3, 3, 2].
 
     Raises:
-        ValueError: another number of counts than stages, a stage with no layer, or counts that do not sum to
-            `layers`.
+        ValueError: not one count per stage, a stage with no layer, or counts that do not sum to `layers`.
     """
     counts = list(layer_counts)
     if len(counts) != stages:

@@ -1,4 +1,4 @@
-"""Memory limits as constraints of a partition program: stages that do not fit are not allowed."""
+"""Memory limits as constraints of a partition program: they exclude stages that do not fit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def within_limits(
     solve: Callable[[Callable[[int, Window], Matrix]], Ranges | None],
     cost: Callable[[int, Window], Matrix],
 ) -> Ranges:
-    """What `solve` makes of the stages' costs, which are infinite where a stage does not fit its device.
+    """The cut that `solve` finds, with infinite costs where a stage does not fit its device.
 
     Raises:
-        PlanError: no cut fits; says how much the best one lacks.
+        PlanError: no cut fits; says how much memory the closest one lacks.
     """
 
     def allowed(stage: int, at: Window) -> Matrix:
@@ -35,7 +35,7 @@ def within_limits(
 
 
 def _nearest(costs: StageCosts) -> str:
-    """What the cut of balanced memory lacks, where it lacks most."""
+    """How much the cut of balanced memory exceeds its limit, at its worst stage."""
     ranges = memory.partition(costs)
 
     def excess(stage: int) -> float:

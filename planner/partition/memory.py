@@ -10,10 +10,10 @@ from planner.partition.stage_costs import Ranges, StageCosts
 
 
 def partition(costs: StageCosts) -> Ranges:
-    """The layers of each stage as [first, stop): the fullest device is as empty as can be, measured by the share
-    of its memory that is used. Stages before the last ones hold more microbatches, and so fewer layers.
+    """The layers of each stage as [first, stop): minimizes the largest share of a device's memory in use. Earlier
+    stages hold more microbatches, and so get fewer layers.
 
-    It has no limit: what even this cut does not fit into is too small (with one stage per rank).
+    There is no limit: with one stage per rank, if this cut does not fit, none does.
 
     Raises:
         ValueError: more stages than layers.

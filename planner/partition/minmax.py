@@ -1,4 +1,4 @@
-"""Dynamic program for the cut whose most expensive stage is as cheap as can be. Knows no unit: any cost will do."""
+"""Dynamic program for the cut that minimizes the largest stage cost, in any unit."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from planner.partition.stage_costs import Matrix, Ranges, Window
 
 
 def smallest_largest(layers: int, stages: int, cost: Callable[[int, Window], Matrix]) -> Ranges | None:
-    """The cut with the smallest largest stage cost; among those, with the least sum of squared costs.
+    """The cut with the smallest largest stage cost; of those, the one with the least sum of squared costs.
 
     Exact for any costs, in O(stages x layers^2).
 
     Args:
-        cost: (stage, window) -> its cost for every run of layers in the window, 0 or more, in a matrix of its own;
-            infinite where the run is not allowed.
+        cost: (stage, window) -> a new matrix with its cost, 0 or more, for every layer range in the window; infinite
+            where the range is not allowed.
 
     Returns:
-        None if no cut is allowed.
+        The cut; None if none is allowed.
 
     Raises:
         ValueError: more stages than layers, or no stage.
     """
     check_stages(layers, stages)
-    # largest[stop]: of the stages placed so far, which end in front of layer `stop`.
+    # largest[stop]: the largest cost of the stages so far, which end before layer `stop`.
     largest = np.full(layers + 1, np.inf)
     largest[0] = 0.0
     for stage in range(stages):
@@ -57,10 +57,10 @@ def smallest_largest(layers: int, stages: int, cost: Callable[[int, Window], Mat
 
 
 def check_stages(layers: int, stages: int) -> None:
-    """Whether every stage can have a layer.
+    """Check that every stage can have a layer.
 
     Raises:
-        ValueError: not so.
+        ValueError: there are more stages than layers, or no stage.
     """
     if not 1 <= stages <= layers:
         raise ValueError(
@@ -70,7 +70,7 @@ def check_stages(layers: int, stages: int) -> None:
 
 
 def backtrack(begins: list[np.ndarray], layers: int) -> Ranges:
-    """The stages' layers, from `begins[stage][stop]`, where a stage that ends at `stop` begins."""
+    """The layers of each stage, from `begins[stage][stop]`: the first layer of a stage that ends at `stop`."""
     ranges: list[tuple[int, int]] = []
     stop = layers
     for begin in reversed(begins):
@@ -80,7 +80,7 @@ def backtrack(begins: list[np.ndarray], layers: int) -> Ranges:
 
 
 def window(layers: int, stages: int, stage: int) -> tuple[slice, slice]:
-    """Where stage `stage` can end and begin, when every stage has a layer."""
+    """Where stage `stage` can end and start, if every stage has a layer."""
     after = stages - stage - 1
     firsts = slice(0, 1) if stage == 0 else slice(stage, layers - after)
     stops = slice(layers, layers + 1) if after == 0 else slice(stage + 1, layers - after + 1)

@@ -1,7 +1,7 @@
-"""Parameter partition: contiguous stages of as equal a parameter count as can be. Knows no times, no memory.
+"""Parameter partition: contiguous stages whose parameter counts are as equal as possible. Knows no times, no memory.
 
-The simplest of the three heuristics that TimelyFreeze compares (appendix G.1): no profile is needed, and the
-count stands in for compute and memory.
+The simplest of the three heuristics that TimelyFreeze compares (appendix G.1). It needs no profile: the count stands
+for compute and memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from planner.partition.minmax import check_stages
 
 
 def partition(parameter_counts: Sequence[int], stages: int) -> tuple[tuple[int, int], ...]:
-    """The layers of each stage as [first, stop): the largest stage is as small as can be.
+    """The layers of each stage as [first, stop): minimizes the largest stage.
 
-    Among the cuts that reach that, the one with the least sum of squared stage sizes; among those, the one
-    with the fewest layers in the first stage, then in the second, and so on: earlier stages hold more
-    microbatches.
+    Of the cuts that reach this minimum it takes the one with the least sum of squared stage sizes; of those, the one
+    with the fewest layers in the first stage, then in the second, and so on, as earlier stages hold more microbatches.
 
     Args:
         parameter_counts: per layer, 0 or more.

@@ -1,7 +1,7 @@
-"""The exact search for the least bottleneck where ranks hold several stages: what their stages take adds up.
+"""Exact search for the smallest bottleneck where ranks hold several stages, whose times add up.
 
-A dynamic program over stages sees one stage at a time. This search keeps, of every partial cut, how long each rank and
-each link is busy, and drops what cannot beat the cut that is known.
+A dynamic program over stages sees one stage at a time. This search keeps the busy time of each rank and link for every
+partial cut, and drops partial cuts that cannot beat the known cut.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 from planner.partition.stage_costs import Matrix, Ranges, StageCosts, Vector
 
 MOST_CUTS = 250_000
-"""A model with more cuts than that is not searched: 24 layers in 8 stages have 245,157."""
+"""Models with more cuts are not searched: 24 layers in 8 stages have 245,157."""
 _ROUNDING = 1e-12
-"""Relative: sums in another order differ by less."""
+"""Relative: sums in different orders differ by less."""
 
 Layers = NDArray[np.int64]
-"""Per partial cut, the layer in front of which something is cut."""
+"""Per partial cut, the layer before which it cuts."""
 
 
 def searchable(costs: StageCosts) -> bool:
-    """Whether ranks hold several stages, and the model has at most `MOST_CUTS` cuts into stages."""
+    """Whether some rank holds several stages, and there are at most `MOST_CUTS` cuts."""
     several = len(set(costs.stage_ranks)) < costs.stages
     return several and comb(costs.layers - 1, costs.stages - 1) <= MOST_CUTS
 
 
 class RankSums:
-    """The ranks and links of a pipeline, and how long one microbatch keeps them busy.
+    """The busy times of a pipeline's ranks and links for one microbatch.
 
     Args:
-        rank_s: stage -> what each run of layers, as that stage, takes of its rank, messages included.
+        rank_s: stage -> seconds that each layer range, as that stage, keeps its rank busy, messages included.
     """
 
     def __init__(self, costs: StageCosts, rank_s: Callable[[int], Matrix]) -> None:
@@ -47,22 +47,22 @@ class RankSums:
         self._columns = {pair: self._ranks + number for number, pair in enumerate(sorted(pairs))}
 
     def slowest_s(self, ranges: Ranges) -> float:
-        """How long the busiest rank or link of a cut is busy."""
+        """Busy time of the busiest rank or link of a cut."""
         busy_s = self._idle(1)
         for stage, (first, stop) in enumerate(ranges):
             self._add(busy_s, stage, np.array([first]), np.array([stop]))
         return float(busy_s.max())
 
     def least(self, allowed: Callable[[int], NDArray[np.bool_]], known: Ranges) -> Ranges:
-        """The cut whose busiest rank or link is busy least; among those, with the least sum of the ranks' squares.
+        """The cut that minimizes the busiest rank or link; of those, the one with the least sum of the ranks' squares.
 
         Args:
-            allowed: stage -> which runs of layers it may have.
-            known: a cut that is allowed.
+            allowed: stage -> which layer ranges it may have.
+            known: an allowed cut.
         """
         costs, limit_s = self._costs, self.slowest_s(known) * (1 + _ROUNDING)
         pace = np.array([1 / device.slowdown for device in costs.profile.cluster.devices[: self._ranks]])
-        # Per partial cut: where its stages begin, and where the last one stops.
+        # Per partial cut: the first layers of its stages, and the layer before which the last one stops.
         begins = np.zeros((1, 0), dtype=np.int64)
         reached = np.zeros(1, dtype=np.int64)
         busy_s = self._idle(1)
@@ -78,7 +78,7 @@ class RankSums:
             parent, firsts, stops = parent[fits], firsts[fits], stops[fits]
             busy_s = busy_s[parent]
             self._add(busy_s, stage, firsts, stops)
-            # What the ranks can still compute within the limit must be enough for the layers that are left.
+            # The ranks must be able to compute the remaining layers within the limit.
             room = (limit_s - busy_s[:, : self._ranks]) @ pace
             kept = (busy_s.max(axis=1) <= limit_s) & (
                 room >= costs.compute_s[costs.layers, stops] * (1 - 1e-9) - 1e-9 * limit_s
@@ -95,7 +95,8 @@ class RankSums:
         return np.zeros((cuts, self._ranks + len(self._columns)))
 
     def _add(self, busy_s: Matrix, stage: int, firsts: Layers, stops: Layers) -> None:
-        """Add to `busy_s[partial cut, rank or link]` what `stage` and the messages over the cut before it take."""
+        """Add the times of `stage` and of the messages over the cut before it to `busy_s[partial cut, rank or
+        link]`."""
         costs, ranks = self._costs, self._costs.stage_ranks
         busy_s[:, ranks[stage]] += self._rank_s[stage][stops, firsts]
         if stage == 0:

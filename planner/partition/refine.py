@@ -1,7 +1,7 @@
-"""Hill climbing on cuts: stages give layers to each other as long as that is better. Knows no cost.
+"""Hill climbing on cuts: moves layers between stages as long as the cut improves. Knows no cost.
 
-The partition programs see one stage, or one merged pair of stages, at a time; a simulated step sees fill, drain,
-waiting and all stages of a rank too. What they miss is mostly a layer or two away.
+A partition program sees one stage, or one merged pair of stages, at a time. A simulated step also sees fill, drain,
+waiting and all stages of a rank. The best simulated cut is mostly one or two layers away.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from random import Random
 from planner.partition.stage_costs import Ranges
 
 _KICK = 3
-"""Layers that change stage at random before climbing begins anew: one more than climbing tries by itself."""
+"""Layers that change stage at random before each restart: one more than climbing tries by itself."""
 
 
 def refine(
@@ -23,14 +23,13 @@ def refine(
     evaluations: int,
     restarts: int = 0,
 ) -> Ranges:
-    """The best of the cuts that `starts` lead to by first improvement, and of what random cuts near it lead to. The
-    same arguments give the same cut.
+    """The best cut that first improvement reaches from `starts` and from random cuts near the best. Deterministic.
 
     Args:
-        starts: the most promising first: they share the evaluations.
-        better: whether the first cut is better than the second. Asked again for cuts that it was asked for before.
-        evaluations: how many cuts are looked at, at most; then the best so far is returned.
-        restarts: how many random cuts are climbed from.
+        starts: the most promising first; they share the evaluations.
+        better: whether the first cut is better than the second; called repeatedly for the same cuts.
+        evaluations: the most cuts to compare; then the best so far is returned.
+        restarts: the number of random cuts to start from.
     """
     rng = Random(0)
     seen: set[Ranges] = set()
@@ -48,8 +47,8 @@ def refine(
 def _climb(
     start: Ranges, better: Callable[[Ranges, Ranges], bool], seen: set[Ranges], evaluations: int
 ) -> Ranges:
-    """The top reached from `start`, or as far as it gets until `seen`, to which all that is looked at is added, is as
-    large as `evaluations`."""
+    """The local optimum reached from `start`, or the best cut once `seen`, which collects all compared cuts, holds
+    `evaluations` of them."""
     best = start
     seen.add(start)
     improved = True
@@ -66,16 +65,16 @@ def _climb(
 
 
 def _neighbours(ranges: Ranges) -> Iterator[Ranges]:
-    """All cuts in which one stage gives a layer to another, the nearest first, then those with two such gifts.
+    """All cuts in which one stage gives one layer to another, nearest stages first; then all with two such moves.
 
-    What lies between two stages passes its own layers on. Two gifts at once let a rank with several stages trade one
-    for another, and pass by cuts that do not fit the memory.
+    Stages between the two pass layers on. Two moves at once let a rank with several stages exchange layers between
+    them, and skip cuts that do not fit the memory.
     """
     counts = [stop - first for first, stop in ranges]
-    gifts = sorted(permutations(range(len(counts)), 2), key=lambda gift: abs(gift[0] - gift[1]))
-    for given in chain(((gift,) for gift in gifts), combinations_with_replacement(gifts, 2)):
+    moves = sorted(permutations(range(len(counts)), 2), key=lambda move: abs(move[0] - move[1]))
+    for moved in chain(((move,) for move in moves), combinations_with_replacement(moves, 2)):
         changed = list(counts)
-        for giver, taker in given:
+        for giver, taker in moved:
             changed[giver] -= 1
             changed[taker] += 1
         if min(changed) > 0:
@@ -83,7 +82,7 @@ def _neighbours(ranges: Ranges) -> Iterator[Ranges]:
 
 
 def _kick(ranges: Ranges, rng: Random) -> Ranges:
-    """A cut near `ranges`: `_KICK` times a random stage gives a layer to a random other one."""
+    """A cut near `ranges`: `_KICK` times, a random stage gives a layer to a random stage."""
     counts = [stop - first for first, stop in ranges]
     for _ in range(_KICK):
         givers = [stage for stage, count in enumerate(counts) if count > 1]

@@ -1,5 +1,6 @@
-"""What every run of consecutive layers would cost as a stage of a given schedule: the common ground of the
-partition programs. Time and memory of one microbatch's work, as matrices; no program, no objective.
+"""The cost of every layer range as a stage of a given schedule: the input of all partition programs.
+
+Time of one microbatch and memory, as matrices. Knows no program and no objective.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from planner.schedule.in_flight import Counts, largest_counts
 from planner.simulation.layer_memory import LayerMemory, layer_memory
 
 Matrix = NDArray[np.float64]
-"""`matrix[stop, first]` of the layers [first, stop), float64[L + 1, L + 1]; of no meaning where first >= stop."""
+"""`matrix[stop, first]` of the layers [first, stop), float64[L + 1, L + 1]; meaningless where first >= stop."""
 Vector = NDArray[np.float64]
-"""`vector[cut]`: of a cut in front of layer `cut`, float64[L + 1]; 0 at 0 and L."""
+"""`vector[cut]` of a cut before layer `cut`, float64[L + 1]; 0 at 0 and L."""
 Window = tuple[slice, slice]
-"""The stops and the firsts of a part of a matrix."""
+"""The rows (stops) and columns (firsts) of a part of a matrix."""
 WHOLE: Window = (slice(None), slice(None))
 Ranges = tuple[tuple[int, int], ...]
 """Per stage, its layers as [first, stop)."""
@@ -29,7 +30,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class StageCosts:
-    """A profile seen through a schedule: which rank holds which stage, and how much it has in flight."""
+    """A profile for the stages of one schedule: which rank holds which stage, and how much it has in flight."""
 
     profile: Profile
     stage_ranks: tuple[int, ...]
@@ -37,13 +38,13 @@ class StageCosts:
     in_flight: tuple[tuple[Counts, ...], ...]
     """Per stage, the largest counts of microbatches that it holds; see `largest_counts`."""
     recompute: frozenset[int] = frozenset()
-    """Layers that keep their input only, and run forward twice."""
+    """Layers that keep only their input and run their forward twice."""
     reserved_bytes: Mapping[int, int] = field(default_factory=dict)
-    """Per rank, what stages may not use of its memory."""
+    """Per rank, bytes of its memory that stages may not use."""
 
     @staticmethod
     def of(profile: Profile, schedule: Schedule, recompute: Collection[int] = ()) -> StageCosts:
-        """The costs of `schedule`'s stages. `schedule` need hold no R: which stages recompute depends on the cut."""
+        """The costs of the stages of `schedule`, which needs no R: which stages recompute depends on the cut."""
         return StageCosts(
             profile,
             tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages)),
@@ -101,10 +102,10 @@ class StageCosts:
         return reduce(lambda most, counts: np.maximum(most, taken(counts), out=most), rest, taken(first))
 
     def limit_bytes(self, stage: int) -> float:
-        """What the stage may use: an equal part of its device's memory where the rank holds several stages.
+        """The memory that the stage may use: an equal part of its device's where the rank holds several stages.
 
-        With one stage per rank this is the limit itself; else it is a rule for the programs, which see one
-        stage at a time, and whoever takes their cut checks the ranks.
+        With one stage per rank this is the device's limit. With several it is a rule for the programs, which see one
+        stage at a time; the caller checks the ranks of the resulting cut.
         """
         rank = self.stage_ranks[stage]
         free = self.profile.cluster.devices[rank].memory_bytes - self.reserved_bytes.get(rank, 0)
@@ -134,12 +135,12 @@ class StageCosts:
 
     @cached_property
     def forward_bytes(self) -> Vector:
-        """The activation message over each cut."""
+        """Bytes of the activation message over each cut."""
         return self._cuts(layer.boundary_bytes for layer in self.profile.model.layers)
 
     @cached_property
     def backward_bytes(self) -> Vector:
-        """The gradient message back over each cut."""
+        """Bytes of the gradient message back over each cut."""
         return self._cuts(layer.boundary_grad_bytes for layer in self.profile.model.layers)
 
     @cached_property

@@ -1,6 +1,6 @@
-"""Time partition: the slowest stage, forward plus backward of one microbatch, is as fast as can be.
+"""Time partition: minimizes the longest stage time, forward plus backward of one microbatch.
 
-The heuristic for throughput (TimelyFreeze, appendix G.1). Knows no communication: `bottleneck` does.
+The heuristic for throughput (TimelyFreeze, appendix G.1). It ignores communication, unlike `bottleneck`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan -> Schedule: the one place that knows which stages of a cut recompute. Pure: a table is read elsewhere."""
+"""Plan -> Schedule: the only place that knows which stages of a cut recompute. Pure: the caller reads table files."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from planner.schedule.registry import build
 
 
 def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
-    """The validated schedule that `plan` names, with its recomputations.
+    """The validated schedule that `plan` names, with its recomputes.
 
     Args:
-        table: the user's own table without recomputations, if the plan names one; None builds the plan's family.
+        table: the user's own table without recomputes, if the plan names one; None builds the plan's family.
 
     Raises:
-        ScheduleError: no such family, or numbers that it cannot be built with.
+        ScheduleError: no such family, or sizes that it does not allow.
     """
     base = table or build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks)
     return with_recompute(base, recomputing_stages(plan.layers, plan.recompute))
 
 
 def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """`schedule` with an R on `stages`; `schedule` itself if there are none."""
+    """`schedule` with an R on each of `stages`; `schedule` itself if `stages` is empty."""
     return add_recompute(schedule, stages) if stages else schedule
 
 

@@ -15,7 +15,7 @@ from planner.ir import Action, Kind, Schedule
 
 
 def awaited(action: Action, stages: int, actions: Container[Action]) -> Action | None:
-    """The action of the neighbouring stage whose output `action` needs, or None if it needs none.
+    """The action of the neighbouring stage whose output `action` needs; None if it needs none.
 
     A forward needs the forward of the stage before; a backward or input gradient needs the backward or input
     gradient of the stage after, whichever of the two is among `actions`. What an action needs of its own
@@ -41,7 +41,7 @@ class Graph:
     order: tuple[int, ...]
     """All N + 2 nodes, each after its predecessors: the source first, the sink last."""
     inputs: tuple[int | None, ...]
-    """Per action, the node of another stage whose output it awaits, on whatever rank; see `awaited`."""
+    """Per action, the node of another stage whose output it awaits, on any rank; see `awaited`."""
 
     @cached_property
     def node_of(self) -> dict[Action, int]:
@@ -49,7 +49,7 @@ class Graph:
 
     @cached_property
     def consumers(self) -> tuple[int | None, ...]:
-        """Per action, the node of another stage that awaits its output; there is one at most."""
+        """Per action, the node of another stage that awaits its output; there is at most one."""
         consumers: list[int | None] = [None] * len(self.actions)
         for node, earlier in enumerate(self.inputs):
             if earlier is not None:
@@ -80,7 +80,7 @@ class Graph:
 
 @lru_cache(maxsize=32)
 def build_graph(schedule: Schedule) -> Graph:
-    """The execution graph of a schedule that `validate` has accepted. Kept, as searches ask for it again and again."""
+    """The execution graph of a schedule that `validate` has accepted. Cached, as searches build it repeatedly."""
     actions = tuple(action for program in schedule.programs for action in program)
     ranks = tuple(rank for rank, program in enumerate(schedule.programs) for _ in program)
     node_of = {action: node for node, action in enumerate(actions)}

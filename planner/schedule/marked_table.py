@@ -14,9 +14,9 @@ COLUMNS_AROUND = 7
 
 
 def marked_table(schedule: Schedule, faults: Collection[Place] = (), related: Collection[Place] = ()) -> str:
-    """The table of `schedule` with `>2F0<` around the faults and `(2F0)` around what they are held against.
+    """The table of `schedule`, with `>2F0<` at the faults and `(2F0)` at the related actions.
 
-    A large table is cut to the rows and columns around the marks; the header says which positions remain.
+    A large table shows only the rows and columns around the marks; the header gives the positions.
     """
     marks = {**dict.fromkeys(related, "()"), **dict.fromkeys(faults, "><")}
     rows = _around([rank for rank, _ in marks], schedule.ranks, ROWS_AROUND)

@@ -1,4 +1,4 @@
-"""Passes: pure functions Schedule -> Schedule. The input stays as it is, each result is validated."""
+"""Passes: pure functions Schedule -> Schedule. They do not change their input, and they validate each result."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from planner.schedule.validate import ScheduleError, validate
 
 
 def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """An R right before the B or I of every microbatch on each of `stages`.
+    """Insert an R right before the B or I of every microbatch on each of `stages`.
 
     A frozen stage has no backward and gets no R.
 
     Raises:
-        ScheduleError: a stage out of range, or one that recomputes already.
+        ScheduleError: a stage is out of range or recomputes already.
     """
     for stage in sorted(stages):
         if not 0 <= stage < schedule.stages:
@@ -37,10 +37,10 @@ def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
 
 
 def repeat(schedule: Schedule, times: int) -> Schedule:
-    """The window `times` times in a row, with microbatches numbered on: no rank waits for the others in between.
+    """Repeat the window `times` times with consecutive microbatch numbers; no rank waits between windows.
 
     Raises:
-        ScheduleError: no repetition at all.
+        ScheduleError: `times` is below 1.
     """
     count = schedule.microbatches
     repeated = replace(

@@ -1,4 +1,4 @@
-"""The schedule families by name: what each needs, and `build`, which gives a validated schedule."""
+"""The schedule families by name: what each requires, and `build`, which returns a validated schedule."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Family:
     placement: Callable[[int, int], tuple[int, ...]]
     """(ranks, chunks) -> the rank of each stage."""
     splits_backward: bool
-    """Whether its backwards are I and W, not B."""
+    """Whether it splits each backward into I and W."""
     default_chunks: int = 1
-    """Stages per rank where the spec does not say."""
+    """Stages per rank, unless the spec says otherwise."""
     least_chunks: int = 1
     most_chunks: int | None = 1
     """None: any number."""
     whole_rounds: bool = False
-    """Whether the microbatches must be a multiple of the ranks."""
+    """Whether the number of microbatches must be a multiple of the number of ranks."""
 
     def stages(self, ranks: int, chunks: int) -> int:
         return ranks * chunks
 
     def check(self, ranks: int, microbatches: int, chunks: int) -> None:
-        """Whether this family can be built so.
+        """Check that this family has a schedule of these sizes.
 
         Raises:
-            ScheduleError: the number that does not fit, and one that would.
+            ScheduleError: a size does not fit; names one that would.
         """
         for what, size in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
             if size < 1:
@@ -101,7 +101,7 @@ def family(name: str) -> Family:
     """The family called `name`.
 
     Raises:
-        ScheduleError: there is none; says which names there are and which is nearest.
+        ScheduleError: there is none; lists the names and the nearest one.
     """
     known = families()
     if name in known:
@@ -117,7 +117,7 @@ def build(name: str, ranks: int, microbatches: int, chunks: int | None = None) -
     """The validated schedule of family `name`; `chunks` None takes the family's default.
 
     Raises:
-        ScheduleError: no such family, or numbers that it cannot be built with.
+        ScheduleError: no such family, or sizes that it does not allow.
     """
     found = family(name)
     chunks = found.default_chunks if chunks is None else chunks

@@ -1,7 +1,7 @@
 """The schedule tables of PyTorch's pipelining as CSV text: a row per rank, a token or a bubble per cell.
 
-The format has no R and no U. A cell `(0F1;1B0)OVERLAP_F_B` is read as its actions one after the other, as PyTorch's
-own runtime executes it. Reading and writing files is the caller's; this module sees text only.
+The format has no R and no U. A cell `(0F1;1B0)OVERLAP_F_B` stands for its actions one after the other, as PyTorch's
+runtime executes it. The caller reads and writes files; this module sees text only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Cell:
 
 
 def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int | None = None) -> Schedule:
-    """The validated schedule that `text` holds; the first stages are frozen if they only go forward.
+    """The validated schedule in `text`; the first stages are frozen if they only go forward.
 
     Args:
         text: the whole file.
@@ -70,7 +70,7 @@ def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int |
 
 
 def frozen_prefix(programs: Iterable[Program]) -> int:
-    """How many stages from the input up have only F; 0 where all have, as a training window goes backward."""
+    """How many stages from the input up have only F; 0 if all have, as a training window goes backward."""
     return min(
         (action.stage for program in programs for action in program if action.kind is not Kind.FORWARD),
         default=0,
@@ -126,7 +126,7 @@ def _cells(name: str, number: int, row: list[str]) -> list[_Cell]:
 
 
 def _tokens(cell: str) -> list[str]:
-    """One per action, in the order in which they run."""
+    """One token per action, in the order of execution."""
     overlapped = _OVERLAPPED.fullmatch(cell.strip())
     return [cell] if overlapped is None else overlapped[1].split(";")
 

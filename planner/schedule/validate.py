@@ -1,7 +1,7 @@
-"""Which schedules may run: `validate` refuses the rest and shows the place. Knows no family and no cost.
+"""Which schedules may run: `validate` refuses the others and shows the place. Knows no family and no cost.
 
-A schedule that passes runs to its end on every rank, computes every gradient exactly once, and, in a
-synchronous window, adds gradients up and updates buffers in an order that no family changes.
+A valid schedule ends on every rank and computes every gradient exactly once. In a synchronous window it adds
+gradients and updates buffers in the same order for every family.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ScheduleError(ValueError):
 
 
 def validate(schedule: Schedule) -> None:
-    """Accept `schedule` or say what is wrong with it.
+    """Accept `schedule`, or raise an error that shows the fault.
 
     Raises:
         ScheduleError: an unknown, doubled or missing action; an index or a stage out of range; a stage on
             two ranks; an action that comes before what it needs of its own stage; a backward in the frozen
             prefix; B beside I or W; microbatches out of ascending order or a U in a synchronous window;
-            ranks that wait for each other in a circle.
+            ranks that wait for each other in a cycle.
     """
     _check_sizes(schedule)
     places = _check_actions(schedule)
@@ -73,7 +73,7 @@ def _check_sizes(schedule: Schedule) -> None:
 
 
 def _check_actions(schedule: Schedule) -> dict[Action, Place]:
-    """Each action by itself: known, in range, allowed, once, and with its stage on one rank."""
+    """Check each action alone: known, in range, allowed, unique, and with its stage on one rank."""
     places: dict[Action, Place] = {}
     home: dict[int, Place] = {}
     for rank, program in enumerate(schedule.programs):
@@ -110,7 +110,7 @@ def _check_actions(schedule: Schedule) -> dict[Action, Place]:
 
 
 def _check_needs(schedule: Schedule, places: dict[Action, Place]) -> None:
-    """Each action after what it needs of its own stage and microbatch, and one way of going backward."""
+    """Check that each action follows what it needs of its own stage and microbatch, and that B excludes I and W."""
     for action, place in places.items():
         stage, index = action.stage, action.index
         if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.RECOMPUTE):
@@ -150,7 +150,7 @@ def _backward_of(stage: int, index: int, places: dict[Action, Place]) -> Action 
 
 
 def _check_complete(schedule: Schedule, places: dict[Action, Place]) -> None:
-    """A forward of every microbatch on every stage, a whole backward of each above the frozen prefix."""
+    """Check that every stage has a forward of every microbatch and, above the frozen prefix, a whole backward."""
     for stage in range(schedule.stages):
         for index in range(schedule.microbatches):
             forward = Action(Kind.FORWARD, stage, index)
@@ -173,7 +173,7 @@ def _check_complete(schedule: Schedule, places: dict[Action, Place]) -> None:
 
 
 def _check_microbatch_order(schedule: Schedule) -> None:
-    """Ascending microbatches per stage, in three orders.
+    """Check that microbatches ascend on each stage, in three orders.
 
     Forwards update buffers; I adds gradients of small parameters, W those of matrices, B both.
     """
@@ -201,7 +201,7 @@ def _check_microbatch_order(schedule: Schedule) -> None:
 
 
 def _check_deadlock(schedule: Schedule, places: dict[Action, Place]) -> None:
-    """Run the programs without costs; where ranks stand still, follow who waits for whom in a circle."""
+    """Execute the programs without costs; if ranks block, follow the cycle of waits."""
     heads = [0] * schedule.ranks
     done: set[Action] = set()
     waiting: dict[Action, int] = {}
@@ -226,13 +226,13 @@ def _check_deadlock(schedule: Schedule, places: dict[Action, Place]) -> None:
     while rank not in path:
         path.append(rank)
         rank = places[needed_by[rank]][0]
-    circle = path[path.index(rank) :]
+    cycle = path[path.index(rank) :]
     story = "; ".join(
         f"rank {rank} stands at {schedule.programs[rank][heads[rank]]} (position {heads[rank]}) and waits for"
         f" {needed_by[rank]} ({_where(places[needed_by[rank]])})"
-        for rank in circle
+        for rank in cycle
     )
-    first, *others = [(rank, heads[rank]) for rank in circle]
+    first, *others = [(rank, heads[rank]) for rank in cycle]
     _fail(schedule, first, f"deadlock: {story}", others)
 
 

@@ -1,4 +1,4 @@
-"""What is told of a plan that a search looked at. A leaf: event logs and reports carry it."""
+"""The record of a plan that a search considered. A leaf: event logs and reports contain it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from planner.search.shapes import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """One plan that was looked at, or a shape that was not cut."""
+    """One plan that a search considered, or a shape that it did not cut."""
 
     name: str
-    """Where the cut comes from: a program, `refined` for one near a program's, `explicit`; empty without a cut."""
+    """The origin of the cut: a program, `refined` for one near a program's, `explicit`; empty without a cut."""
     schedule: str
     ranks: int
     microbatches: int
     layers: tuple[tuple[int, int], ...] | None
-    """Per stage [first, stop); None: nothing was cut."""
+    """Per stage [first, stop); None without a cut."""
     predicted_step_s: float | None
-    """None: not simulated."""
+    """None without a simulation."""
     why_not: str = ""
-    """Why it was not taken; empty for the one that was, and for others that cut alike."""
+    """Why the search did not choose it; empty for the chosen plan and for others with the same cut."""
 
     def order(self, plan: Plan) -> tuple[bool, bool, bool, float]:
-        """Sorts `plan` first, then what was cut for its shape, so each program's own pick, then other shapes; of each
-        what was simulated first, the most samples per second before the others."""
+        """Sort key: `plan`, then the cuts of its shape, then other shapes; within each, simulated plans come first, and
+        the fastest per sample leads."""
         step_s = self.predicted_step_s
         per_microbatch_s = 0.0 if step_s is None else step_s / self.microbatches
         return not self.is_of(plan), not self.has_shape_of(plan), step_s is None, per_microbatch_s
 
     def is_of(self, plan: Plan) -> bool:
-        """Whether it is `plan`, or cuts alike."""
+        """Whether it has the shape and the cut of `plan`."""
         return self.layers == plan.layers and self.has_shape_of(plan)
 
     def has_shape_of(self, plan: Plan) -> bool:
@@ -44,7 +44,7 @@ class Alternative:
 
     @staticmethod
     def uncut(shape: Shape, name: str, why_not: str) -> Alternative:
-        """A shape of which no cut was simulated."""
+        """A shape without a simulated cut."""
         return Alternative(
             name=name,
             schedule=shape.name,

@@ -1,4 +1,4 @@
-"""One cut of one shape as the search weighs it."""
+"""One cut of one shape, as the search compares it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner.search.evaluate import Evaluator
 from planner.simulation.predict import Prediction
 
 _ROUNDED = 0.0005
-"""Less than this is no percentage to speak of: it prints as 0.0%."""
+"""A smaller relative difference would print as 0.0%."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Candidate:
 
     @property
     def per_microbatch_s(self) -> float:
-        """What is compared between shapes, as each microbatch holds the same number of samples."""
+        """The measure between shapes: each microbatch has the same number of samples."""
         return self.prediction.step_s / self.evaluator.shape.microbatches
 
     def order(self) -> tuple[int, float, int, int]:
-        """Sorts the best first: what fits, then what is fast, then what takes less."""
+        """Sort key, best first: what fits, then what is fast, then what needs fewer ranks and microbatches."""
         shape = self.evaluator.shape
         return sum(self.prediction.excess_bytes), self.per_microbatch_s, shape.ranks, shape.microbatches
 
-    def told(self, best: Candidate, partition: str | tuple[int, ...]) -> Alternative:
-        """For people: with the reason why `best` was taken instead, where `partition` was asked for."""
+    def as_alternative(self, best: Candidate, partition: str | tuple[int, ...]) -> Alternative:
+        """The record of this cut, with the reason why the search for `partition` chose `best` instead."""
         shape = self.evaluator.shape
         return Alternative(
             name=self.name,
@@ -60,6 +60,6 @@ class Candidate:
             return f"as fast{unit}"
         if ratio > 1:
             return f"{ratio - 1:.1%} slower{unit}"
-        # What is allowed loses to what is faster: this cut was only tried.
+        # The request excludes this cut: it was simulated only for comparison.
         wanted = repr(partition) if isinstance(partition, str) else str(list(partition))
         return f"{1 - ratio:.1%} faster{unit}, but partition = {wanted} is asked for"

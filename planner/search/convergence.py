@@ -1,7 +1,7 @@
-"""How many updates a job needs: DynPipe's Theorem 1 (eq. 2) and what follows from it (eq. 3). Knows no time.
+"""How many updates a job needs: DynPipe's Theorem 1 (eq. 2) and its consequence (eq. 3). Knows no time.
 
-Its staleness is that of an asynchronous pipeline with weight stashing, S - i updates on stage i. A synchronous schedule
-has none: its number of updates does not depend on the stages.
+The theorem assumes the staleness of an asynchronous pipeline with weight stashing, S - i updates on stage i. A
+synchronous schedule has no staleness: its number of updates does not depend on the stages.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from statistics import fmean
 
 
 class ConvergenceError(ValueError):
-    """Numbers for which Theorem 1 promises nothing, with the bound that they break."""
+    """Numbers outside the assumptions of Theorem 1; the message names the violated bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """What Theorem 1 has to know of a job.
+    """The constants of Theorem 1 for one job.
 
     Raises:
         ConvergenceError: a number is not positive, or eta L > 1.
     """
 
     loss: float
-    """f(w^(0)), as far above the least loss as it can get (eq. 3 takes that for 0)."""
+    """f(w^(0)), the initial loss above the least one (which eq. 3 takes as 0)."""
     learning_rate: float
     """eta."""
     smoothness: float
@@ -48,7 +48,7 @@ class Convergence:
             )
 
     def staleness_error(self, stages: int) -> float:
-        """2 eta^2 S^3 L^2 xi^2 of eq. 2: what stays however many updates are made."""
+        """2 eta^2 S^3 L^2 xi^2 of eq. 2: the error that no number of updates removes."""
         return 2 * self.learning_rate**2 * stages**3 * self.smoothness**2 * self.second_moment
 
     def error(self, updates: int, stages: int, *, variance: float = 0.0, batch: int = 1) -> float:
@@ -82,12 +82,12 @@ class Convergence:
 def smoothness(gradient_changes: Sequence[float], weight_changes: Sequence[float]) -> float:
     """L from the running job: the greatest ratio of ||grad(t) - grad(t-1)|| to ||w(t) - w(t-1)||.
 
-    The greatest, as Assumption 1 bounds every pair. The gradients are stochastic, and their noise adds to the change:
-    the estimate is too high rather than too low.
+    It takes the greatest ratio because Assumption 1 bounds every pair. The gradients are stochastic and their noise
+    adds to the change, so the estimate tends to be too high.
 
     Args:
         gradient_changes: norms, one per sampled update.
-        weight_changes: norms, of the same updates. Those of 0 say nothing and are left out.
+        weight_changes: norms of the same updates; zeros are ignored.
 
     Raises:
         ConvergenceError: no sample in which the weights changed.
@@ -125,7 +125,7 @@ class CurvatureSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
-    """What the running job tells of Theorem 1's constants."""
+    """Estimates of Theorem 1's constants from the running job."""
 
     smoothness: float
     """L."""

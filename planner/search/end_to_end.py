@@ -1,9 +1,9 @@
-"""DynPipe's Algorithm 1: how many stages, where to cut, how many devices for each, for the least T(S) x W(S).
+"""DynPipe's Algorithm 1: the stages, their cut and their devices for the least T(S) x W(S).
 
 A stage's devices are neighbours within one machine and share its microbatches evenly: r = r_data x r_tensor of eq. 6
-with r_tensor = 1, so there is no all-gather. The engine runs one device per stage and whole pipelines as replicas, so
-this answer is for the report; `planner/search/search.py` takes cuts with r = 1. No engine here runs an asynchronous
-pipeline yet.
+with r_tensor = 1, so there is no all-gather. The engine has one device per stage and whole pipelines as replicas, so
+this result is for the report; `planner/search/search.py` chooses cuts with r = 1. The engine does not run asynchronous
+pipelines yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.schedule.in_flight import Counts
 from planner.search.convergence import ConvergenceError
 
 SIZES = (1, 2, 4, 8)
-"""Devices that a stage may have, unless said otherwise."""
+"""Default numbers of devices that a stage may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +79,16 @@ def plan(
     sizes: Sequence[int] = SIZES,
     recompute: Collection[int] = (),
 ) -> tuple[EndToEnd, ...]:
-    """Per number of stages that fits and converges, ascending, its best pipeline; the least `wall_clock_s` wins.
+    """The best pipeline for every number of stages that fits and converges, ascending; the least `wall_clock_s` wins.
 
     Exact under eq. 4-7, in O(S N R^2 L^2) for S stages, N devices, R sizes and L layers; N times that where memory
     limits bind, as how much a stage has in flight depends on the stages after it.
 
     Args:
         updates: S -> T(S); constant for a synchronous schedule.
-        microbatches: of one update. They share one gradient all-reduce.
-        synchronous: whether the pipeline drains before an update. If not, microbatches of later updates follow at once,
-            and a stage stashes each version of its weights that a microbatch in flight has seen.
+        microbatches: of one update, which share one gradient all-reduce.
+        synchronous: whether the pipeline drains before an update. If not, microbatches of later updates follow
+            immediately, and a stage stashes each version of its weights that a microbatch in flight has used.
 
     Raises:
         PlanError: no pipeline uses all devices, or none fits the memory.
@@ -135,8 +135,8 @@ def plan(
 
 
 Reached = dict[Group, Matrix]
-"""`reached[group][s, l]`: W of the first l layers on s + 1 stages, the last of them on the group's devices, all devices
-before it in use; infinite where it cannot be."""
+"""`reached[group][s, l]`: W of the first l layers on s + 1 stages, the last of them on the group's devices, with all
+devices before it in use; infinite if impossible."""
 
 
 class Program:
@@ -176,8 +176,8 @@ class Program:
         return self._costs.layers
 
     def stage_s(self, group: Group) -> Matrix:
-        """Eq. 6 for every run of layers: computation shared evenly, at the pace of the slowest device, and the
-        gradients' ring all-reduce, 2 (r - 1) messages of an r-th each."""
+        """Eq. 6 for every layer range: computation in equal parts at the speed of the slowest device, and the ring
+        all-reduce of the gradients, 2 (r - 1) messages of an r-th each."""
         slowdown = max(self._cluster.devices[device].slowdown for device in group.devices)
         time_s = self._costs.compute_s * (slowdown / group.size)
         if group.size > 1:
@@ -190,18 +190,18 @@ class Program:
         """Eq. 7 for every cut: over the least bandwidth between the devices of the two stages."""
         known = self._communication_s.get((before, after))
         if known is None:
-            bandwidth = min(
-                self._cluster.link(*pair).bytes_per_s
+            links = [
+                self._cluster.link(*pair)
                 for a in before.devices
                 for b in after.devices
                 for pair in ((a, b), (b, a))
-            )
-            known = self._message_bytes / (before.size * after.size * bandwidth)
+            ]
+            known = Link.slowest(links).link_busy_s(self._message_bytes / (before.size * after.size))
             self._communication_s[before, after] = known
         return known
 
     def allowed(self, group: Group, kept: int) -> NDArray[np.bool_]:
-        """Whether a run of layers fits the group's memory with `kept` microbatches in flight, bool[L + 1, L + 1]."""
+        """Whether a layer range fits the group's memory with `kept` microbatches in flight, bool[L + 1, L + 1]."""
         limit = min(self._cluster.devices[device].memory_bytes for device in group.devices)
         shared = self._costs.in_flight_bytes([Counts(activations=kept, rebuilt=1)], arrives=group.first > 0)
         stashed = self.stashes(kept) * self._weight_bytes
@@ -209,11 +209,12 @@ class Program:
         return state + stashed + shared / group.size <= limit
 
     def kept(self, stage: int, stages: int) -> int:
-        """Microbatches in flight on `stage` of `stages` in 1F1B: one per stage from it on, as far as there are."""
+        """Microbatches in flight on `stage` of `stages` in 1F1B: one for each stage from it on, if there are as
+        many."""
         return min(self._microbatches, stages - stage) if self._synchronous else stages - stage
 
     def stashes(self, kept: int) -> int:
-        """Older versions of the weights that `kept` consecutive microbatches in flight can have seen."""
+        """Older versions of the weights that `kept` consecutive microbatches in flight can have used."""
         return 0 if self._synchronous else -(-(kept - 1) // self._microbatches)
 
     def fits(self, stages: tuple[SharedStage, ...]) -> bool:
@@ -225,7 +226,7 @@ class Program:
         )
 
     def solve(self, stages: int | None) -> Reached:
-        """W of every state: without memory limits, or with those of a pipeline of `stages` stages."""
+        """W of every state, without memory limits or with those of a pipeline of `stages` stages."""
         most = min(len(self._cluster.devices), self.layers) if stages is None else stages
         reached: Reached = {}
         for group in self.groups:
@@ -244,8 +245,8 @@ class Program:
         return reached
 
     def best(self, reached: Reached, stages: int, limited: int | None) -> tuple[SharedStage, ...] | None:
-        """The pipeline of `stages` stages behind the least W in `reached`, which `solve(limited)` gave; None if none
-        can be."""
+        """The pipeline of `stages` stages with the least W in `reached`, the result of `solve(limited)`; None without
+        one."""
         ends = [group for group in self.groups if group.stop == len(self._cluster.devices)]
         group = min(ends, key=lambda group: reached[group][stages - 1, -1])
         if np.isinf(reached[group][stages - 1, -1]):
@@ -280,7 +281,7 @@ class Program:
         return self._ending_at.get(group.first, [])
 
     def _last_s(self, group: Group, stage: int, stages: int | None) -> Matrix:
-        """`stage_s` where a stage may be, else infinite."""
+        """`stage_s` where a stage is allowed, else infinite."""
         if group not in self._stage_s:
             steps = np.arange(self.layers + 1)
             self._stage_s[group] = np.where(steps < steps[:, None], self.stage_s(group), np.inf)

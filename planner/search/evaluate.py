@@ -1,6 +1,6 @@
-"""What a shape's cuts are worth: each is simulated once, and what does not fit the memory loses.
+"""Evaluates the cuts of a shape: simulates each once. A cut that does not fit the memory loses.
 
-Between the partition programs, which see stages, and `planner/simulation/predict.py`, which sees steps.
+Connects the partition programs, which see stages, with `planner/simulation/predict.py`, which sees steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAMS: Mapping[str, Callable[[StageCosts, bool], Ranges]] = {
 }
 """The partition programs by name: (costs, whether memory limits hold) -> cut."""
 _TIGHTENINGS = 6
-"""How often a program is asked again under tighter limits."""
+"""How often a program runs again with tighter limits."""
 
 
 class Evaluator:
@@ -38,7 +38,7 @@ class Evaluator:
 
     Args:
         pipelines: copies of the shape that run; None: one per replica.
-        domains: per place at least, what fails together; layers have standbys by them. None: they have none.
+        domains: failure domains of at least all places, which determine the standbys. None: there are no standbys.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Evaluator:
 
     @cached_property
     def actions(self) -> int:
-        """What one simulation costs."""
+        """Actions of one simulation, a measure of its cost."""
         return sum(map(len, self.shape.schedule.programs))
 
     @cached_property
     def ideal_s(self) -> float:
-        """Per microbatch, if every rank computed all the time and messages took none: no cut is faster."""
+        """Seconds per microbatch if no rank ever waited and messages took no time: a lower bound for all cuts."""
         devices = self._profile.cluster.devices[: self.shape.ranks]
         windows = -(-self._replicas // (self._pipelines or self._replicas))
         compute_s = sum(
@@ -85,12 +85,12 @@ class Evaluator:
         return windows * compute_s / sum(1 / device.slowdown for device in devices)
 
     def recomputing(self) -> Evaluator | None:
-        """The same with every layer recomputed but the last; None if that would recompute no more."""
+        """The same with all layers but the last recomputing; None if this one already has that."""
         every = tuple(sorted({*recomputable(self.layers), *self._recompute}))
         return None if self._recompute == every else self._but(every, self._domains)
 
     def without_copies(self) -> Evaluator | None:
-        """The same with no standbys; None if this one is it."""
+        """The same without standbys; None if this one has none."""
         return None if self._domains is None else self._but(self._recompute, None)
 
     def _but(self, recompute: tuple[int, ...], domains: Sequence[str] | None) -> Evaluator:
@@ -104,7 +104,7 @@ class Evaluator:
         )
 
     def predict(self, layers: Ranges) -> Prediction:
-        """One step with the model cut so."""
+        """The prediction of one step with this cut."""
         known = self._predictions.get(layers)
         if known is None:
             known = predict(self._profile, self._plan(layers), self.schedule(layers))
@@ -120,12 +120,12 @@ class Evaluator:
         return (sum(this.excess_bytes), this.step_s) < (sum(other.excess_bytes), other.step_s)
 
     def pick(self, program: str) -> Ranges:
-        """What `program` proposes; where that does not fit, what it proposes under memory limits.
+        """The cut that `program` proposes; if it does not fit, the one that it proposes under memory limits.
 
-        The limits that a program sees leave out messages that wait; they are tightened by what its pick lacked.
+        A program does not see working memory and messages. Its limits are tightened by the excess of its last cut.
 
         Raises:
-            PlanError: nothing fits the limits that the program sees; says what lacks.
+            PlanError: no cut fits the limits that the program sees; says how much is missing.
         """
         layers = PROGRAMS[program](self._costs, False)
         reserved: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""Which pipelines a number of ranks can run instead of the one that a job began with. Knows no cost.
+"""The pipelines that another number of ranks can run in place of a job's first one. Knows no cost.
 
-Microbatches and replicas are part of the trajectory and stay; ranks, stages and family do not matter to the bits.
+Microbatches and replicas determine the trajectory and stay; ranks, stages and family do not change the bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.search.shapes import Shape, shape_of
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """So many copies of a shape."""
+    """A number of copies of one shape."""
 
     shape: Shape
     pipelines: int
@@ -28,25 +28,25 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What fits a number of ranks, the most ranks first."""
+    """The options for a number of ranks, most ranks first."""
 
     own: tuple[Option, ...]
-    """Of the plan's own family, or the table of the user's own."""
+    """Options with the plan's own family or the user's own table."""
     others: tuple[Option, ...]
-    """Of other families, the likest first, each with as many ranks as it can use."""
+    """Options with other families, the most similar first, each with as many ranks as it can use."""
     why_not: str
-    """Why the own family cannot use all the ranks that another one can; empty if it can."""
+    """Why the own family cannot use as many ranks as another one; empty if it can."""
 
     @property
     def best(self) -> tuple[Option, ...]:
-        """What to choose from: the own family, unless another one can use more ranks."""
+        """The options to compare: the own family's, unless another one can use more ranks."""
         return (*self.own, *self.others) if self.why_not else self.own
 
 
 def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
-    """What `ranks` ranks can run in place of `first`, whose schedule is `schedule`.
+    """The options of `ranks` ranks in place of `first`, whose schedule is `schedule`.
 
-    As many pipelines as there are replicas at most, each with as many ranks as there are left for it, or fewer.
+    There are at most as many pipelines as replicas, and each has at most an equal part of the ranks.
     """
     layers, known = first.layers[-1][1], families()
     own: list[Option] = []
@@ -66,7 +66,7 @@ def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
         own += [Option(shape=shape, pipelines=pipelines) for shape in found]
         rivals = [
             shapes[0]
-            for family in _likest(first, schedule)
+            for family in _most_similar(first, schedule)
             if (shapes := _of_family(family, family.default_chunks, first.microbatches, most, layers)[0])
         ]
         others += [Option(shape=shape, pipelines=pipelines) for shape in rivals]
@@ -84,7 +84,7 @@ def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
 def _of_family(
     family: Family, chunks: int, microbatches: int, most: int, layers: int
 ) -> tuple[list[Shape], str]:
-    """The family's shapes of up to `most` ranks, the largest first; and why none has as many, where none has."""
+    """The family's shapes of up to `most` ranks, the largest first; and why none has `most`, if so."""
     found: list[Shape] = []
     why_not = ""
     for ranks in range(min(most, layers), 0, -1):
@@ -97,7 +97,7 @@ def _of_family(
 
 
 def _refusal(family: Family, ranks: int, chunks: int, microbatches: int, layers: int) -> str:
-    """Why the family cannot be built so, with no advice: the numbers are what they are. Empty if it can."""
+    """Why the family does not allow these sizes, without advice, as they are fixed. Empty if it allows them."""
     stages = family.stages(ranks, chunks)
     if stages > layers:
         return f"{family.name} on {ranks} ranks has {stages} stages, and the model has {layers} layers"
@@ -110,10 +110,10 @@ def _refusal(family: Family, ranks: int, chunks: int, microbatches: int, layers:
     return ""
 
 
-def _likest(first: Plan, schedule: Schedule) -> list[Family]:
-    """The other families: first those that split backwards if the first one does, then those with as many chunks.
+def _most_similar(first: Plan, schedule: Schedule) -> list[Family]:
+    """The other families: first those that split backwards like the first plan's, then those with as many chunks.
 
-    GPipe is not among them: 1F1B fits wherever it does, keeps less and is as fast.
+    GPipe is left out: 1F1B fits wherever GPipe does, keeps less and is as fast.
     """
     splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.programs[0])
     others = [family for name, family in families().items() if name not in (first.schedule, "gpipe")]

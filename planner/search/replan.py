@@ -1,6 +1,6 @@
-"""What a job runs after a rank failed or joined: plan and schedule, worked out while ranks wait.
+"""Plan and schedule of a job after a rank failed or joined, computed while ranks wait.
 
-A `Replanner` is built when a job is prepared, and holds all that it needs.
+A job builds its `Replanner` at startup; it holds everything that replanning needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from planner.simulation.resized_cluster import domain_pattern, links_are_uniform
 
 @dataclass(frozen=True)
 class _Answer:
-    """A plan whose epoch, version and reason are not yet its own."""
+    """A plan and its schedule, before it gets its epoch, version and reason."""
 
     plan: Plan
     schedule: Schedule
@@ -37,44 +37,44 @@ class Replanner:
     """Plans for any number of ranks of one job."""
 
     first: Plan
-    """The plan that the job began with. With as many ranks as it has, it is taken again."""
+    """The first plan of the job. With the same number of ranks it applies again."""
     schedule: Schedule
-    """Of `first`, with its recomputations."""
+    """The schedule of `first`, with its recomputes."""
     parameters: tuple[int, ...]
     """Per layer."""
     standbys: bool
-    """Whether layers have them."""
+    """Whether layers have standbys."""
     profile: Profile | None = None
-    """Of one rank's device at least, with the job's limits of memory; without one the cut is by parameters."""
+    """With at least one rank's device and the job's memory limits; without a profile the cut is by parameters."""
     _known: dict[tuple[int, ...], _Answer] = field(default_factory=dict, repr=False, compare=False)
     """By the pattern of domains."""
 
     def plan_for(
         self, ranks: int, *, epoch: int, version: int, reason: str, domains: Sequence[str]
     ) -> tuple[Plan, Schedule]:
-        """The plan for `ranks` ranks, and its schedule. Its places are the first `plan.world_size` of them; the others
-        stay out.
+        """The plan for `ranks` ranks, and its schedule. The first `plan.world_size` ranks are its places; the others
+        are spare.
 
         Args:
-            reason: why another plan is needed; what it is comes after that.
-            domains: per rank, in the order in which places are given, what fails together with it: its node.
+            reason: why the job needs another plan; a description of the plan follows it.
+            domains: per rank, in the order of places, its failure domain: its node.
 
         Raises:
-            PlanError: nothing fits; says by how much, and what would help.
+            PlanError: no plan fits; says by how much, and what would help.
         """
         if ranks < 1:
             raise PlanError(f"no plan for {ranks} ranks: a pipeline has at least 1")
         if len(domains) != ranks:
             raise ValueError(f"{ranks} ranks, and {len(domains)} domains are given")
         answer = self._answer(domain_pattern(domains))
-        told, step_s = answer.why, answer.plan.predicted_step_s
+        summary, step_s = answer.why, answer.plan.predicted_step_s
         if step_s is not None:
-            told += f"; a step is predicted to take {_seconds(step_s)}"
-        said = f"{reason}: {told}" if reason else told
+            summary += f"; a step is predicted to take {_seconds(step_s)}"
+        said = f"{reason}: {summary}" if reason else summary
         return replace(answer.plan, epoch=epoch, version=version, reason=said), answer.schedule
 
     def with_standbys(self, plan: Plan, domains: Sequence[str]) -> Plan:
-        """`plan` with the standbys that it has with its places in `domains`; the first places of more are its own."""
+        """`plan` with the standbys for its places in `domains`, which may have more places."""
         if not self.standbys:
             return replace(plan, standbys=())
         sizes = self.parameters
@@ -83,11 +83,10 @@ class Replanner:
         return replace(plan, standbys=assign(plan, domains[: plan.world_size], sizes))
 
     def checked(self, plan: Plan, domains: Sequence[str]) -> tuple[Plan, Schedule]:
-        """`plan` with the standbys that it has with its places in `domains`, and with what is predicted of it; and its
-        schedule, validated.
+        """`plan` with its standbys for `domains` and its prediction; and its validated schedule.
 
         Raises:
-            PlanError: it does not fit the memory; says by how much.
+            PlanError: `plan` does not fit the memory; says by how much.
         """
         schedule = self._schedule_of(plan)
         validate(schedule)
@@ -107,16 +106,18 @@ class Replanner:
         return plan, schedule
 
     def check_memory(self, plan: Plan, domains: Sequence[str]) -> None:
-        """Raises:
-        PlanError: `plan`, with the standbys that it has, does not fit the memory; says by how much.
+        """Check that `plan` fits the memory with its standbys.
+
+        Raises:
+            PlanError: it does not; says by how much.
         """
         if self.profile is not None:
             self._predicted(self.profile, plan, self._schedule_of(plan), domains)
 
     @staticmethod
     def _predicted(profile: Profile, plan: Plan, schedule: Schedule, domains: Sequence[str]) -> Prediction:
-        there = Replanner._there(profile, domain_pattern(domains[: plan.world_size]))
-        prediction = predict(there, plan, schedule)
+        resized_profile = Replanner._profile_on(profile, domain_pattern(domains[: plan.world_size]))
+        prediction = predict(resized_profile, plan, schedule)
         excess = max(prediction.excess_bytes)
         if excess:
             place = prediction.excess_bytes.index(excess)
@@ -137,15 +138,15 @@ class Replanner:
         step_s: float | None = None,
         domains: Sequence[str] | None = None,
     ) -> tuple[bool, str]:
-        """Whether what `ranks` ranks would run saves more over the rest of the job than the change costs; and why.
+        """Whether a plan for `ranks` ranks saves more over the rest of the job than the change costs; and why.
 
         Args:
             cost_s: training time that the change costs.
-            step_s: a step as measured; without it, as predicted, where there is a profile.
-            domains: per rank, those of `now` first; None: all in one.
+            step_s: a measured step; without it, the predicted one if there is a profile.
+            domains: per rank, those of `now` first; None: all ranks are in one domain.
 
         Raises:
-            PlanError: nothing fits `ranks` ranks.
+            PlanError: no plan fits `ranks` ranks.
         """
         pattern = domain_pattern(domains or ("",) * ranks)
         answer = self._answer(pattern)
@@ -153,25 +154,25 @@ class Replanner:
         then_s = self._step_s(answer.plan, answer.schedule, pattern)
         ratio = then_s / now_s
         before_s = step_s if step_s is not None else now_s if self.profile is not None else None
-        told = f"with {_counted(ranks, 'rank')} instead of {now.world_size} a step takes"
+        summary = f"with {_counted(ranks, 'rank')} instead of {now.world_size} a step takes"
         if before_s is None:
-            told += f" {ratio:.1%} of what it takes now, by the number of stages alone"
-            return ratio < 1 and remaining_steps > 0, f"{told}; no step has been measured"
+            summary += f" {ratio:.1%} of what it takes now, by the number of stages alone"
+            return ratio < 1 and remaining_steps > 0, f"{summary}; no step has been measured"
         saved_s = (1 - ratio) * before_s * remaining_steps
-        told += f" {_seconds(ratio * before_s)} instead of {_seconds(before_s)}"
+        summary += f" {_seconds(ratio * before_s)} instead of {_seconds(before_s)}"
         if saved_s <= 0:
-            return False, f"{told}: nothing is saved"
-        told += f": over {_counted(remaining_steps, 'step')} that saves {_seconds(saved_s)}"
-        return saved_s > cost_s, f"{told}, and the change costs {_seconds(cost_s)}"
+            return False, f"{summary}: nothing is saved"
+        summary += f": over {_counted(remaining_steps, 'step')} that saves {_seconds(saved_s)}"
+        return saved_s > cost_s, f"{summary}, and the change costs {_seconds(cost_s)}"
 
     def _answer(self, pattern: tuple[int, ...]) -> _Answer:
         pattern = pattern[: self.first.world_size]
         known = self._known.get(pattern)
         if known is None:
-            known = self._known[pattern] = self._made(pattern)
+            known = self._known[pattern] = self._new_answer(pattern)
         return known
 
-    def _made(self, pattern: tuple[int, ...]) -> _Answer:
+    def _new_answer(self, pattern: tuple[int, ...]) -> _Answer:
         ranks, first = len(pattern), self.first
         if ranks == first.world_size:
             plan = self.with_standbys(first, [str(domain) for domain in pattern])
@@ -185,14 +186,14 @@ class Replanner:
         return self._as_before(self.profile, pattern) or self._by_profile(self.profile, found, pattern)
 
     def _as_before(self, profile: Profile, pattern: tuple[int, ...]) -> _Answer | None:
-        """The plan of as many ranks in other domains, where those make no difference but to standbys; None if there is
-        none, or it does not fit the memory with these."""
+        """The known plan for as many ranks in other domains, if domains change only standbys; None if there is none, or
+        if it does not fit the memory with the new standbys."""
         if not links_are_uniform(profile.cluster):
             return None
         for known, answer in list(self._known.items()):
             if len(known) == len(pattern):
                 plan = self.with_standbys(answer.plan, [str(domain) for domain in pattern])
-                prediction = predict(self._there(profile, pattern), plan, answer.schedule)
+                prediction = predict(self._profile_on(profile, pattern), plan, answer.schedule)
                 if prediction.fits:
                     plan = replace(
                         plan,
@@ -204,13 +205,13 @@ class Replanner:
         return None
 
     def _by_profile(self, profile: Profile, found: Options, pattern: tuple[int, ...]) -> _Answer:
-        there = self._there(profile, pattern)
+        resized_profile = self._profile_on(profile, pattern)
         program = self.first.partition if self.first.partition in PROGRAMS else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> Choice:
             evaluators = [
                 Evaluator(
-                    there,
+                    resized_profile,
                     option.shape,
                     replicas=self.first.replicas,
                     recompute=self.first.recompute,
@@ -226,7 +227,7 @@ class Replanner:
             pools.append((found.others, f"{self.first.schedule} does not fit the memory"))
         refusals: list[PlanError] = []
         for pool, why_not in pools:
-            # Where one search over all finds nothing that fits the memory, each option is searched by itself.
+            # If one search over all options finds nothing that fits the memory, each option is searched alone.
             for part in (pool, *((option,) for option in pool)):
                 try:
                     choice = chosen(part)
@@ -234,7 +235,7 @@ class Replanner:
                     refusals.append(error)
                     continue
                 return _Answer(choice.plan, choice.schedule, self._why(choice.plan, why_not, len(pattern)))
-        # The second is of the most ranks.
+        # The second refusal is of the option with the most ranks.
         raise PlanError(f"no plan for {_counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
 
     def _by_parameters(self, found: Options, pattern: tuple[int, ...]) -> _Answer:
@@ -258,38 +259,38 @@ class Replanner:
         return _Answer(plan, self._schedule_of(plan), self._why(plan, found.why_not, len(pattern)))
 
     def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
-        told = f"{_counted(plan.layers[-1][1], 'layer')} on {_counted(plan.world_size, 'rank')}"
+        summary = f"{_counted(plan.layers[-1][1], 'layer')} on {_counted(plan.world_size, 'rank')}"
         if plan.pipeline_count < plan.replicas:
-            told += f" in {_counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
-        told += f", cut by {plan.partition}"
+            summary += f" in {_counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
+        summary += f", cut by {plan.partition}"
         if plan.schedule != self.first.schedule:
-            told += f"; {plan.schedule}, as {why_not}"
+            summary += f"; {plan.schedule}, as {why_not}"
         if plan.world_size < ranks:
-            told += f"; {_counted(ranks - plan.world_size, 'rank')} to spare"
-        return told
+            summary += f"; {_counted(ranks - plan.world_size, 'rank')} to spare"
+        return summary
 
     def _fits(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> bool:
         if self.profile is None:
             return True
-        return predict(self._there(self.profile, pattern), plan, schedule).fits
+        return predict(self._profile_on(self.profile, pattern), plan, schedule).fits
 
     @staticmethod
-    def _there(profile: Profile, pattern: tuple[int, ...]) -> Profile:
+    def _profile_on(profile: Profile, pattern: tuple[int, ...]) -> Profile:
         return replace(profile, cluster=resized(profile.cluster, pattern))
 
     def _step_s(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> float:
-        """As predicted; without a profile in units of a microbatch on one rank that holds the whole model."""
+        """The predicted step; without a profile, in units of one microbatch on one rank that holds the whole model."""
         if self.profile is None:
             return _fill_and_drain(plan.pipeline_ranks, plan.chunks, plan.windows * plan.microbatches)
         places = (*pattern, *[pattern[-1]] * (plan.world_size - len(pattern)))
-        return predict(self._there(self.profile, places[: plan.world_size]), plan, schedule).step_s
+        return predict(self._profile_on(self.profile, places[: plan.world_size]), plan, schedule).step_s
 
     def _schedule_of(self, plan: Plan) -> Schedule:
         return schedule_of(plan, None if plan.schedule in families() else self._base)
 
     @property
     def _base(self) -> Schedule:
-        """`schedule` without its recomputations."""
+        """`schedule` without its recomputes."""
         return replace(
             self.schedule,
             programs=tuple(
@@ -300,7 +301,7 @@ class Replanner:
 
 
 def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:
-    """A step of balanced stages, in units of a microbatch on one rank that holds the whole model."""
+    """A step of balanced stages, in units of one microbatch on one rank that holds the whole model."""
     return (microbatches + (ranks - 1) / chunks) / ranks
 
 

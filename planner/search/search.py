@@ -1,6 +1,6 @@
 """The plan to run: programs propose cuts, the simulator ranks them, memory limits exclude some.
 
-`choose` settles what a wish leaves open. It knows no device and no file: only a profile.
+`choose` decides what a wish leaves open. It knows no device and no file, only a profile.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from planner.simulation.predict import Prediction
 END_TO_END = "dynpipe"
 """The partition that takes the best simulated cut."""
 _RESTARTS = 24
-"""Random cuts near the best that are climbed from too."""
+"""Random cuts near the best from which the refinement starts again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much a search may look at."""
+    """The budget of a search."""
 
     finalists: int
-    """Shapes whose cuts are searched in full; the others are ranked by one cut."""
+    """Shapes with a full search of their cuts; one cut ranks each of the others."""
     actions: int
-    """How many actions the refinement of a shape simulates at most."""
+    """Most actions that the refinement of a shape simulates."""
 
 
 THOROUGH = Effort(finalists=3, actions=200_000)
@@ -47,15 +47,15 @@ QUICK = Effort(finalists=1, actions=5_000)
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is asked for. None: to be searched."""
+    """The request. None: to be searched."""
 
     ranks: int | None
     """Ranks of one pipeline; searched up to the devices of the profile."""
     schedule: str | Schedule | None
     """A family of the registry, or a schedule of the user's own (which says ranks and microbatches itself)."""
     microbatches: int | None
-    """Per replica and step, of the profile's microbatch size. Searched for the most samples per second, which larger
-    batches always favour: so up to 4 per rank, beyond which GPipe's bubble hardly counts (Huang et al. 2019)."""
+    """Per replica and step, of the profile's microbatch size. The search maximizes samples per second, which always
+    favours larger batches, so it stops at 4 per rank, beyond which GPipe's bubble is small (Huang et al. 2019)."""
     partition: str | tuple[int, ...] = END_TO_END
     """`dynpipe`: the best simulated cut among the picks of all programs and the cuts near them. `parameter`, `memory`,
     `time`, `bottleneck`: that program's own pick. Numbers: the layers per stage."""
@@ -65,33 +65,34 @@ class Wish:
     recompute: tuple[int, ...] = ()
     """Layers that recompute."""
     domains: tuple[str, ...] | None = None
-    """What fails together, for as many places as a plan can have: layers have standbys by them. None: no standbys."""
+    """Failure domains of as many places as a plan can have; they determine the standbys. None: no standbys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The plan that was taken, and what it was taken from."""
+    """The chosen plan and its alternatives."""
 
     plan: Plan
     schedule: Schedule
-    """With its recomputations."""
+    """With its recomputes."""
     prediction: Prediction
     alternatives: tuple[Alternative, ...]
-    """The plan that was taken among them."""
+    """The chosen plan among them."""
     programs: Mapping[str, Alternative]
-    """Each program's own pick, for the ranks, schedule and microbatches that were taken."""
+    """Each program's own cut for the chosen ranks, schedule and microbatches."""
 
     def end_to_end(
         self, convergence: Convergence | None = None, *, synchronous: bool | None = None
     ) -> EndToEnd:
-        """What DynPipe's Algorithm 1 would do with several devices per stage, on all devices of the profile. Never
-        what is run: the engine has one device per stage, and no engine here runs an asynchronous schedule yet.
+        """The pipeline of DynPipe's Algorithm 1, with several devices per stage, on all devices of the profile.
+
+        It is for information only: the engine has one device per stage and does not run asynchronous schedules yet.
 
         Args:
             convergence: for T(S) of an asynchronous schedule; without it T is constant, as it is for a synchronous
                 one, and 1.
-            synchronous: whether the pipeline drains before an update; None: as the schedule has it. An update takes as
-                many samples either way.
+            synchronous: whether the pipeline drains before an update; None: as in the schedule. An update has as many
+                samples either way.
 
         Raises:
             PlanError: no pipeline uses all devices, or none fits the memory.
@@ -116,10 +117,10 @@ class Choice:
 def choose(profile: Profile, wish: Wish) -> Choice:
     """The plan with the most samples per second that fits the memory.
 
-    One device per stage, as the engine runs it; `partition/end_to_end.py` tells what several would give.
+    Each stage has one device, as in the engine; `end_to_end.py` shows what several would give.
 
     Raises:
-        PlanError: nothing fits what is asked; says by how much, and what would help.
+        PlanError: no plan meets the request; says by how much, and what would help.
         ScheduleError: no such family.
         ValueError: a list that does not cover the layers once, or no such program.
     """
@@ -139,11 +140,11 @@ def choose_among(
     refused: Sequence[Alternative] = (),
     effort: Effort = THOROUGH,
 ) -> Choice:
-    """The best plan of some shapes, all with the same microbatches, or compared by what one of them takes.
+    """The best plan of some shapes, by the time per microbatch.
 
     Args:
         partition: as in `Wish`.
-        refused: shapes that could not be built; told with the choice.
+        refused: shapes that cannot be built, for the alternatives of the choice.
 
     Raises:
         PlanError, ValueError: as `choose`.
@@ -171,32 +172,35 @@ def choose_among(
         schedule=best.evaluator.schedule(best.layers),
         prediction=best.prediction,
         alternatives=(
-            *(candidate.told(best, partition) for candidate in dict.fromkeys([*tried, *others])),
+            *(candidate.as_alternative(best, partition) for candidate in dict.fromkeys([*tried, *others])),
             *(failure for search in searches for failure in search.failed.values()),
             *dropped,
             *refused,
         ),
         programs=next(
-            search.told(best, partition) for search in searches if search.evaluator is best.evaluator
+            search.program_picks(best, partition) for search in searches if search.evaluator is best.evaluator
         ),
     )
 
 
 @dataclass(frozen=True)
 class _Search:
-    """What the search of one shape's cuts found."""
+    """The result of searching one shape's cuts."""
 
     evaluator: Evaluator
     picks: Mapping[str, Candidate]
-    """Each program's own."""
+    """Each program's own cut."""
     failed: Mapping[str, Alternative]
     """The programs that found none within the memory."""
     allowed: tuple[Candidate, ...]
-    """What may be taken."""
+    """The cuts that the request allows."""
 
-    def told(self, best: Candidate, partition: str | tuple[int, ...]) -> dict[str, Alternative]:
+    def program_picks(self, best: Candidate, partition: str | tuple[int, ...]) -> dict[str, Alternative]:
+        """Each program's own cut, or why it found none."""
         return {
-            name: self.picks[name].told(best, partition) if name in self.picks else self.failed[name]
+            name: self.picks[name].as_alternative(best, partition)
+            if name in self.picks
+            else self.failed[name]
             for name in PROGRAMS
         }
 
@@ -236,10 +240,9 @@ def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alt
 def _finalists(
     evaluators: Sequence[Evaluator], partition: str | tuple[int, ...], most: int
 ) -> tuple[Sequence[Evaluator], list[Candidate], list[Alternative]]:
-    """The shapes whose cuts are worth a search; the cuts of others that were tried; why others were not even cut.
+    """The shapes to search in full; the simulated cuts of other shapes; why the remaining shapes were not cut.
 
-    One cut per shape tells. A shape is not even cut if it would be slower than what another one reaches, if all its
-    ranks computed all the time.
+    One cut ranks each shape. A shape is not cut at all if its lower bound exceeds the time of another shape's cut.
     """
     if len(evaluators) <= most:
         return evaluators, [], []
@@ -267,7 +270,7 @@ def _finalists(
 
 
 def _search(evaluator: Evaluator, partition: str | tuple[int, ...], effort: Effort) -> _Search:
-    """All programs' picks for a shape, and the cuts that may be taken of it."""
+    """The cuts of all programs for a shape, and the cuts that the request allows."""
     picks: dict[str, Candidate] = {}
     failed: dict[str, Alternative] = {}
     for name in PROGRAMS:
@@ -287,7 +290,7 @@ def _search(evaluator: Evaluator, partition: str | tuple[int, ...], effort: Effo
 
 
 def _cut(evaluator: Evaluator, partition: str | tuple[int, ...]) -> Candidate:
-    """The cut of a program, or the one that is given."""
+    """The cut of a program, or the given one."""
     if isinstance(partition, str):
         return Candidate(evaluator, partition, evaluator.pick(partition))
     return Candidate(
@@ -308,7 +311,7 @@ def _refined(evaluator: Evaluator, picks: Iterable[Candidate], effort: Effort) -
 
 
 def _why_nothing(closest: Candidate, nearest: Candidate) -> str:
-    """Why there is no plan: `closest` lacks least memory of what is allowed, `nearest` of all that was tried."""
+    """Why there is no plan: `closest` exceeds the memory least of the allowed cuts, `nearest` of all cuts."""
     evaluator = closest.evaluator.recomputing()
     recomputing = None if evaluator is None else _cut(evaluator, "memory").prediction
     evaluator = closest.evaluator.without_copies()

@@ -1,6 +1,6 @@
-"""Which pipelines there are to choose from: family, ranks, chunks and microbatches, before any layer is placed.
+"""The shapes of pipelines to choose from: family, ranks, chunks and microbatches, before any layer is placed.
 
-Knows no cost. What a family cannot be built with is named, with the reason.
+Knows no cost. Shapes that a family does not allow are returned with the reason.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ class Shape:
     """Family, or the name of the user's own schedule."""
     ranks: int
     chunks: int
-    """Stages per rank, the most of any."""
+    """Most stages on any rank."""
     microbatches: int
     given: Schedule | None = None
     """The user's own schedule."""
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Not yet knowing what is recomputed."""
+        """The schedule, without recomputes."""
         return self.given or build(self.name, self.ranks, self.microbatches, self.chunks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A shape that cannot be built, or has more stages than the model has layers."""
+    """A shape that its family does not allow, or that has more stages than the model has layers."""
 
     shape: Shape
     why: str
 
 
 def shape_of(schedule: Schedule) -> Shape:
-    """The one shape of a schedule of the user's own."""
+    """The shape of the user's own schedule."""
     chunks = max(len(schedule.stages_of_rank(rank)) for rank in range(schedule.ranks))
     return Shape(
         name=schedule.name,
@@ -61,10 +61,11 @@ def shapes(
     chunks: int | None,
     microbatches: int | None,
 ) -> tuple[list[Shape], list[Refused]]:
-    """All that is left open by the arguments that are None, most ranks first, and what cannot be built of it.
+    """All shapes with the given arguments and any value for those that are None, most ranks first; and the refused
+    ones.
 
-    Ranks are all counts up to 8, then two to the power of n and one and a half times that, and the most there are.
-    Microbatches are once, twice and four times the ranks.
+    Ranks are all counts up to 8, then powers of two and one and a half times these, and `most_ranks`. Microbatches are
+    once, twice and four times the ranks.
 
     Raises:
         ScheduleError: no such family.

@@ -1,4 +1,4 @@
-"""What to say when no plan fits the memory: where, by how much, and what would help. Knows no search."""
+"""The message when no plan fits the memory: where, by how much, and what would help. Knows no search."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from planner.simulation.predict import Prediction
 def shortfall(
     closest: Prediction, recomputing: Prediction | None, without_copies: Prediction | None = None
 ) -> str:
-    """In words for people.
+    """The message, as text for people.
 
     Args:
-        closest: the plan that lacks least.
-        recomputing: the same with every layer recomputed but the last; None if it is that already.
-        without_copies: the same with no standbys; None if it has none.
+        closest: the plan that exceeds the memory least.
+        recomputing: the same plan with all layers but the last recomputing; None if `closest` already has that.
+        without_copies: the same plan without standbys; None if `closest` has none.
     """
     devices = closest.profile.cluster.devices
     rank = max(range(len(closest.excess_bytes)), key=lambda rank: closest.excess_bytes[rank])

@@ -1,7 +1,7 @@
 """Which places keep a copy of which layer, so that no single failure domain holds the last one. Pure.
 
-A copy sits in another domain, near those who would inherit the layer if its owner were lost, and no place carries much
-more than another: what stands by is received and updated at every step.
+A copy is in another domain, near the places that would inherit the layer if its owner failed. The load is balanced, as
+every place receives and updates its copies at every step.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from itertools import accumulate
 from planner.plan import Plan
 
 _NEARNESS = 0.2
-"""What a byte's distance from its layer's neighbours weighs against a byte more than another place carries."""
+"""The weight of one byte of distance from the layer's neighbours, against one byte of extra load."""
 _ROUNDS = 8
-"""How often the layers are gone through at most; two or three settle."""
+"""Most passes over the layers; two or three usually converge."""
 
 
 def assign(plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Per layer the places that stand by it: one, or none where there is no need or no other place.
+    """Per layer, the places that keep a copy of it: one, or none without need or without another place.
 
-    With several pipelines a layer has as many owners; where those sit in different domains, or all places in one, they
-    stand in for each other. Otherwise the copy goes to a place that owns no copy, in another domain if there is one.
-    The layers before and after it in the pipeline say how near a place is: on a shrink a stage's first layers go to the
-    place before, its last ones to the place after.
+    With several pipelines a layer has several owners. If they are in different domains, or if all places are in one
+    domain, they replace each other and need no copy. Otherwise the copy goes to a place that does not own the layer, in
+    another domain if there is one. A place is near if it holds layers close to this one: when the pipeline shrinks, the
+    first layers of a stage move to the place before, the last ones to the place after.
 
     Args:
-        domains: per place, what fails together with it: its node.
+        domains: per place, its failure domain: its node.
         parameter_bytes: per layer.
 
     Raises:
-        ValueError: not a domain per place, or not a number per layer.
+        ValueError: not one domain per place, or not one size per layer.
     """
     places, ranks = plan.world_size, plan.pipeline_ranks
     layers = plan.layers[-1][1]
@@ -50,7 +50,7 @@ def assign(plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int]) -
 
 
 def _others(rank: int, ranks: int, domains: Sequence[str]) -> list[int]:
-    """The places that may stand by the layers of pipeline rank `rank`; none where its siblings do."""
+    """The places that may keep copies of the layers of pipeline rank `rank`; none where its siblings replace them."""
     places = range(len(domains))
     owners = places[rank::ranks]
     theirs = {domains[place] for place in owners}
@@ -78,8 +78,8 @@ def _distances(plan: Plan, sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _balanced(choices: Sequence[dict[int, int]], sizes: Sequence[int], places: int) -> list[int | None]:
-    """Per layer the chosen place: the nearest at first, then whatever makes the sum of half the squared loads and of
-    `_NEARNESS` times size times distance smaller, one layer at a time."""
+    """Per layer, the chosen place. Starts with the nearest places and moves one layer at a time to reduce the sum of
+    half the squared loads and of `_NEARNESS` times size times distance."""
     chosen: list[int | None] = []
     load = [0] * places
     for near, size in zip(choices, sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Plans whose cut needs no profile: by parameter counts, or as the user lists it."""
+"""Plans whose cut needs no profile: by parameter counts, or the user's list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unmeasured_plan(
     """The plan of `schedule`, version 1 of epoch 0, with no standbys.
 
     Args:
-        schedule: without recomputations.
+        schedule: without recomputes.
         parameters: per layer.
         counts: layers per stage; None cuts by parameters.
         pipelines: copies of the pipeline that run; None: one per replica.

@@ -1,6 +1,6 @@
-"""Profile + plan + freeze ratios -> what every action and every message of a schedule costs.
+"""Profile + plan + freeze ratios -> the cost of every action and every message of a schedule.
 
-Knows no time line: it adds up layers and leaves the rest to the simulator. Rank p of the plan is device p.
+Adds up layers and knows no timeline: that is the simulator's. Rank p of the plan is device p.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from planner.simulation.simulate import Costs, Messages
 def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | None = None) -> Costs:
     """The costs of `schedule` with the plan's stages on the profile's devices.
 
-    A full backward takes its input gradient plus its weight gradient. A recompute repeats the forwards of the plan's
-    recomputing layers only. An update is one of its stage's.
+    A full backward takes as long as its input gradient plus its weight gradient. A recompute repeats only the forwards
+    of the layers that recompute. An update is the update of its stage.
 
     Args:
         ratios: `ratios[layer][microbatch]`, the share of weight-gradient time that is frozen; None freezes nothing.
@@ -55,13 +55,13 @@ def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
 
 
 def bounds(profile: Profile, plan: Plan, schedule: Schedule) -> tuple[Costs, Costs]:
-    """(upper, lower): the costs with nothing frozen, and with every weight gradient frozen."""
+    """(upper, lower): the costs with nothing frozen and with every weight gradient frozen."""
     everything = ((1.0,) * schedule.microbatches,) * len(profile.model.layers)
     return action_costs(profile, plan, schedule), action_costs(profile, plan, schedule, everything)
 
 
 def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
-    """Per pipeline rank, gradient norm and optimizer update of all its layers."""
+    """Per pipeline rank, seconds of the gradient norm and the optimizer update of all its layers."""
     seconds = [0.0] * plan.pipeline_ranks
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
         slowdown = profile.cluster.devices[rank].slowdown
@@ -70,12 +70,12 @@ def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
 
 
 def outside_s(profile: Profile, plan: Plan) -> float:
-    """What a step takes beside its window: the longest update of a rank, then the commit."""
+    """Seconds of a step outside its window: the longest update of any rank, then the commit."""
     return max(update_s(profile, plan)) + profile.cluster.commit_s
 
 
 def boundary_bytes(profile: Profile, plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(per stage, what its forward gives the stage after; per stage, what its backward gives the stage before)."""
+    """(per stage, bytes that its forward sends to the next stage; per stage, bytes that its backward sends back)."""
     layers = profile.model.layers
     last = len(layers)
     return (
@@ -85,10 +85,10 @@ def boundary_bytes(profile: Profile, plan: Plan) -> tuple[tuple[int, ...], tuple
 
 
 def check_fit(profile: Profile, plan: Plan, stages: int, ratios: Ratios | None, microbatches: int) -> None:
-    """Whether the four belong together.
+    """Check that the four arguments fit together.
 
     Raises:
-        ValueError: which number differs from which.
+        ValueError: two sizes differ; names both.
     """
     layers, devices = len(profile.model.layers), len(profile.cluster.devices)
     if plan.layers[-1][1] != layers:

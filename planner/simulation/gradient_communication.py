@@ -1,7 +1,7 @@
-"""What travels between the window and the commit of a step: the replicas' gradients, and those that standbys are sent.
+"""The cost of gradients that travel between the window and the commit of a step: between replicas and to standbys.
 
-After `workers/exchange.py` and `workers/elastic/redundancy.py`, in numbers. Knows the end of the window, not how it
-came about.
+`workers/exchange.py` and `workers/elastic/redundancy.py` in numbers. Knows when the window ends, and nothing of its
+actions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from planner.profile import Link, Profile
 
 
 def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
-    """Per place, what its standbys take: weights, optimizer state, and the gradients that come in."""
+    """Per place, memory of its standbys: weights, optimizer state, and the gradients that arrive."""
     taken = [0] * plan.world_size
     for layer, places in zip(profile.model.layers, plan.standbys, strict=False):
         for place in places:
@@ -23,7 +23,7 @@ def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
 
 
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
-    """What all owners send their standbys in one step."""
+    """Bytes that all owners send to their standbys in one step."""
     return sum(
         layer.gradient_bytes * len(places)
         for layer, places in zip(profile.model.layers, plan.standbys, strict=False)
@@ -31,7 +31,7 @@ def shipped_bytes(profile: Profile, plan: Plan) -> int:
 
 
 def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
-    """Per place, the updates of its standbys."""
+    """Per place, seconds of the updates of its standbys."""
     seconds = [0.0] * plan.world_size
     for layer, places in zip(profile.model.layers, plan.standbys, strict=False):
         for place in places:
@@ -41,10 +41,10 @@ def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
 
 
 def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
-    """Per pipeline rank, how long its gradients take to meet those of its siblings; 0 with one pipeline.
+    """Per pipeline rank, seconds of the gradient exchange with its siblings in other pipelines; 0 with one pipeline.
 
-    Each of D siblings gathers an equal part of every replica's gradients and gives the sum back. Messages are counted
-    by matrices: smaller parameters travel with no more than their bytes.
+    Each of D siblings gathers an equal part of every replica's gradients and sends back the sum. The number of messages
+    is the number of matrices: smaller parameters add only their bytes.
     """
     pipelines, ranks = plan.pipeline_count, plan.pipeline_ranks
     seconds = [0.0] * ranks
@@ -62,15 +62,14 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
             size, count = copies * part, copies * messages
             seconds[rank] += (
                 others * link.sender_busy_s(size, count)
-                + link.link_busy_s(size)
-                + link.latency_s
+                + link.transfer_s(size)
                 + others * link.receiver_busy_s(size, count)
             )
     return tuple(seconds)
 
 
 def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[float, ...]:
-    """Per place, when it may enter the commit: it has sent what it owns, and holds all that it stands in for.
+    """Per place, when it may enter the commit: it has sent its own gradients and received those of its standbys.
 
     Args:
         ready_s: per place, when its own gradients are final.
@@ -102,7 +101,7 @@ def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[f
 
 
 def _link(profile: Profile, plan: Plan, source: int, target: int) -> Link | None:
-    """Between two places: as measured, or the like one of the first pipeline, or any; None: there is not any."""
+    """The link between two places: the measured one, that of the first pipeline, or any; None if there is none."""
     links = profile.cluster.links
     if max(source, target) < len(links):
         return links[source][target]

@@ -1,7 +1,7 @@
 """Schedule + costs -> the longest-path problem that the simulator solves: durations on nodes, delays on edges.
 
-One definition for who must know more than one simulation: the freeze program, which treats durations as unknown, and
-the Monte Carlo over draws, which treats them as random. Knows nothing of freezing.
+The freeze program, which treats durations as unknown, and the Monte Carlo estimate, which treats them as random, share
+this definition. Knows nothing of freezing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Network:
-    """A node begins when, for each of its edges, the node before it has ended and the delay has passed.
+    """A node starts when, for each of its edges, the earlier node has ended and the delay has passed.
 
-    Nodes 0..A-1 are the actions of `graph`, node A is the sink, whose begin is the makespan; after that come the
-    messages that may find their link occupied, which last no time themselves. Any node may begin at 0.
+    Nodes 0..A-1 are the actions of `graph`. Node A is the sink, whose start is the makespan. The nodes after it are the
+    messages that may find their link occupied; they take no time. Any node may start at 0.
     """
 
     graph: Graph
     order: tuple[int, ...]
-    """All nodes, each after those that it waits for; the sink is last."""
+    """All nodes, each after its predecessors; the sink is last."""
     incoming: tuple[tuple[tuple[int, float], ...], ...]
     """`incoming[node]`: (earlier node, delay in seconds) per edge."""
 
@@ -56,7 +56,7 @@ class Network:
         return np.array(tails, dtype=np.int64), np.array(heads, dtype=np.int64), np.array(delays)
 
     def starts(self, seconds: Sequence[float]) -> list[float]:
-        """When each node begins at the earliest.
+        """The earliest start of each node.
 
         Args:
             seconds: float[A], per action.
@@ -75,7 +75,7 @@ class Network:
         return start
 
     def critical_edges(self, seconds: Sequence[float]) -> list[int | None]:
-        """Per node, which of its edges it waits for longest, the first one of several; None if it has none.
+        """Per node, the edge for which it waits longest, the first of several; None if it has no edge.
 
         Args:
             seconds: float[A], per action.
@@ -90,7 +90,7 @@ class Network:
         ]
 
     def makespans(self, seconds: Floats) -> Floats:
-        """The makespan of each of N windows at once.
+        """The makespans of N windows, computed together.
 
         Args:
             seconds: float[A, N], per action and window.
@@ -108,7 +108,7 @@ class Network:
         return end[self.sink]
 
     def latest_starts(self, seconds: Sequence[float], makespan_s: float) -> list[float]:
-        """When each node may begin at the latest for the sink to begin at `makespan_s`.
+        """The latest start of each node with which the sink starts at `makespan_s`.
 
         Args:
             seconds: float[A], per action.
@@ -124,15 +124,15 @@ class Network:
         return latest
 
     def _durations(self, seconds: Sequence[float]) -> list[float]:
-        """Per node: the sink and the messages take no time."""
+        """Per node, its duration: the sink and the messages take no time."""
         return [*seconds, *[0.0] * (self.nodes - len(seconds))]
 
 
 def build_network(schedule: Schedule, graph: Graph, costs: Costs, shortest: Sequence[float]) -> Network:
     """The network of a validated schedule and its graph, with the messages of `costs`.
 
-    A message queues for its link behind the one before it only if that can still be on its way, however short actions
-    are: only then it becomes a node.
+    A message becomes a node only if it may have to queue for its link: if the message before it can still occupy the
+    link when all actions take their shortest time.
 
     Args:
         shortest: float[A], the least seconds that each action may take.
@@ -144,11 +144,11 @@ def build_network(schedule: Schedule, graph: Graph, costs: Costs, shortest: Sequ
     sink = len(graph.actions)
     incoming: list[tuple[tuple[int, float], ...]] = [()] * (sink + 1)
     order: list[int] = []
-    # Per message: the node and the delay after which it leaves.
+    # Per message: (node, delay) after which it enters the link.
     leaves: dict[int, tuple[int, float]] = {}
-    # Per link: who sent the last message on it, for how long that occupies it, by how much it may be held up.
+    # Per link: (sender of its last message, seconds that the message occupies it, its largest possible delay).
     last_on_link: dict[tuple[int, int], tuple[int, float, float]] = {}
-    # Per node, the least time from the begin of its rank's program until its message is handed over.
+    # Per node, the least time from the start of its rank's program until its message has left the rank.
     elapsed = [0.0] * sink
 
     for node in graph.order[1:-1]:

@@ -1,7 +1,7 @@
 """Profile + plan + simulation -> the memory of every rank over one step, and its peak.
 
-Counts the storages that training makes, not what an allocator reserves. Times come from the simulation; what a stage
-keeps comes from `stage_memory.py`.
+Counts the storages that training allocates, not what an allocator reserves. The simulation gives the times,
+`stage_memory.py` the bytes of a stage, and `planner/schedule/in_flight.py` when an action takes and frees them.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from planner.simulation.stage_memory import StageMemory, stage_memory
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """What a rank's memory is used for, in bytes."""
+    """The parts of a rank's memory, in bytes."""
 
     weights: int
     """With buffers."""
     optimizer: int
     statistics: int
-    """Of the method of freezing, and what samples of the gradient's change keep."""
+    """Of the freezing method, and of samples of the gradient's change."""
     standbys: int
-    """Copies of layers of other ranks, with their optimizer state and a step's gradients; those of the pipeline that
-    keeps most on this rank."""
+    """Copies of layers of other ranks, with their optimizer state and one step's gradients; those of the pipeline that
+    keeps the most on this rank."""
     scratch: int
-    """Where weight gradients are formed before they are added; layers share it."""
+    """Buffers in which weight gradients are computed before they are added; layers share them."""
     gradients: int
-    """From the first weight gradient of a layer to the end of the step; those of the replicas that this pipeline has
-    executed before, from the beginning."""
+    """From the first weight gradient of a layer to the end of the step; for replicas that this pipeline has executed
+    before, from the start."""
     activations: int
-    """Per microbatch from the begin of its forward to the end of its input gradient; a layer that recomputes keeps its
-    inputs alone until its recompute begins."""
+    """Per microbatch from the start of its forward to the end of its input gradient; a layer that recomputes keeps only
+    its inputs until its recompute starts."""
     weight_grad_holds: int
-    """Per microbatch from the end of its input gradient to the end of its weight gradient; frozen shares hold none."""
+    """Per microbatch from the end of its input gradient to the end of its weight gradient; frozen shares hold
+    nothing."""
     messages: int
-    """Outputs that the next stage has not taken in yet or the outbox still holds, on the rank that made them and unless
-    they are activations, and what receives that are posted ahead have set aside."""
+    """Outputs that the next stage has not taken in or that the outbox still holds, unless they are activations, on the
+    rank that made them; and the memory of receives that are posted ahead."""
     working: int
-    """Of the action that runs."""
+    """Of the running action."""
 
     @property
     def total(self) -> int:
@@ -58,7 +59,7 @@ class MemoryParts:
 
 
 OverTime = tuple[tuple[float, MemoryParts], ...]
-"""(time_s, what a rank's memory is used for from then on), from 0."""
+"""(time_s, the parts of a rank's memory from then on), from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,10 @@ class RankMemory:
     """One rank's memory over one step."""
 
     timeline: tuple[tuple[float, int], ...]
-    """(time_s, bytes from then on), from 0; an entry per moment at which they change. While an action runs, the most
-    that it needs."""
+    """(time_s, bytes from then on), from 0; one entry per moment of change. During an action, the most that it
+    needs."""
     peak: MemoryParts
-    """At the first moment that needs most."""
+    """At the first moment of the peak."""
     peak_bytes: int
 
 
@@ -113,15 +114,15 @@ def memory(profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios 
 def memory_over_time(
     profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None = None
 ) -> tuple[OverTime, ...]:
-    """What the memory of `memory` is used for, per rank: an entry per moment at which that changes, and one more for
-    what is needed at that moment alone."""
+    """Per rank, the parts of its memory over time: an entry per moment of change, and one more for memory that is
+    needed at that moment only."""
     return tuple(_over_time(*rank) for rank in _ranks(profile, plan, simulation, ratios))
 
 
 def _ranks(
     profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None
 ) -> Iterator[tuple[MemoryParts, list[_Change]]]:
-    """Of every rank, what is used before the step begins, and what the step adds to that and gives back."""
+    """Per rank, its memory before the step, and what the step adds and frees."""
     schedule = simulation.schedule
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
     graph = build_graph(schedule)
@@ -145,7 +146,7 @@ def _ranks(
 
 
 class _Changes:
-    """Goes through all actions and notes what each takes and gives back."""
+    """Goes through all actions and records what each takes and frees."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class _Changes:
             self._receive(cluster.receives_ahead)
 
     def of_rank(self, rank: int) -> list[_Change]:
-        """In order of time; at one moment, what others release comes first, then the rank's own in program order."""
+        """By time; at one moment, what other ranks release comes first, then the rank's own in program order."""
         return sorted(self._released[rank] + self._own[rank], key=lambda change: change[0])
 
     def _compute(self, node: int, action: Action) -> None:
@@ -199,7 +200,7 @@ class _Changes:
         apply(end_s, effect.end)
 
     def _send(self, node: int, action: Action) -> None:
-        """An output stays with its maker until the next stage has taken it in and the maker's outbox lets go of it."""
+        """An output stays on its rank until the next stage has taken it in and the rank's outbox has freed it."""
         consumer = self._graph.consumers[node]
         if consumer is None:
             return
@@ -245,7 +246,7 @@ class _Changes:
         return left_s
 
     def _receive(self, ahead: int) -> None:
-        """From the begin of the step, each stream has memory for its next `ahead` messages, as far as they come."""
+        """From the start of the step, each stream has memory for its next `ahead` messages, if there are as many."""
         graph = self._graph
         for kind, stage, nodes in graph.by_kind_and_stage:
             taken = [node for node in nodes if graph.consumers[node] is not None]

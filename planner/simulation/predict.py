@@ -1,4 +1,4 @@
-"""Profile + plan + schedule -> what a step will take: time, bubble, memory, and whether it fits."""
+"""Profile + plan + schedule -> the predicted step: time, bubble, memory, and whether it fits."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from planner.simulation.simulate import Simulation, simulate
 
 @dataclass(frozen=True, kw_only=True)
 class Redundancy:
-    """What a plan's standbys cost."""
+    """The cost of a plan's standbys."""
 
     bytes_per_step: int
-    """That all owners send them."""
+    """Bytes that all owners send to standbys."""
     seconds_per_step: float
-    """That a step takes longer for them: their gradients on the way, and their updates where no rank waits anyway."""
+    """How much longer a step takes: gradients on their way, and updates for which no rank has idle time."""
     memory_bytes: int
     """Weights, optimizer state and gradients of copies, on the rank that keeps most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One training step as it is expected to go. Memory is worked out when it is first asked for."""
+    """One training step as predicted. Memory is computed on first use."""
 
     profile: Profile
     plan: Plan
     ratios: Ratios | None
     simulation: Simulation
-    """Of one window. Each pipeline executes `plan.windows` of them in a row."""
+    """Simulation of one window. Each pipeline executes `plan.windows` windows in a row."""
     windows_s: float
-    """All windows of a step: the makespan of the one, where there is one."""
+    """All windows of a step; with one window, its makespan."""
     step_s: float
-    """The windows, the exchange of gradients between replicas, those that standbys are sent, the update, the commit."""
+    """The windows, the gradient exchange between replicas, the gradients for standbys, the update, the commit."""
     redundancy: Redundancy
-    """Part of `step_s` and of the memory."""
+    """The part of `step_s` and of the memory that standbys cause."""
 
     @property
     def bubble(self) -> float:
-        """Mean over the ranks of the share of the makespan in which they do not compute."""
+        """Mean over the ranks of the share of the makespan in which a rank does not compute."""
         return fmean(self.simulation.bubble)
 
     @cached_property
@@ -62,12 +62,12 @@ class Prediction:
         return memory(self.profile, self.plan, self.simulation, self.ratios)
 
     def memory_over_time(self) -> tuple[OverTime, ...]:
-        """What each rank's memory is used for while the window runs; worked out anew at each call."""
+        """Per rank, the parts of its memory over the window; computed at each call."""
         return memory_over_time(self.profile, self.plan, self.simulation, self.ratios)
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Of the rank that needs most."""
+        """Of the rank with the highest peak."""
         return max(self.memory.peak_bytes)
 
     @property
@@ -87,7 +87,7 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
     """Simulate one step of `plan`.
 
     Args:
-        schedule: what the plan's name and numbers stand for; with an R for each stage that recomputes.
+        schedule: the plan's schedule, with an R on each stage that recomputes.
         ratios: `ratios[layer][microbatch]`, the frozen share of weight-gradient time; None freezes nothing.
 
     Raises:
@@ -123,7 +123,7 @@ def _all_windows(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
 
 
 def _beyond_idle_s(profile: Profile, plan: Plan, whole: Simulation) -> float:
-    """What updates of standbys, which run beside the window, take of the rank that has least time for them."""
+    """Seconds by which updates of standbys, which run beside the window, exceed a rank's idle time; the largest."""
     idle_s = [whole.makespan_s - busy_s for busy_s in whole.busy_s] * plan.pipeline_count
     return max(
         max(0.0, update_s - free_s)

@@ -1,6 +1,6 @@
-"""A cluster like the one that was measured, of as many ranks as are left or have come.
+"""The measured cluster with another number of ranks, after failures or joins.
 
-Who is left is not known here: only how many there are, and which of them share a failure domain.
+This module does not know which ranks remain, only how many, and which of them share a failure domain.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from statistics import median_low
 from planner.profile import Cluster, Link
 
 _TYPICAL_BYTES = 1_000_000
-"""The message by whose time links are put in order."""
+"""Size of the message whose transfer time orders the links."""
 
 
 def domain_pattern(domains: Sequence[str]) -> tuple[int, ...]:
-    """The domains numbered in order of appearance: what a plan depends on of them."""
+    """The domains, numbered in order of appearance: a plan depends on nothing else of them."""
     number: dict[str, int] = {}
     return tuple(number.setdefault(domain, len(number)) for domain in domains)
 
 
 def resized(measured: Cluster, pattern: Sequence[int]) -> Cluster:
-    """As many ranks as `pattern` has, linked as ranks of one machine and of two typically were: speed is the median
-    device's, memory the least."""
+    """A cluster of as many ranks as `pattern` has, with the typical link within a machine and between two machines.
+
+    Every device has the median speed and the smallest memory of the measured ones.
+    """
     devices = measured.devices
     device = replace(
         devices[0],
@@ -43,12 +45,12 @@ def resized(measured: Cluster, pattern: Sequence[int]) -> Cluster:
 
 
 def links_are_uniform(measured: Cluster) -> bool:
-    """Whether it makes no difference to `like` who shares a domain: one kind of link was measured, or none."""
+    """Whether domains make no difference to `resized`: the profile has at most one kind of link."""
     return None in (_typical(measured, same=True), _typical(measured, same=False))
 
 
 def _typical(measured: Cluster, *, same: bool) -> Link | None:
-    """The median link between ranks of the same machine or of different ones; None: none was measured."""
+    """The median link within one machine or, without `same`, between two; None if none was measured."""
     devices = measured.devices
     links = [
         link

@@ -1,7 +1,7 @@
 """Schedule + costs -> when every action runs, when every message travels, makespan and bubble per rank.
 
-Knows no layer and no device. A rank runs its program in order, one action at a time; what crosses ranks is a message,
-and what it costs whom is said by `Costs`.
+Knows no layer and no device. A rank executes its program in order, one action at a time. Outputs cross ranks as
+messages, and `Costs` gives their cost at either end.
 """
 
 from __future__ import annotations
@@ -22,44 +22,43 @@ Seconds = float | tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Messages:
-    """What travels between ranks, and over which links."""
+    """The sizes of messages between ranks, and the links."""
 
     forward_bytes: tuple[int, ...]
-    """Per stage, the message that its forward sends to the stage after."""
+    """Per stage, bytes that its forward sends to the next stage."""
     backward_bytes: tuple[int, ...]
-    """Per stage, the message that its backward or input gradient sends to the stage before."""
+    """Per stage, bytes that its backward or input gradient sends to the previous stage."""
     links: tuple[tuple[Link | None, ...], ...]
     """`links[source][target]`, by rank."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What each action takes, and each message from rank to rank.
+    """The cost of each action, and of each message between ranks.
 
-    With `messages` a message of n bytes goes as `Link` says. When its action has ended, it holds its sender for
-    `sender_s + n * sender_s_per_byte`; then, as soon as the messages before it on this ordered pair of ranks have left,
-    it occupies the link for `n / bytes_per_s`, and it arrives `latency_s` after that. Right before the action that
-    needs it, it holds its receiver for `receiver_s + n * receiver_s_per_byte`. Receives are posted ahead, so a message
-    travels while its receiver computes; what stages of one rank hand to each other is no message and costs nothing.
+    With `messages`, a message costs what its `Link` says. After its action it holds its sender. As soon as the earlier
+    messages on this ordered pair of ranks have left, it occupies the link, and it arrives one latency later. Right
+    before the action that needs it, it holds its receiver. Receives are posted ahead, so a message travels while its
+    receiver computes. Stages of one rank pass their outputs without a message, at no cost.
     """
 
     seconds: Mapping[Kind, Seconds]
     """Per kind, for one microbatch on one stage."""
     communication_s: float = 0.0
-    """Without `messages`: from the end of an action on one rank until its output has arrived on another. It holds
-    neither rank and links have no limit."""
+    """Without `messages`: seconds from the end of an action until its output has arrived on another rank. It holds
+    neither rank, and links have no limit."""
     actions: Mapping[Action, float] = field(default_factory=dict)
-    """Seconds of single actions, in place of `seconds`."""
+    """Seconds of single actions, which replace `seconds`."""
     messages: Messages | None = None
     blocking: bool = False
-    """Whether a message holds its sender and its receiver for as long as it takes (synchronous point-to-point calls,
-    as ChronosPipe, section III, counts them) instead of travelling while they compute."""
+    """Whether a message holds its sender and its receiver for its whole duration (synchronous point-to-point calls, as
+    in ChronosPipe, section III) instead of travelling while they compute."""
 
     @staticmethod
     def uniform(
         *, forward_s: float, input_grad_s: float, weight_grad_s: float, communication_s: float = 0.0
     ) -> Costs:
-        """All stages alike; a full backward is input plus weight gradient, a recompute is a forward."""
+        """Equal stages; a full backward takes input plus weight gradient, a recompute takes a forward."""
         return Costs(
             {
                 Kind.FORWARD: forward_s,
@@ -75,7 +74,7 @@ class Costs:
         """Seconds that `action` takes.
 
         Raises:
-            ValueError: no cost for it, nor for its kind and stage.
+            ValueError: there is no cost for the action, nor for its kind and stage.
         """
         cost = self.actions.get(action)
         if cost is None:
@@ -112,7 +111,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class TimedAction:
-    """One action as it runs."""
+    """One action with its start and end."""
 
     action: Action
     start_s: float
@@ -121,16 +120,16 @@ class TimedAction:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One message on its way from rank to rank."""
+    """One message between two ranks."""
 
     action: Action
-    """Whose output it carries."""
+    """The action whose output it carries."""
     source: int
     target: int
     start_s: float
-    """When it begins to occupy the link."""
+    """When it starts to occupy the link."""
     end_s: float
-    """When it leaves the link to the next one."""
+    """When the link is free again."""
     arrival_s: float
 
 
@@ -140,12 +139,12 @@ class Simulation:
 
     schedule: Schedule
     start_s: tuple[float, ...]
-    """Per node of the schedule's graph: per action, rank by rank in program order. Its input has been taken in."""
+    """Per action, in the node order of the schedule's graph. By then the rank has taken in the input."""
     end_s: tuple[float, ...]
     busy_s: tuple[float, ...]
     """Per rank, the sum over its actions."""
     on_link: tuple[tuple[int, float, float, float], ...]
-    """(node that sent it, when it begins to occupy its link, when it leaves it, its arrival) of every message."""
+    """(sending node, start on the link, end on the link, arrival) of every message."""
 
     @cached_property
     def makespan_s(self) -> float:
@@ -191,7 +190,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class MessageCost:
-    """What one message costs whom; the parts of `Link`, with its size put in."""
+    """The cost of one message: the parts of its `Link`, for its size."""
 
     sender_s: float
     link_s: float
@@ -200,7 +199,7 @@ class MessageCost:
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Simulation:
-    """Lay out a validated schedule in time: every action starts as soon as its rank and its input are there.
+    """Lay out a validated schedule in time: every action starts as soon as its rank is free and its input there.
 
     Raises:
         ValueError: `costs` lacks a kind or a stage of the schedule, or a link that a message needs.
@@ -231,7 +230,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
             continue
         sent = rank_free[rank] = done + outgoing.sender_s
         if costs.blocking:
-            # The receiver is held as long, from now on or from when it comes to it: the arrival stays `done`.
+            # The receiver is held as long, from now on or from when it is free: the arrival stays `done`.
             on_link.append((node, done, sent, sent))
             continue
         consumer = consumers[node]
@@ -251,7 +250,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
 
 
 def message_of_nodes(graph: Graph, schedule: Schedule, costs: Costs) -> list[MessageCost | None]:
-    """Per node, the message that carries its output to another rank, if there is one."""
+    """Per node, the cost of the message that carries its output to another rank; None without one."""
     message: list[MessageCost | None] = [None] * len(graph.actions)
     for kind, stage, nodes in graph.by_kind_and_stage:
         senders = [node for node in nodes if graph.consumers[node] is not None]
@@ -279,7 +278,7 @@ def _message(kind: Kind, stage: int, source: int, target: int, costs: Costs) -> 
         raise ValueError(f"no link from rank {source} to rank {target}, over which stage {stage} sends")
     sizes = messages.forward_bytes if kind is Kind.FORWARD else messages.backward_bytes
     if stage >= len(sizes):
-        raise ValueError(f"the costs lack the size of what {kind} of stage {stage} sends")
+        raise ValueError(f"the costs lack the size of the message that {kind} of stage {stage} sends")
     size = sizes[stage]
     if costs.blocking:
         total_s = link.total_s(size)

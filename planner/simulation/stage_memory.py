@@ -1,7 +1,6 @@
-"""What one stage keeps of a microbatch, and the most that each of its actions needs meanwhile.
+"""What one stage keeps of a microbatch, and the most that each of its actions needs while it runs.
 
-The bookkeeping of `workers/layer.py` in numbers. A layer's pass keeps its inputs and its outputs; on one rank the
-outputs of a layer are the inputs of the next, and a profile counts them with the layer that made them. Knows no time.
+Adds up what `layer_memory.py` says of each layer. Knows no time.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ class StageMemory:
     """Bytes of one stage and one microbatch; tuples are per microbatch."""
 
     kept: int
-    """From the begin of its forward on."""
+    """From the start of its forward on."""
     forward_working: int
-    """The most that the forward needs beside `kept`."""
+    """The most that the forward needs in addition to `kept`."""
     rebuilt: int
-    """What the recompute adds to `kept`; 0 where no layer recomputes."""
+    """What the recompute adds to `kept`; 0 if no layer recomputes."""
     recompute_working: int
     backward_working: int
-    """The most that its backward or input gradient needs beside `kept` and `rebuilt`."""
+    """The most that its backward or input gradient needs in addition to `kept` and `rebuilt`."""
     held: tuple[int, ...]
     """From the end of its input gradient to the end of its weight gradient."""
     new_gradients: tuple[int, ...]
-    """Gradients that are first formed with this microbatch."""
+    """Gradients that this microbatch is the first to compute."""
     keeps_output: bool
     """Whether its forward's output is part of `kept`."""
 
@@ -57,7 +56,7 @@ def stage_memory(
 
     Args:
         ratios: `ratios[layer][microbatch]`, the frozen share of each weight gradient; None freezes nothing.
-        frozen_stages: how many stages go forward only.
+        frozen_stages: how many stages only go forward.
         splits: whether weight gradients wait for an action of their own.
     """
     layers = profile.model.layers
@@ -93,21 +92,24 @@ def stage_memory(
 
 
 def _working(added: Sequence[int], working: Sequence[int]) -> int:
-    """The most that lives, beyond what is added in the end, while one layer after the other works and adds."""
+    """The most memory, beyond the final sum of `added`, while the layers run one after the other."""
     total = sum(added)
     return max(so_far + work - total for so_far, work in zip(accumulate(added), working, strict=True))
 
 
 def _backward_working(layers: Sequence[LayerProfile], first: int, kept: Sequence[int], splits: bool) -> int:
-    """The most that lives, beyond what is kept at first, while the layers from `first` on give back what they keep, the
-    last one first, and hold what their weight gradients wait for if the schedule `splits`."""
+    """The most memory, beyond the initial sum of `kept`, during the backward of the layers from `first` on.
+
+    The layers free what they keep, the last one first. If the schedule `splits`, each then holds the inputs of its
+    weight gradients.
+    """
     last = first + len(kept) - 1
     gradient = [
         0 if layer == len(layers) - 1 else layers[layer].boundary_grad_bytes for layer in range(last + 1)
     ]
     live = at_first = peak = sum(kept)
     for layer in range(last, first - 1, -1):
-        # The engine keeps the message that came until the whole action is over.
+        # The engine keeps the received message until the whole action has ended.
         message = gradient[last] if layer < last else 0
         before = live + message + gradient[layer]
         live += (layers[layer].weight_grad_hold_bytes if splits else 0) - kept[layer - first]

@@ -7,7 +7,7 @@ from planner.ir import Action, Kind, Schedule
 
 
 def table(text: str, stages: int, microbatches: int, **fields: Any) -> Schedule:
-    """The schedule `text` shows; not validated."""
+    """The schedule that `text` shows; not validated."""
     programs = tuple(tuple(map(Action.parse, line.split())) for line in text.strip().splitlines())
     return Schedule("table", stages, microbatches, programs, **fields)
 
@@ -17,7 +17,7 @@ def text(schedule: Schedule) -> str:
 
 
 def lines(block: str) -> str:
-    """`block` as `text` would write it."""
+    """`block` in the form that `text` returns."""
     return "\n".join(line.strip() for line in block.strip().splitlines())
 
 

@@ -8,8 +8,8 @@ from planner.ir import Action, Kind, Program, Schedule
 def gpipe(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Makespan 3(M + P - 1) at F = 1, B = 2; every rank holds all M microbatches in flight.
 
-    Backwards go in ascending microbatch order too, unlike the paper's figure, so that gradients add up in the
-    order of every other family.
+    Unlike in the paper's figure, backwards also run in ascending microbatch order, so that gradients add up in the
+    same order as in every other family.
     """
     return Schedule(
         "gpipe", ranks * chunks, microbatches, tuple(_program(rank, microbatches) for rank in range(ranks))

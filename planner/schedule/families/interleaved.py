@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: v chunks per rank, dealt out round-robin (Narayanan et al. 2021, section 2.2)."""
+"""Interleaved 1F1B: v chunks per rank, assigned round-robin (Narayanan et al. 2021, section 2.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank holds which stage: the two placements that the families use."""
+"""Which rank holds which stage: the two placements of the families."""
 
 from __future__ import annotations
 

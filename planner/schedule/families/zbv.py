@@ -8,8 +8,8 @@ from planner.ir import Action, Kind, Program, Schedule
 def zbv(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Makespan 6M + P - 1 at F = I = W = 1 per chunk, for M >= 2P - 1: no rank idles once begun.
 
-    At most min(2M, 2P) chunk activations are in flight on any rank, 1F1B's peak on its first. With fewer
-    microbatches than 2P - 1 the same order runs without those that are not there.
+    At most min(2M, 2P) chunk activations are in flight on any rank, as many as on 1F1B's first rank. With fewer
+    than 2P - 1 microbatches the order is the same without the missing ones.
     """
     full = max(microbatches, 2 * ranks - 1)
     programs = (_program(rank, ranks, full) for rank in range(ranks))

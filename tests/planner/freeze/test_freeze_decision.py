@@ -1,4 +1,4 @@
-"""From monitored steps to ratios per layer: the paper's anchor, and what stands in where nothing was measured."""
+"""From monitored steps to ratios per layer: the paper's reference case, and the fallback without measurements."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_the_papers_anchor() -> None:
         assert row == tuple(ratios[stage, microbatch] for microbatch in range(MICROBATCHES))
 
 
-def test_what_lies_outside_the_window_gets_no_shorter() -> None:
+def test_freezing_does_not_shorten_the_time_outside_the_window() -> None:
     decision = decide(QUESTION, monitored(outside_s=7.0))
     assert decision.bounds.outside_s == pytest.approx(7.0)
     assert decision.bounds.upper_step_s == pytest.approx(40.0)
     assert decision.kappa == pytest.approx(30.6 / 40.0)
 
 
-def test_told_the_same_in_another_order_it_decides_the_same() -> None:
+def test_the_order_of_observations_does_not_change_the_decision() -> None:
     assert decide(QUESTION, reversed(monitored())).ratios == decide(QUESTION, monitored()).ratios
 
 
@@ -101,7 +101,7 @@ def profile() -> Profile:
     )
 
 
-def test_the_profile_says_what_messages_cost() -> None:
+def test_message_costs_come_from_the_profile() -> None:
     slow = Link(latency_s=0.5, bytes_per_s=1e9, sender_s=0.125, receiver_s=0.25)
     given = profile()
     cluster = Cluster.uniform(given.cluster.devices[0], RANKS, slow)
@@ -126,11 +126,11 @@ def test_samples_make_a_step_longer_than_its_expectation() -> None:
     assert decision.spread > 1.0
     assert decision.kappa == pytest.approx(decision.spread * smooth.kappa)
     assert decision.expected_step_s == pytest.approx(decision.kappa * decision.unfrozen_step_s)
-    # With these ratios the samples happen to come out 0.1 % short, which no longer run would.
+    # With these ratios the samples happen to be 0.1 % too short; a longer run would not be.
     assert decide(replace(QUESTION, profile=coarse, r_max=0.1), monitored()).spread == 1.0
 
 
-def test_the_profile_stands_in_for_a_half_that_was_not_observed() -> None:
+def test_the_profile_replaces_a_half_that_was_not_observed() -> None:
     seen = [each for each in monitored() if each.step > 2]
     with pytest.raises(MonitoringError, match=r"steps 1 to 2 \(upper bound\)"):
         decide(QUESTION, seen)
@@ -143,12 +143,12 @@ def test_the_profile_stands_in_for_a_half_that_was_not_observed() -> None:
     assert decision.bounds.upper_step_s is None
 
 
-def test_a_profile_of_fewer_devices_than_the_plan_has_spoils_nothing() -> None:
+def test_a_profile_may_have_fewer_devices_than_the_plan() -> None:
     given = profile()
     link = Link(latency_s=0.25, bytes_per_s=1e9)
     fewer = replace(given, cluster=Cluster.uniform(given.cluster.devices[0], 2, link, commit_s=0.125))
     decision = decide(replace(QUESTION, profile=fewer), monitored())
-    # What is measured counts; the profile says what messages cost, on every link what it is on the one.
+    # Measured times count; the profile gives the cost of messages, the same for every link.
     whole = replace(given, cluster=Cluster.uniform(given.cluster.devices[0], RANKS, link, commit_s=0.125))
     assert decision == decide(replace(QUESTION, profile=whole), monitored())
     assert decision.solution.unfrozen_s > 33.0
@@ -156,7 +156,7 @@ def test_a_profile_of_fewer_devices_than_the_plan_has_spoils_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_where_nothing_is_random_nothing_gets_longer_by_chance(seed: int) -> None:
-    """Nor by rounding: the sums of a draw and of an expectation are formed in another order."""
+    """Rounding does not lengthen it either: a sample and an expectation add up in different orders."""
     random, given = Random(seed), profile()
     layers = []
     for layer in given.model.layers:
@@ -198,5 +198,5 @@ def test_weights_are_the_profiles_nanoseconds_matrix_by_matrix() -> None:
         (),
     )
     assert decide(QUESTION, monitored()).weights == ()
-    # No matrix is said to take these layers' time: their shares are not known.
+    # The profile assigns these layers' time to no matrix: their shares are unknown.
     assert decide(replace(QUESTION, profile=given), monitored()).weights == ()

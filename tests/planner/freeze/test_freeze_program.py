@@ -1,4 +1,4 @@
-"""The freeze program against hand-solved windows, a dense program, brute force over a grid, and its own promises."""
+"""The freeze program against hand-solved windows, a dense program, brute force over a grid, and its guarantees."""
 
 from dataclasses import replace
 from itertools import product
@@ -117,7 +117,7 @@ def test_a_budget_is_worth_what_the_next_unit_of_it_saves():
 @given(name=st.sampled_from(sorted(families())), seed=st.integers(0, 999))
 @settings(max_examples=20, deadline=None)
 def test_duals_are_the_slopes_of_the_makespan(name: str, seed: int):
-    """More of every budget saves at most what the duals say, and just that for a small step within one basis."""
+    """More of every budget saves at most what the duals say; a small step within one basis saves exactly that."""
     schedule = build(name, 2, 4)
     upper, lower = random_costs(schedule, seed)
     here = solve(schedule, upper, lower, 0.4)
@@ -209,7 +209,7 @@ def test_the_least_freezing_counts_also_where_weight_gradients_differ_by_thousan
     seed=st.integers(0, 9999),
 )
 @settings(max_examples=60, deadline=None)
-def test_it_keeps_its_promises(name: str, ranks: int, rounds: int, r_max: float, seed: int):
+def test_its_guarantees_hold(name: str, ranks: int, rounds: int, r_max: float, seed: int):
     schedule = build(name, ranks, ranks * rounds)
     upper, lower = random_costs(schedule, seed)
     solution = solve(schedule, upper, lower, r_max)
@@ -234,7 +234,7 @@ def test_it_keeps_its_promises(name: str, ranks: int, rounds: int, r_max: float,
 
 @given(name=st.sampled_from(sorted(families())), ranks=st.integers(2, 4), seed=st.integers(0, 9999))
 @settings(max_examples=40, deadline=None)
-def test_it_freezes_nothing_that_buys_nothing(name: str, ranks: int, seed: int):
+def test_it_freezes_nothing_without_a_gain(name: str, ranks: int, seed: int):
     """What lies off the critical path is not frozen; and each frozen action, left alone, would lengthen the window
     if frozen less."""
     schedule = build(name, ranks, 2 * ranks)
@@ -271,12 +271,12 @@ def test_no_point_of_a_grid_is_better(name: str, seed: int):
         point = replace(solution, ratios=shares)
         best = min(best, simulate(schedule, with_ratios(point, upper, lower, schedule)).makespan_s)
     assert solution.solved_s <= best * (1 + NEAR)
-    # And not better by more than a step of the grid can bring.
+    # It is at most one grid step better.
     assert solution.solved_s >= best - 0.25 * 1.5 * len(places)
 
 
 @pytest.mark.parametrize("name", sorted(families()))
-def test_solving_again_gives_what_solving_anew_gives(name: str):
+def test_a_repeated_solve_equals_a_first_solve(name: str):
     schedule = build(name, 3, 6)
     program = FreezeProgram(schedule)
     for seed, r_max in ((1, 0.8), (2, 0.8), (2, 0.3), (3, 1.0), (3, 0.0), (4, 0.6)):

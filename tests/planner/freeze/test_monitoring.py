@@ -1,4 +1,4 @@
-"""Costs from spans: exact ones come back exactly, whatever the clocks of the ranks begin with."""
+"""Costs from spans: exact times are recovered exactly, whatever the offsets of the ranks' clocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def costs(schedule: Schedule, weight_grad_s: float) -> Costs:
 
 
 def step(schedule: Schedule, number: int, given: Costs, *, replica: int = 0) -> list[Observation]:
-    """What the ranks report of one step; each rank's clock begins at another moment."""
+    """The ranks' reports of one step; each rank's clock has a different offset."""
     laid_out = simulate(schedule, given)
     return [
         Observation(
@@ -57,7 +57,7 @@ def monitored(schedule: Schedule) -> list[Observation]:
 
 
 @pytest.mark.parametrize(("family", "ranks"), FAMILIES)
-def test_exact_times_come_back_and_predict_the_steps(family: str, ranks: int) -> None:
+def test_exact_times_are_recovered_and_predict_the_steps(family: str, ranks: int) -> None:
     schedule = registry.build(family, ranks, 6, None)
     bounds = measure(schedule, PHASES, monitored(schedule))
     for found, given in ((bounds.upper, costs(schedule, 3.0)), (bounds.lower, costs(schedule, 0.0))):
@@ -114,7 +114,7 @@ def test_what_comes_before_the_first_action_is_outside_the_window() -> None:
     assert measure(schedule, PHASES, seen).outside_s == pytest.approx(OUTSIDE_S + 2.0)
 
 
-def test_replicas_count_alike() -> None:
+def test_replicas_count_equally() -> None:
     schedule = registry.build("1f1b", 2, 4, None)
     first = monitored(schedule)
     sibling = [slowed(replace(each, rank=each.rank + 2), 2.0) for each in first]
@@ -122,7 +122,7 @@ def test_replicas_count_alike() -> None:
     assert bounds.upper.seconds[Kind.FORWARD] == pytest.approx((1.5, 3.0))
 
 
-def test_weight_gradients_that_nobody_timed_take_no_time() -> None:
+def test_weight_gradients_without_a_measured_time_take_no_time() -> None:
     schedule = registry.build("zb-h1", 2, 4, None)
     seen = [
         replace(each, spans=tuple(span for span in each.spans if "W" not in span[0]))
@@ -133,7 +133,7 @@ def test_weight_gradients_that_nobody_timed_take_no_time() -> None:
     assert measure(schedule, PHASES, seen).lower.seconds[Kind.WEIGHT_GRAD] == (0.0, 0.0)
 
 
-def test_what_was_not_seen_is_named() -> None:
+def test_a_missing_time_is_named() -> None:
     schedule = registry.build("1f1b", 2, 4, None)
     seen = monitored(schedule)
     with pytest.raises(

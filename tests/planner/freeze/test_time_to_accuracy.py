@@ -24,7 +24,7 @@ def test_kappa_and_its_approximation():
 
 
 def test_the_average_over_the_horizon_weighs_steps_by_their_gradient_energy():
-    """Not the mean of the steps: an unfrozen begin with large gradients counts for more (definition D.8)."""
+    """Not the mean over steps: an unfrozen start with large gradients counts more (definition D.8)."""
     assert average_effective_update([1.0, 0.5], [3.0, 1.0]) == 0.875
     assert average_effective_update([], []) == 1.0
     so_far = RunningUpdate()
@@ -75,7 +75,7 @@ def test_rounding_does_not_make_freezing_cost_more():
         ("autofreeze", "freeze.autofreeze_percentile"),
     ],
 )
-def test_the_way_out_is_the_method_s_own(method: str, control: str):
+def test_the_advice_names_the_setting_of_the_method(method: str, control: str):
     text = warning(0.8, 0.5, method)
     assert text is not None
     assert text.endswith(f". Lower {control}, or set freeze.method to none")

@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from small_profile import layer, plan, profile
+from small_profile import layer, profile
 
 from benchmarks.partition import PROGRAMS, deviation, end_to_end_deviation, small_instance, with_memory
 from benchmarks.parts.brute_force import all_cuts, merged_s
@@ -15,9 +15,7 @@ from planner.partition.minmax import smallest_largest
 from planner.partition.stage_costs import StageCosts
 from planner.plan import PlanError
 from planner.profile import Link, Profile
-from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
-from planner.simulation.predict import predict
 
 
 def costs_of(model: Profile, stages: int, microbatches: int = 4, family: str = "1f1b") -> StageCosts:
@@ -35,8 +33,8 @@ def test_algorithm_1_equals_brute_force():
         assert abs(end_to_end_deviation(Random(seed))) < 1e-12, seed
 
 
-def test_among_equally_slow_cuts_the_most_even_one_is_taken():
-    # The heavy layer fixes the slowest stage; the rest is still balanced.
+def test_of_equally_slow_cuts_the_most_even_one_wins():
+    # The heavy layer determines the slowest stage; the rest is still balanced.
     model = profile(*(layer(forward_s=cost) for cost in (1.0, 1.0, 1.0, 1.0, 100.0)), ranks=3)
     assert time.partition(costs_of(model, 3)) == ((0, 2), (2, 4), (4, 5))
 
@@ -67,7 +65,7 @@ def test_the_bottleneck_may_be_a_link():
     assert bottleneck.partition(costs_of(even, 2)) != ((0, 2), (2, 4))
 
 
-def test_what_messages_take_of_ranks_and_links():
+def test_how_long_messages_occupy_ranks_and_links():
     """By hand, of the middle one of three stages, each of one layer that computes for 7 s."""
     model = profile(*[layer(boundary_bytes=16, boundary_grad_bytes=8)] * 3, ranks=3)
     down = Link(latency_s=9.0, bytes_per_s=4.0, sender_s=0.5, sender_s_per_byte=0.125, receiver_s=1.0)
@@ -100,44 +98,6 @@ def test_the_iteration_time_of_a_given_cut():
             )
 
 
-@pytest.mark.parametrize(
-    ("family", "recompute", "exact"),
-    [
-        ("gpipe", (), True),
-        ("1f1b", (), True),
-        ("1f1b", (0, 2, 3), True),
-        ("zb-h1", (), False),
-        ("zb-h1", (1, 4), False),
-    ],
-)
-def test_what_a_stage_needs_is_what_the_simulator_counts(
-    family: str, recompute: tuple[int, ...], exact: bool
-):
-    """Without messages, which wait as the times have it. Before its first weight gradient a rank has no gradients:
-    split schedules may so need less."""
-    for seed in range(10):
-        rng = Random(seed)
-        model = random_profile(rng, 6, 3)
-        silent = [replace(each, boundary_bytes=0, boundary_grad_bytes=0) for each in model.model.layers]
-        model = replace(model, model=replace(model.model, layers=tuple(silent)))
-        microbatches = rng.randint(1, 6)
-        schedule = build(family, 3, microbatches)
-        costs = StageCosts.of(model, schedule, recompute)
-        for cut in all_cuts(6, 3):
-            again = [stage for stage, (a, b) in enumerate(cut) if set(range(a, b)) & set(recompute)]
-            counts = [stop - first for first, stop in cut]
-            simulated = predict(
-                model,
-                plan(*counts, schedule=family, microbatches=microbatches, recompute=recompute),
-                add_recompute(schedule, again),
-            ).memory.peak_bytes
-            needed = [int(costs.memory_bytes(stage)[stop, first]) for stage, (first, stop) in enumerate(cut)]
-            if exact:
-                assert needed == list(simulated)
-            else:
-                assert all(most >= peak for most, peak in zip(needed, simulated, strict=True))
-
-
 @pytest.mark.parametrize("program", [time.partition, bottleneck.partition, dynpipe.partition])
 def test_memory_that_no_cut_fits_is_an_error_that_says_how_much_is_lacking(program):
     # 150 bytes of state and 100 of activations a layer; the first stage keeps two microbatches, the second one.
@@ -165,5 +125,5 @@ def test_more_stages_than_layers_are_refused_by_every_program(program):
         program(costs_of(profile(layer(), layer(), ranks=3), 3))
 
 
-def test_smallest_largest_knows_when_nothing_is_allowed():
+def test_smallest_largest_returns_none_if_no_cut_is_allowed():
     assert smallest_largest(3, 2, lambda stage, at: np.full((4, 4), np.inf)[at]) is None

@@ -1,4 +1,4 @@
-"""Every trap is refused with its place."""
+"""Every kind of illegal schedule is refused, with the place of the fault."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Right schedules with one thing changed: what `validate` still accepts runs, and adds up in order."""
+"""Legal schedules with one change: each one that `validate` still accepts runs, and adds gradients in order."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""DynPipe's Algorithm 1 where brute force says nothing: T(S), memory limits, what cannot be."""
+"""DynPipe's Algorithm 1 beyond the comparison with brute force: T(S), memory limits, impossible requests."""
 
 from dataclasses import replace
 from itertools import product

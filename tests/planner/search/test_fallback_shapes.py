@@ -1,4 +1,4 @@
-"""What other numbers of ranks can run: the same family if it can use them all, else what others can."""
+"""The options of other numbers of ranks: the same family if it can use them all, else other families."""
 
 from __future__ import annotations
 

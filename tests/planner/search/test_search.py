@@ -1,4 +1,4 @@
-"""What is chosen, against every cut there is; what is told of the rest; what is refused."""
+"""The chosen plan against all cuts; the alternatives; refused requests."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who stands by whom: in another domain where there is one, near the heirs, and everybody alike."""
+"""The places of standbys: in another domain if there is one, near the heirs, and with a balanced load."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_any_one_domain_can_be_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 16])
 @pytest.mark.parametrize("per_node", [1, 2, 4])
-def test_equal_ranks_carry_nearly_alike(ranks: int, per_node: int) -> None:
-    """As far as their nodes let them: only a last node that is not full has others to serve than it is served by."""
+def test_equal_ranks_have_a_nearly_equal_load(ranks: int, per_node: int) -> None:
+    """As far as nodes allow: only a last node that is not full keeps copies for others than those that keep its own."""
     domains = [f"node{rank // per_node}" for rank in range(ranks)]
     chosen = assign(plan(*[6] * ranks), domains, [10] * 6 * ranks)
     carried = loads(chosen, [10] * 6 * ranks, ranks)

@@ -1,4 +1,4 @@
-"""From layers to what actions and messages cost."""
+"""From layers to the costs of actions and messages."""
 
 from dataclasses import replace
 
@@ -102,7 +102,7 @@ def test_bounds_are_the_costs_with_nothing_and_with_everything_frozen():
         (PLAN, ((0.5,),) * 3, "a column for each of 2 microbatches"),
     ],
 )
-def test_what_does_not_fit_together_is_named(changed, ratios, problem):
+def test_a_mismatch_is_named(changed, ratios, problem):
     with pytest.raises(ValueError, match=problem):
         action_costs(UNEVEN, changed, build("1f1b", 2, 2), ratios)
 
@@ -129,6 +129,6 @@ def test_frozen_steps_last_between_the_bounds_and_no_longer_with_more_frozen(nam
     assert lower <= frozen_more <= frozen_less <= upper
 
 
-def test_only_what_forms_weight_gradients_is_priced_one_by_one():
+def test_only_weight_gradients_have_costs_per_action():
     costs = action_costs(UNEVEN, PLAN, build("1f1b", 2, 2), ((1.0, 1.0),) * 3)
     assert set(costs.actions) == {Action(Kind.BACKWARD, stage, index) for stage in (0, 1) for index in (0, 1)}

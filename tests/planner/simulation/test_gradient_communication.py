@@ -1,4 +1,4 @@
-"""What travels after the window, counted by hand: replicas' gradients, and those that standbys are sent."""
+"""Gradient communication after the window, by hand: between replicas and to standbys."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_gradients_are_sent_when_they_are_final_and_taken_in_after_the_own_are_s
     assert shipped_s(TWO, both, (0.0, 0.0)) == (2.5, 1.25 + 2 + 2 + 0.5 + 0.625)
 
 
-def test_replicas_gather_and_give_back():
+def test_replicas_gather_and_scatter():
     matrix = (Matrix(name="w", parameters=4, weight_grad_s=4.0),)
     one = profile(layer("a", **{**SIZES, "matrices": matrix}), link=LINK)
     twice = plan(1, replicas=2)
@@ -72,7 +72,7 @@ def step_s(made: Plan, ranks: int = 2) -> float:
     return predict(TWO, made, build("1f1b", ranks, made.microbatches)).step_s
 
 
-def test_redundancy_is_in_the_step_and_told():
+def test_redundancy_is_part_of_the_step():
     alone = predict(TWO, plan(1, 1), build("1f1b", 2, 2))
     peer = predict(TWO, CROSSED, build("1f1b", 2, 2))
     # Rank 0 is the last to end, and its gradients are the last to arrive.

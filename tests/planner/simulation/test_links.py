@@ -1,4 +1,4 @@
-"""Messages: whom they hold, how they queue, when they arrive."""
+"""Messages: which ranks they hold, how they queue, when they arrive."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -126,7 +126,7 @@ def test_a_missing_link_or_size_is_named():
     with pytest.raises(ValueError, match="no link from rank 0 to rank 1, over which stage 0 sends"):
         simulate(FORWARDS, no_link)
     no_size = replace(costs(SLOW), messages=replace(no_link.messages, forward_bytes=(), links=((SLOW,) * 2,)))
-    with pytest.raises(ValueError, match="lack the size of what F of stage 0 sends"):
+    with pytest.raises(ValueError, match="lack the size of the message that F of stage 0 sends"):
         simulate(FORWARDS, no_size)
 
 
@@ -236,7 +236,7 @@ def random_case(name: str, ranks: int, rounds: int, data: st.DataObject) -> tupl
 def test_times_are_the_longest_ways_through_actions_and_messages(
     name: str, ranks: int, rounds: int, data: st.DataObject
 ):
-    """The same rules once more, as recursions from each event to those that it waits for."""
+    """The same rules again, as recursions from each event to those that it waits for."""
     schedule, case_costs = random_case(name, ranks, rounds, data)
     graph = build_graph(schedule)
     messages = case_costs.messages

@@ -1,4 +1,4 @@
-"""The longest-path problem against the simulator that it stands for."""
+"""The longest-path problem against the simulator, which must agree with it."""
 
 from dataclasses import replace
 

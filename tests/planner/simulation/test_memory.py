@@ -81,7 +81,7 @@ def test_zb_h1_holds_what_its_weight_gradients_need():
     assert last.peak == parts(gradients=3_000, weight_grad_holds=40)
 
 
-def test_what_recomputes_keeps_its_input_until_then():
+def test_a_recomputing_layer_keeps_its_input_until_its_recompute():
     recomputing = replace(plan(1, 1), recompute=(0, 1))
     first, last = ranks(add_recompute(build("1f1b", 2, 2), {0, 1}), recomputing)
     # 0F0 0-1, 0F1 1-2, 0R0 2-3, 0B0 5-7, 0R1 7-8, 0B1 9-11; 0F1's output waits from 2 to 5 and is not kept anyway.
@@ -192,7 +192,7 @@ def test_matrices_of_one_shape_share_scratch_and_receives_are_posted_ahead():
         (2, BASE + 64 + 2 * 107 + 4),
         (3, BASE + 64 + 3 * 107),
     )
-    # No more is set aside than comes.
+    # A receiver allocates for no more messages than arrive.
     two = replace(two, cluster=replace(two.cluster, receives_ahead=5))
     first, last = ranks(build("gpipe", 2, 3), plan(1, 1, schedule="gpipe", microbatches=3), two)
     assert first.timeline[0] == (0, BASE + 64 + 128 + 100 + 3 * 2)
@@ -216,7 +216,7 @@ def test_what_memory_is_used_for_over_time():
     assert last[-1] == (7, parts(gradients=3_000))
 
 
-def test_what_an_action_needs_that_takes_no_time_is_there_for_a_moment():
+def test_an_action_of_no_duration_needs_its_memory_for_a_moment():
     quick = simulate(build("1f1b", 2, 2), Costs.uniform(forward_s=1, input_grad_s=0, weight_grad_s=0))
     first, _ = memory_over_time(TWO, plan(1, 1), quick)
     # 0F0 0-1, 0F1 1-2, 0B0 at 2, 0B1 at 3.

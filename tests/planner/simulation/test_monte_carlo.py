@@ -1,4 +1,4 @@
-"""Steps whose matrices are frozen by chance."""
+"""Steps whose matrices are frozen at random."""
 
 from dataclasses import replace
 

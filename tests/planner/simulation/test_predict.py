@@ -1,4 +1,4 @@
-"""A step as it is expected to go."""
+"""The predicted step."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_links_and_ratios_are_in_it():
     assert [rank.peak.gradients for rank in frozen.memory.ranks] == [30, 0]
 
 
-def test_what_does_not_fit_is_told_per_rank():
+def test_the_excess_is_given_per_rank():
     # Rank 0 keeps two microbatches: 40 + 80 + 30 + 200 and a gradient of 2; rank 1 one, and its input.
     small = (replace(DEVICE, memory_bytes=340), replace(DEVICE, memory_bytes=258))
     two = profile(layer(), layer())

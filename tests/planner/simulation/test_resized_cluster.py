@@ -1,4 +1,4 @@
-"""What a cluster of other ranks is taken to be like."""
+"""The measured cluster with another number of ranks."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_links_within_a_domain_are_those_within_a_machine():
     assert not links_are_uniform(measured("a", "a", "b"))
 
 
-def test_where_one_kind_was_measured_the_other_is_like_it():
+def test_a_kind_of_link_without_a_measurement_equals_the_other():
     for machines, link in (("aaa", NEAR), ("abc", FAR)):
         made = resized(measured(*machines), (0, 1, 1))
         assert {found for row in made.links for found in row} == {None, link}
