@@ -54,6 +54,8 @@ class RayHosts:
         self._actors: dict[int, Any] = {}
         self._placed: dict[int, str] = {}
         """Rank -> the id of the node on which its placement group is."""
+        self._names: dict[str, str] = {}
+        """Node id -> the host by which people know it."""
         self._shunned: set[str] = set()
         self._backoff = Backoff()
         hosted: Any = ray.remote(concurrency_groups={CONTROL: CONTROL_THREADS})  # pyright: ignore[reportCallIssue]
@@ -131,7 +133,8 @@ class RayHosts:
         if node is None:
             return ""
         pause_s = self._backoff.failed(node, time.monotonic())
-        return f"rank {rank} did not start on node {node}, which gets no other rank for {pause_s:g} s"
+        name = self._names.get(node, node)
+        return f"rank {rank} did not start on node {name}, which gets no other rank for {pause_s:g} s"
 
     def shun(self, node: str) -> None:
         self._shunned.add(node)
@@ -139,6 +142,7 @@ class RayHosts:
     async def _nodes(self) -> tuple[Node, ...]:
         """Where ranks may be started."""
         now_s, nodes = time.monotonic(), await asyncio.to_thread(cluster.nodes)
+        self._names |= {node.id: node.host for node in nodes}
         return tuple(
             node
             for node in nodes

@@ -84,6 +84,9 @@ class Formed:
     """The checkpoint they start from; none: from initial weights, or from what the ranks hold."""
     step: int
     """Steps committed where it begins."""
+    failures: int = 0
+    """How often the job has failed with no step committed beyond `failed_at`."""
+    failed_at: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +235,9 @@ class Paused:
     step: int
     requested: bool = False
     """Someone requested it: a checkpoint has the state, and the ranks are given back."""
+    failures: int = 0
+    """As in `Formed`."""
+    failed_at: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,9 @@ class RanksView:
     """The step at which it began to train."""
     since: int | None = None
     """The generation that went back to a checkpoint last; None: none did."""
+    failures: int = 0
+    """How often the job has failed with no step committed beyond `failed_at`."""
+    failed_at: int = -1
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     damaged: tuple[str, ...] = ()
@@ -53,6 +56,8 @@ class RanksView:
 
     def take(self, event: Formed | RankStarted | RankFailed | Regrouped | Paused | Noticed) -> None:
         """Fold one more event in."""
+        if isinstance(event, Formed | Paused):
+            self.failures, self.failed_at = event.failures, event.failed_at
         match event:
             case Formed(generation=generation, step=step):
                 self.formed = event

@@ -87,7 +87,15 @@ def _halt(job: Job, step: int) -> Step:
         ),
         intents=replace(job.intents, save_after=None, asked=None, pausing=False, halting=False),
     )
-    paused = Log(events.Paused(reason="on request", step=step, requested=True))
+    paused = Log(
+        events.Paused(
+            reason="on request",
+            step=step,
+            requested=True,
+            failures=job.progress.failures,
+            failed_at=job.progress.failed_at,
+        )
+    )
     return Paused(job, step), (*void, paused, Dismiss(ranks))
 
 

@@ -330,7 +330,14 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
         timeout_s=order.timeout_s,
     )
     start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
-    logs = [Log(events.Formed(generation=generation, start=start, step=recovery_plan.step))]
+    formed = events.Formed(
+        generation=generation,
+        start=start,
+        step=recovery_plan.step,
+        failures=job.progress.failures,
+        failed_at=job.progress.failed_at,
+    )
+    logs = [Log(formed)]
     if recovery_plan.cause == "start":
         # Decided before, at commits that are still to come here: no rank will report it.
         coming = [plan for plan in order.freezing.plans if (plan.start or 0) > recovery_plan.step + 1]
@@ -456,7 +463,14 @@ def hold(order: Order, job: Job, holding: Pause) -> Step:
     if job.progress.paused:
         return state, save
     job = replace(job, progress=replace(job.progress, paused=True, pauses=job.progress.pauses + 1))
-    paused = Log(events.Paused(reason=holding.reason, step=holding.step))
+    paused = Log(
+        events.Paused(
+            reason=holding.reason,
+            step=holding.step,
+            failures=job.progress.failures,
+            failed_at=job.progress.failed_at,
+        )
+    )
     return replace(state, job=job), (paused, *save, Wait(order.elastic.wait_s, job.progress.pauses))
 
 

@@ -39,6 +39,8 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
             validated=view.validated,
             checkpoints=tuple(_checkpoints(order, view)),
             freeze=with_freeze(order.freezing.plans, view.freeze.plans.values()),
+            failures=ranks.failures,
+            failed_at=ranks.failed_at,
             halted=view.state == "paused",
             prepared=(view.plan, expand(view.plan)) if moving and view.plan is not None else None,
         ),

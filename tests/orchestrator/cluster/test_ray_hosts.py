@@ -87,7 +87,7 @@ def test_a_node_on_which_ranks_do_not_start_is_avoided_for_longer_each_time(
             assert work is not None
             await work
         assert await hosts.room() == 2
-        text = "rank {} did not start on node bad, which gets no other rank for {} s"
+        text = "rank {} did not start on node 10.0.0.1, which gets no other rank for {} s"
         died = "its process died as it started: exit code 3"
         assert told == [
             Noted(Warned(text=text.format(4, 2))),

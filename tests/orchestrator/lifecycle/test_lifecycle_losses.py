@@ -237,6 +237,8 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up() -> None:
     recovered(job, PLAN, (0, 1))
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost) == ("retry", ())
+    formed = [event for event in job.logged if isinstance(event, events.Formed)][-1]
+    assert (formed.failures, formed.failed_at) == (1, 0)
     job.take(RankLost(0, "reset", cut_off=True, round=1), RankLost(1, "ValueError: no", round=1))
     job.take(Positioned(position(0, 0, (0,)), 2), Positioned(position(1, 0, (1, 2)), 2))
     assert isinstance(job.state, Closing)

@@ -80,7 +80,7 @@ def test_too_few_ranks_wait_for_capacity() -> None:
     job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
     assert isinstance(job.state, Waiting)
     reason = "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3"
-    assert job.logged[-1] == events.Paused(reason=reason, step=0)
+    assert job.logged[-1] == events.Paused(reason=reason, step=0, failures=1, failed_at=0)
     assert job.effects[-1] == Wait(60, 1)
     job.take(Room(4))
     assert job.effects[-1] == Recruit((3,))

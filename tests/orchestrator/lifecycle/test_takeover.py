@@ -105,6 +105,15 @@ def test_the_job_is_what_the_log_says() -> None:
     assert [ref.path for ref in job.progress.checkpoints] == ["/5", "/4"]
 
 
+def test_failures_count_on_under_the_next_controller() -> None:
+    failed = replace(formed(7, (0, 2), 7), failures=2, failed_at=7)
+    paused = events.Paused(reason="1 rank left", step=7, failures=3, failed_at=7)
+    for last, failures in ((failed, 2), (paused, 3)):
+        order = taken_over(ORDER, view(*RUN, failed, last), expand)
+        assert order.earlier is not None
+        assert (order.earlier.progress.failures, order.earlier.progress.failed_at) == (failures, 7)
+
+
 def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
     order = taken_over(ORDER, view(*RUN, step_report(9, generation=6)), expand)
     assert order.earlier is not None
