@@ -96,6 +96,9 @@ class DataConfig(Section):
     """`python-docs`, `text`, `jsonl`, `digits`, or `package.module:function` that returns a dataset."""
     path: str | tuple[str, ...] | None = None
     """Files or folders for `text` and `jsonl`."""
+    sha256: str | None = None
+    """sha256 of the text's tokens; unset: that of the text as the job is submitted. Another text is refused, on every
+    rank and on resume; a copy of the same text at another path is not."""
     field: str = "text"
     """Key of the text in each line of a `jsonl` file."""
     tokenizer: str = "bytes"

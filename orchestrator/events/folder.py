@@ -36,7 +36,14 @@ LOCK = ".lock"
 _BEFORE_A_RUN = {"data", LOCK}
 """What may lie in a folder that holds no run yet: the token cache, made when a spec is checked, and the lock of
 a start that went no further."""
-_MAY_DIFFER = {"data.cache", "data.validation_batches", "model.weights", "optimizer.max_skipped_steps"}
+_MAY_DIFFER = {
+    "data.cache",
+    "data.path",
+    "data.tokenizer",
+    "data.validation_batches",
+    "model.weights",
+    "optimizer.max_skipped_steps",
+}
 """Settings of the ranks that a resumed job may change though they lie in sections that it may not."""
 MAY_CHANGE = (
     "job.steps, job.validate_every, job.curvature_every, job.sample_tokens, pipeline.ranks (with the same replicas),"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.quantities import counted
 from orchestrator.spec.job_spec import Spec
 from workers.config import EmulatedConfig, ModelConfig
 from workers.protocol import JobError
@@ -35,6 +36,8 @@ class ModelOutline:
     """The modelled times, per layer if the device is emulated."""
     weights_sha256: str | None = None
     """Of the file that the weights start from."""
+    data_sha256: str | None = None
+    """Of the text's tokens; None where the samples are not text of a built-in source."""
 
 
 def absolute(spec: Spec) -> Spec:
@@ -82,6 +85,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     from workers.models.registry import build_definition
 
     data = open_dataset(spec.data, spec.model, spec.job.folder)
+    _check_microbatch(spec, data.dataset.train_samples)
     definition = build_definition(spec.model, data.vocabulary)
     outlines = outline(definition)
     emulated = spec.cluster.emulated
@@ -94,7 +98,20 @@ def outline_model(spec: Spec) -> ModelOutline:
         language=definition.language and data.tokenizer is not None,
         emulated=emulated,
         weights_sha256=_check_weights(spec.model, outlines, definition.ties),
+        data_sha256=data.sha256,
     )
+
+
+def _check_microbatch(spec: Spec, train_samples: int) -> None:
+    """Raises:
+    JobError: a microbatch would hold samples twice.
+    """
+    size = spec.pipeline.microbatch_size
+    if size > train_samples:
+        raise JobError(
+            f"pipeline.microbatch_size = {size:,} is more than the {counted(train_samples, 'training sample')} of"
+            f" data.source = {spec.data.source!r}: use {train_samples:,} at most, or more data"
+        )
 
 
 def _check_weights(

@@ -29,7 +29,8 @@ class SettledSpec:
 
 
 def settle(checked: CheckedSpec, found: ModelOutline, cluster_resources: Mapping[str, float]) -> SettledSpec:
-    """Settle what follows from the model, the data and the cluster: vocabulary, device, resources, modelled times.
+    """Settle what follows from the model, the data and the cluster: vocabulary, digests, device, resources, modelled
+    times.
 
     Args:
         cluster_resources: totals of the cluster, for `cluster.device = "auto"`.
@@ -54,6 +55,7 @@ def settle(checked: CheckedSpec, found: ModelOutline, cluster_resources: Mapping
                     "weights_sha256": found.weights_sha256,
                 }
             ),
+            "data": spec.data.model_copy(update={"sha256": found.data_sha256}),
             "cluster": cluster.model_copy(update={"emulated": found.emulated}),
         }
     )

@@ -68,3 +68,5 @@ class OpenData:
     """Tokens the tokenizer knows; None where there are none."""
     tokens_per_sample: int = 0
     """Tokens a sample trains on; 0 where there are none."""
+    sha256: str | None = None
+    """Of all tokens; None where samples are not text of the built-in sources."""

@@ -72,7 +72,13 @@ def _text(config: DataConfig, model: ModelConfig, output: str) -> OpenData:
     corpus = _corpus(config)
     tokenizer = load_tokenizer(config.tokenizer)
     folder = _cache_folder(config.cache, output)
-    tokens = open_tokens(corpus, tokenizer, tokenizer_identity(config.tokenizer), folder)
+    cached = open_tokens(corpus, tokenizer, tokenizer_identity(config.tokenizer), folder)
+    tokens = cached.tokens
+    if config.sha256 not in (None, cached.sha256):
+        raise JobError(
+            f"the tokens of data.path have the sha256 {cached.sha256}, not data.sha256 = {config.sha256!r}: the text"
+            " or the tokenizer has changed, or it is another one"
+        )
     if model.vocabulary is not None and model.vocabulary < tokenizer.vocabulary:
         largest = int(tokens.max())
         if largest >= model.vocabulary:
@@ -85,6 +91,7 @@ def _text(config: DataConfig, model: ModelConfig, output: str) -> OpenData:
         tokenizer=tokenizer,
         vocabulary=tokenizer.vocabulary,
         tokens_per_sample=model.context,
+        sha256=cached.sha256,
     )
 
 

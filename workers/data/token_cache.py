@@ -1,7 +1,8 @@
 """Tokens on disk, memory-mapped: a corpus is tokenised once and shared by every rank on the machine.
 
 A cache file is nothing but the tokens, as the smallest unsigned integers that hold the vocabulary. Its name
-is a hash of all that decides on them, so a changed file is another cache. Nothing is ever unpickled.
+is a hash of all that decides on them, so a changed file is another cache. Beside it lies the sha256 of the tokens: two
+corpora with the same one are the same, wherever they lie. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import hashlib
 import json
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,8 +30,18 @@ _SEPARATOR = "\n\n"
 """Between two documents."""
 
 
-def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Path) -> np.memmap[Any, Any]:
-    """The tokens of `corpus`, read-only: uint8, uint16 or uint32 [tokens].
+@dataclass(frozen=True)
+class CachedTokens:
+    """All tokens of a corpus."""
+
+    tokens: np.memmap[Any, Any]
+    """Read-only: uint8, uint16 or uint32 [tokens]."""
+    sha256: str
+    """Of the cache file."""
+
+
+def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Path) -> CachedTokens:
+    """The tokens of `corpus`.
 
     They are written to `folder` unless they are there. `identity` stands for the tokenizer in its key.
     Several processes may open at once: each writes a file of its own and renames it over the others', which
@@ -39,16 +52,17 @@ def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Pat
     """
     dtype = _token_dtype(tokenizer.vocabulary)
     path = folder / f"{_key(corpus, identity)}.{dtype.name}"
-    if not path.exists():
+    digest = path.with_name(f"{path.name}.sha256")
+    if not path.exists() or not digest.exists():
         try:
-            _write(corpus, tokenizer, dtype, path)
+            _write(corpus, tokenizer, dtype, path, digest)
         except OSError as error:
             raise JobError(
                 f"the token cache {path} cannot be written ({error.strerror}): set data.cache to a folder"
                 " that takes it"
             ) from error
     try:
-        return np.memmap(path, dtype=dtype, mode="r")
+        return CachedTokens(np.memmap(path, dtype=dtype, mode="r"), digest.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
         raise JobError(
             f"the token cache {path} cannot be read ({error}): delete it, it is made again"
@@ -69,17 +83,34 @@ def _key(corpus: Corpus, identity: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _write(corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any], path: Path) -> None:
-    """Raises OSError where the disk does not take it, JobError where there is nothing to write."""
+def _write(corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any], path: Path, digest: Path) -> None:
+    """Write the tokens, then their sha256.
+
+    Raises:
+        OSError: the disk does not take them.
+        JobError: there is no text.
+    """
+    sha256 = hashlib.sha256()
+    with _replacing(path) as file:
+        for index, document in enumerate(corpus.documents()):
+            text = _SEPARATOR + document if index else document
+            tokens = encode_array(tokenizer, text, dtype).tobytes()
+            sha256.update(tokens)
+            file.write(tokens)
+        if file.tell() == 0:
+            raise JobError(f"{', '.join(map(str, corpus.files))}: there is no text in it")
+    with _replacing(digest) as file:
+        file.write(sha256.hexdigest().encode("ascii"))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the name `path` once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial")
     try:
         with open(descriptor, "wb") as file:
-            for index, document in enumerate(corpus.documents()):
-                text = _SEPARATOR + document if index else document
-                file.write(encode_array(tokenizer, text, dtype).tobytes())
-            if file.tell() == 0:
-                raise JobError(f"{', '.join(map(str, corpus.files))}: there is no text in it")
+            yield file
             # On disk before the name is: a crash must not leave a whole-looking file with a hole.
             file.flush()
             os.fsync(file.fileno())

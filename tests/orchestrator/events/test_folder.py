@@ -219,6 +219,11 @@ def test_what_may_change_on_resume_is_told_and_may(tmp_path: Path) -> None:
     changed = weights.model_copy(update={"weights_sha256": "other"})
     with pytest.raises(JobError, match=r"model\.weights_sha256 was None and is 'other'"):
         starting_points(config.model_copy(update={"model": changed}))
+    moved = config.data.model_copy(update={"path": ("/elsewhere/copy.txt",)})
+    assert starting_points(config.model_copy(update={"data": moved}))
+    another = moved.model_copy(update={"sha256": "other"})
+    with pytest.raises(JobError, match=r"settings: data\.sha256 was None and is 'other'\. Set"):
+        starting_points(config.model_copy(update={"data": another}))
     with pytest.raises(
         JobError, match=r"seed was 0 and is 1\. .* \[checkpoint\], \[elastic\] and \[cluster\]$"
     ):

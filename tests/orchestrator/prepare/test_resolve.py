@@ -351,3 +351,27 @@ def test_a_spec_is_settled_once_on_its_way_to_the_ranks(monkeypatch: pytest.Monk
     count(resolve, "settle_elastic")
     resolve_spec(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1)
     assert sorted(entered) == ["base_schedule", "settle_elastic", "settle_elastic", "settle_phases"]
+
+
+def test_a_text_is_known_by_its_content_and_not_by_its_path(tmp_path: Path) -> None:
+    def opened(name: str, text: str, **data: object) -> ModelOutline:
+        (tmp_path / name).write_text(text)
+        given = DataConfig.model_validate({"source": "text", "path": str(tmp_path / name), **data})
+        job = JobConfig(name="a", output=str(tmp_path / "out"))
+        return outline_model(absolute(Spec(job=job, data=given, model=ModelConfig(family="gpt", context=8))))
+
+    first = opened("a.txt", "word " * 100)
+    assert first.data_sha256 == hashlib.sha256(b"word " * 100).hexdigest()
+    assert opened("b.txt", "word " * 100, sha256=first.data_sha256).data_sha256 == first.data_sha256
+    with pytest.raises(JobError, match=r"not data\.sha256 = .*: the text or the tokenizer has changed"):
+        opened("b.txt", "wort " * 100, sha256=first.data_sha256)
+    settled = settle_spec(spec(PipelineConfig()), first, {})
+    assert settled.spec.data.sha256 == first.data_sha256
+
+
+def test_a_microbatch_holds_no_more_than_the_data() -> None:
+    with pytest.raises(
+        JobError,
+        match=r"microbatch_size = 1,000,000,000 is more than the [\d,]+ training samples of data\.source",
+    ):
+        outline_model(spec(PipelineConfig(microbatch_size=10**9)))

@@ -268,7 +268,7 @@ def test_hugging_face_tokenizers(opened: Open, tmp_path: Path, word_tokenizer: s
     assert data.tokenizer is not None
     assert data.tokenizer.decode([1, 400]) == "one three"
     assert data.tokenizer.encode("two four") == [2, 0]
-    (cache,) = (tmp_path / "job" / "data").iterdir()
+    (cache,) = (tmp_path / "job" / "data").glob("*.uint16")
     assert np.fromfile(cache, dtype=np.uint16).tolist() == [1, 2, 400, 1, 0, 2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def corpus(tmp_path: Path) -> CountingCorpus:
 
 
 def test_the_bytes_come_back(corpus: CountingCorpus, tmp_path: Path) -> None:
-    tokens = open_tokens(corpus, ByteTokenizer(), "bytes", tmp_path / "cache")
+    tokens = open_tokens(corpus, ByteTokenizer(), "bytes", tmp_path / "cache").tokens
     assert tokens.dtype == np.uint8
     assert ByteTokenizer().decode(tokens.tolist()) == "one\n\nzwei ö\n\n\U0001f40d"
     assert not tokens.flags.writeable
@@ -52,16 +53,25 @@ def test_the_bytes_come_back(corpus: CountingCorpus, tmp_path: Path) -> None:
 
 def test_written_once_and_reused(corpus: CountingCorpus, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    first = open_tokens(corpus, ByteTokenizer(), "bytes", folder)
-    (file,) = folder.iterdir()
+    first = open_tokens(corpus, ByteTokenizer(), "bytes", folder).tokens
+    (file,) = folder.glob("*.uint8")
     written = file.stat()
-    second = open_tokens(corpus, ByteTokenizer(), "bytes", folder)
+    second = open_tokens(corpus, ByteTokenizer(), "bytes", folder).tokens
     assert np.array_equal(first, second)
     assert len(corpus.reads) == 1
-    assert [(file, file.stat().st_mtime_ns, file.stat().st_ino)] == [
-        (path, written.st_mtime_ns, written.st_ino) for path in folder.iterdir()
-    ]
+    assert (written.st_mtime_ns, written.st_ino) == (file.stat().st_mtime_ns, file.stat().st_ino)
     assert file.stat().st_size == len(first)
+
+
+def test_the_digest_follows_the_text_and_not_its_place(tmp_path: Path) -> None:
+    texts = {"a.txt": "some words", "b.txt": "some words", "c.txt": "other word"}
+    digests = {}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        cached = open_tokens(TextFiles((tmp_path / name,)), ByteTokenizer(), "bytes", tmp_path / "cache")
+        assert cached.sha256 == hashlib.sha256(text.encode()).hexdigest()
+        digests[name] = cached.sha256
+    assert digests["a.txt"] == digests["b.txt"] != digests["c.txt"]
 
 
 def test_anything_that_decides_on_the_tokens_makes_another_cache(
@@ -74,7 +84,7 @@ def test_anything_that_decides_on_the_tokens_makes_another_cache(
 
     def open_and_count(changed: CountingCorpus, identity: str = "bytes") -> int:
         open_tokens(changed, ByteTokenizer(), identity, folder)
-        return len(list(folder.iterdir()))
+        return len(list(folder.glob("*.uint8")))
 
     assert open_and_count(corpus) == 1
     assert open_and_count(replace(corpus, name="other")) == 2
@@ -109,7 +119,7 @@ class WideTokenizer:
 def test_the_smallest_type_that_holds_the_vocabulary(
     corpus: CountingCorpus, tmp_path: Path, vocabulary: int, dtype: type
 ) -> None:
-    tokens = open_tokens(corpus, WideTokenizer(vocabulary), "wide", tmp_path / "cache")
+    tokens = open_tokens(corpus, WideTokenizer(vocabulary), "wide", tmp_path / "cache").tokens
     assert tokens.dtype == dtype
     assert set(tokens.tolist()) == {vocabulary - 1}
 
@@ -131,17 +141,18 @@ class OvertakenCorpus(CountingCorpus):
 def test_being_overtaken_while_writing_is_harmless(corpus: CountingCorpus, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     overtaken = OvertakenCorpus(corpus.files, corpus.texts, [], folder=folder)
-    tokens = open_tokens(overtaken, ByteTokenizer(), "bytes", folder)
+    tokens = open_tokens(overtaken, ByteTokenizer(), "bytes", folder).tokens
     assert len(overtaken.reads) == 2
     assert tokens.tobytes() == "one\n\nzwei ö\n\n\U0001f40d".encode()
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.glob("*.uint8"))) == 1
+    assert not list(folder.glob("*.partial"))
 
 
 def open_at_once(barrier: Barrier, text: str, caches: list[str]) -> None:
     expected = Path(text).read_bytes()
     for cache in caches:
         barrier.wait(timeout=60)
-        tokens = open_tokens(TextFiles((Path(text),)), ByteTokenizer(), "bytes", Path(cache))
+        tokens = open_tokens(TextFiles((Path(text),)), ByteTokenizer(), "bytes", Path(cache)).tokens
         assert tokens.tobytes() == expected
 
 
@@ -158,8 +169,7 @@ def test_two_processes_open_at_once(tmp_path: Path) -> None:
         process.join(timeout=120)
     assert [process.exitcode for process in processes] == [0, 0]
     for cache in caches:
-        (file,) = Path(cache).iterdir()
-        assert file.suffix == ".uint8"
+        assert sorted(file.suffix for file in Path(cache).iterdir()) == [".sha256", ".uint8"]
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -184,7 +194,7 @@ def test_a_folder_that_cannot_be_written_is_named(corpus: CountingCorpus, tmp_pa
 def test_a_damaged_cache_is_named(corpus: CountingCorpus, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     open_tokens(corpus, WideTokenizer(300), "wide", folder)
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.uint16")
     file.write_bytes(b"abc")
     with pytest.raises(JobError, match=rf"{file.name} cannot be read .*: delete it, it is made again"):
         open_tokens(corpus, WideTokenizer(300), "wide", folder)
@@ -201,4 +211,5 @@ def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("s3://bucket/job", str(tmp_path / "mine"), tmp_path / "mine"),
     ]:
         open_dataset(DataConfig(source="text", path=str(text), cache=cache), MODEL, output)
-        assert len(list(folder.iterdir())) == 1
+        assert len(list(folder.glob("*.uint8"))) == 1
+    assert not list(folder.glob("*.partial"))
