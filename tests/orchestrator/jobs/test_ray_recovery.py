@@ -25,6 +25,7 @@ from orchestrator.cli.jobs import reap_job, status_lines
 from orchestrator.client.blocking import Call
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import living_ranks
 from orchestrator.events import types as events
 from orchestrator.events.folder import LOCK, JobFolder
 from orchestrator.events.log import read_log
@@ -262,6 +263,40 @@ def test_driver_planner_and_controller_killed_together_the_ranks_train_on_to_the
     assert reap_job("headless", "auto", force=False).startswith(
         "headless: 0 ranks and its controller cleared"
     )
+
+
+def test_a_paused_job_stays_paused_when_its_controller_is_killed_and_resumes_to_the_same_bits(
+    tmp_path: Path, quiet: str
+) -> None:
+    client = BlockingJobClient()
+    pause = at_step(4, lambda: client.pause("rested"))
+
+    def resumed() -> bool:
+        with suppress(JobError):  # it is still being taken over
+            client.resume("rested")
+            return True
+        return False
+
+    def observe(record: events.Record) -> None:
+        pause(record)
+        match record.event:
+            case events.Paused():
+                wait_until(lambda: not living_ranks("rested"))
+                kill_controller("rested")
+            case events.Submitted(takeover=True):
+                wait_until(resumed)
+            case _:
+                pass
+
+    log = Log(observe)
+    result = PipelineTrainer(job(tmp_path, "rested", pipeline=TWO), observe=log).fit()
+    check(log, quiet, result)
+    assert [submitted.epoch for submitted in log.of(events.Submitted)] == [1, 2]
+    (paused,) = log.of(events.Paused)
+    assert paused.requested
+    (regrouped,) = log.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.step, regrouped.steps_lost) == ("resume", paused.step, 0)
+    log.assert_processes_gone()
 
 
 def test_a_controller_that_does_not_see_the_folder_ends_the_job_in_words(tmp_path: Path) -> None:
