@@ -178,26 +178,23 @@ class _Changes:
 
     def _compute(self, node: int, action: Action) -> None:
         stage, index = self._stages[action.stage], action.index
-        start_s, end_s = self._start_s[node], self._end_s[node]
         own = self._own[self._graph.ranks[node]]
 
-        def change(time_s: float, part: _Part, size: int) -> None:
-            if size:
-                own.append((time_s, part, size))
-
         def apply(time_s: float, counts: Counts) -> None:
-            change(time_s, _Part.GRADIENTS, counts.gradients * stage.new_gradients[index])
-            change(
-                time_s, _Part.ACTIVATIONS, counts.activations * stage.kept + counts.rebuilt * stage.rebuilt
-            )
-            change(time_s, _Part.HOLDS, counts.waiting * stage.held[index])
+            activations, rebuilt, waiting, gradients = counts
+            if gradients and (size := gradients * stage.new_gradients[index]):
+                own.append((time_s, _Part.GRADIENTS, size))
+            if (activations or rebuilt) and (size := activations * stage.kept + rebuilt * stage.rebuilt):
+                own.append((time_s, _Part.ACTIVATIONS, size))
+            if waiting and (size := waiting * stage.held[index]):
+                own.append((time_s, _Part.HOLDS, size))
 
-        effect = effect_of(action, self._frozen_stages)
-        apply(start_s, effect.start)
+        start, end = effect_of(action, self._frozen_stages)
+        apply(self._start_s[node], start)
         if working := stage.working(action.kind):
-            change(start_s, _Part.WORKING, working)
-            change(end_s, _Part.WORKING, -working)
-        apply(end_s, effect.end)
+            own.append((self._start_s[node], _Part.WORKING, working))
+            own.append((self._end_s[node], _Part.WORKING, -working))
+        apply(self._end_s[node], end)
 
     def _send(self, node: int, action: Action) -> None:
         """An output stays on its rank until the next stage has taken it in and the rank's outbox has freed it."""
