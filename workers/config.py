@@ -228,7 +228,7 @@ class EmulatedConfig(Section):
 
 
 class ElasticConfig(Section):
-    """`[elastic]`: what the job does about ranks that vanish, come, or are told to go."""
+    """`[elastic]`: what the job does about ranks that fail, join, or have notice to leave."""
 
     redundancy: Literal["peer", "checkpoint", "none"] | None = None
     """`peer` keeps a copy of every layer up to date on another rank, on another node where there is one: a lost rank
@@ -263,7 +263,7 @@ class ElasticConfig(Section):
     to the newest checkpoint. `weights`: they go on, with the moments of that checkpoint; no step is lost, but the bits
     are others. Weights then travel before all moments. Not for models whose layers share parameters."""
     allow_faults: bool = False
-    """Let `freshet fault` strike the job."""
+    """Allow `freshet fault` to inject faults into the job."""
 
 
 Precision = Literal["float32", "bfloat16"]

@@ -48,8 +48,8 @@ class Engine:
         rank: this rank in the pipeline; `pipeline` says in which.
         stages: the stages that the schedule gives this rank.
         channel: to the other ranks; place = pipeline * P + rank.
-        faults: the drills armed on this rank.
-        activity: is told what the rank computes.
+        faults: the injected faults of this rank.
+        activity: receives what the rank computes.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Engine:
         self._faults = faults
         self._activity = activity or Activity()
         self._bytes_per_s: float | None = None
-        """What a drill lets this rank send; None: all that the link takes."""
+        """What an injected fault lets this rank send; None: no limit."""
         self._handed: dict[tuple[Stream, int], Tensors] = {}
         self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
@@ -89,7 +89,7 @@ class Engine:
             ChannelError: a neighbour is gone or sent what does not fit.
         """
         self._replica = self._pipeline if replica is None else replica
-        self._begin_drills(step + 1)
+        self._begin_faults(step + 1)
         self._device.start_window()
         self._announce(None, purpose=0)
         self._expect(self._program, purpose=0)
@@ -202,7 +202,7 @@ class Engine:
             return self._channel.receive(stream)
 
     def _announce(self, forwards: int | None, purpose: int) -> None:
-        """Tell the channel what comes: all of the window, or the forwards of the first microbatches."""
+        """Announce the coming messages to the channel: those of the window, or of the first microbatches' forwards."""
         known = (forwards, purpose)
         if known not in self._groups:
             streams = {"forward": self._forward_stream, "backward": self._backward_stream}
@@ -245,11 +245,11 @@ class Engine:
 
     @property
     def _armed(self) -> FaultPoints | None:
-        """The drills of this rank, if any is armed."""
+        """The injected faults of this rank, if any is armed."""
         return self._faults if self._faults is not None and self._faults.armed else None
 
-    def _begin_drills(self, step: int) -> None:
-        """Take up and end what lasts for whole windows."""
+    def _begin_faults(self, step: int) -> None:
+        """Begin and end the faults that last for whole windows."""
         faults = self._armed
         self._device.slowdown = 1.0 if faults is None else faults.slowdown(step)
         self._bytes_per_s = None if faults is None else faults.bytes_per_s(step)

@@ -51,7 +51,7 @@ class GenerationSetup:
     standbys: Standbys
     """The copies that it keeps by `plan`."""
     greeting: Greeting
-    """What it tells the others first."""
+    """What it sends to the others first."""
     offer: Callable[[Iterable[int]], None]
     """Offer copies of its layers, as they are now, to the ranks that stand by for them."""
     bring: Callable[[int, Greeting, threading.Event], Base]
@@ -61,7 +61,7 @@ class GenerationSetup:
     held: tuple[tuple[int, int], ...] = ()
     """(layer, place): layers whose updates are held back, and where they are to go."""
     freeze_plans: Plans
-    """Those whose start is known; what is taken up is added."""
+    """Those whose start is known; adopted ones are added."""
     faults: FaultPoints
     activity: Activity
     report: Callable[[Report], None]

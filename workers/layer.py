@@ -62,7 +62,7 @@ class Layer:
         self.device = device
         self._precision = precision
         self._deferral, self.uncovered = cover(module, workspace)
-        # Once: a walk of the module in every step would show where steps are short.
+        # Listed once: walking the module in every step costs a noticeable part of a short step.
         self._parameters = tuple(module.named_parameters())
         trainable = {n: p for n, p in self._parameters if p.requires_grad}
         self._uncovered = {n: trainable[n] for n in self.uncovered}
@@ -102,7 +102,7 @@ class Layer:
                 f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
                 " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
             )
-        # Asked of the layer, not of autograd: with the activations dropped autograd does not know.
+        # From the layer's parameters: with the activations dropped, autograd does not know.
         carries = self._trainable or any(t.requires_grad for t in leaves)
         detached = tuple(_leaf(canonical(t), carries) for t in outputs)
         return detached, Pass(draw_key, leaves, outputs if keep else None, queue, frozen)

@@ -20,7 +20,7 @@ class Stage:
         loss: the loss that follows, if the last of them is the model's last.
         recompute: indices of the layers that drop their activations after the forward pass.
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
-        masks: what is frozen; None for nothing.
+        masks: which parameters freeze; None for none.
         forward_only: no backward pass follows: all of it, and all before it, is frozen for good.
     """
 

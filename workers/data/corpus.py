@@ -25,12 +25,12 @@ class Corpus(Protocol):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files it reads, in order: none of them changed, nothing changed."""
+        """The files it reads, in order. While none of them changes, the text does not."""
         ...
 
     @property
     def name(self) -> str:
-        """Part of the cache's key: all that decides on the text besides the files."""
+        """Part of the cache's key: all that determines the text besides the files."""
         ...
 
     def documents(self) -> Iterator[str]:
@@ -67,7 +67,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """JSON lines, each an object with a document under `field`. Blank lines are passed over."""
+    """JSON lines, each an object with a document under `field`. Blank lines are skipped."""
 
     files: tuple[Path, ...]
     field: str
@@ -109,7 +109,7 @@ class JsonLines:
             text.encode()
         except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
             raise JobError(
-                f"{where}: the field {self.field!r} holds a character that is none ({error.reason})"
+                f"{where}: the field {self.field!r} holds an invalid character ({error.reason})"
             ) from error
         return text
 
@@ -137,7 +137,7 @@ def find_files(
 ) -> tuple[Path, ...]:
     """The files that `data.path` names, in its order.
 
-    A folder stands for the files below it that end in one of `suffixes` and are not empty, sorted.
+    A folder names all files below it that end in one of `suffixes` and are not empty, sorted.
 
     Raises:
         JobError: nothing is named, something named does not exist or is empty, or a folder has no such file.

@@ -1,6 +1,6 @@
 """From `[data]` to an open data set: the built-in sources by name, anything else by import path.
 
-Checks what a user can get wrong; imports a source's libraries only when that source is asked for.
+Checks what a user can get wrong; imports a source's libraries only when a job uses that source.
 """
 
 from __future__ import annotations

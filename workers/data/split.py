@@ -11,7 +11,7 @@ def held_out(samples: int, fraction: float) -> int:
     """`fraction` of `samples`, rounded down.
 
     Raises:
-        JobError: it comes to none although `fraction` is above 0.
+        JobError: `fraction` is above 0 and gives no whole sample.
     """
     count = int(samples * fraction)
     if fraction > 0 and count == 0:

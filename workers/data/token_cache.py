@@ -1,8 +1,8 @@
 """Tokens on disk, memory-mapped: a corpus is tokenised once and shared by every rank on the machine.
 
-A cache file is nothing but the tokens, as the smallest unsigned integers that hold the vocabulary. Its name
-is a hash of all that decides on them, so a changed file is another cache. Beside it lies the sha256 of the tokens: two
-corpora with the same one are the same, wherever they lie. Nothing is ever unpickled.
+A cache file holds the tokens alone, as the smallest unsigned integers that fit the vocabulary. Its name is a hash of
+all that determines them, so a changed text has another cache. Beside it lies the sha256 of the tokens: two corpora with
+the same one are the same, wherever they lie. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CachedTokens:
 def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Path) -> CachedTokens:
     """The tokens of `corpus`.
 
-    They are written to `folder` unless they are there. `identity` stands for the tokenizer in its key.
+    Writes them to `folder` unless they are there. `identity` is the tokenizer's part of the key.
     Several processes may open at once: each writes a file of its own and renames it over the others', which
     hold the same bytes.
 
@@ -111,7 +111,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     try:
         with open(descriptor, "wb") as file:
             yield file
-            # On disk before the name is: a crash must not leave a whole-looking file with a hole.
+            # The data before the name: after a crash no file may look whole and have a hole.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -60,5 +60,5 @@ class TokenWindows:
         return Batch(inputs=(self._gather(starts + columns),), targets=(self._gather(starts + columns + 1),))
 
     def _gather(self, positions: NDArray[Any]) -> Tensor:
-        # Each gathered apart: a slice of one common copy would be neither fresh nor, for one row, aligned.
+        # Gathered separately: a slice of a common copy would not be a fresh allocation, nor aligned for one row.
         return torch.from_numpy(self._tokens[positions].astype(np.int64))

@@ -1,6 +1,6 @@
-"""Puts a matrix's gradient off: from the gradient of a module's output to an entry in the queue.
+"""Defers a matrix's gradient: from the gradient of a module's output to an entry in the queue.
 
-The output is computed by stock autograd from a detached parameter; these functions watch for its gradient.
+Stock autograd computes the output from a detached parameter; these functions receive its gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`functional.linear` as it goes where `weight` asks for a gradient, though this one is detached.
+    """`functional.linear` with the bits that it has where `weight` requires a gradient, though this one is detached.
 
     There torch makes one matrix of any stack of matrices; with a detached weight it looks at the stack's strides
     first, may multiply each matrix by itself, and so get other last bits.
@@ -46,7 +46,7 @@ def defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_
     """`output`, made from a detached parameter, such that its gradient puts a use of the parameter into `queue`.
 
     The input gradient stays stock autograd's business. Python between two matrix products is expensive, because the
-    product has thrown the interpreter out of the cache; so there is as little of it as can be.
+    product has displaced the interpreter from the cache; so there is as little of it as possible.
     """
     if not (torch.is_grad_enabled() and accumulator.parameter.requires_grad):
         return output
@@ -105,7 +105,7 @@ class Held:
         self._version = tensor._version
 
     def take(self) -> Tensor:
-        """The input, once: what is freed early is used again while it is in the cache."""
+        """The input, once: memory that is freed early is used again while it is in the cache."""
         tensor, self._tensor = self._tensor, None
         assert tensor is not None
         if tensor._version != self._version:

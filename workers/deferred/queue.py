@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class Workspace:
-    """Scratch that a rank's layers share: no step allocates a weight's size anew, and it stays in the cache."""
+    """Scratch that a rank's layers share: no step allocates it again, and it stays in the cache."""
 
     def __init__(self) -> None:
         self._scratch: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
 
     def scratch(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """A buffer of `parameter`'s shape; its content is anyone's."""
+        """A buffer of `parameter`'s shape, with undefined content."""
         place = (parameter.shape, dtype, parameter.device)
         if place not in self._scratch:
             self._scratch[place] = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
@@ -27,7 +27,7 @@ class Workspace:
 
 
 class Accumulator:
-    """Where the gradients of one parameter are summed, and what of it is needed again and again."""
+    """Where the gradients of one parameter are summed, with its cast and its scratch."""
 
     __slots__ = ("_cast", "_cast_version", "_gradient", "_scratch", "_workspace", "parameter")
 
@@ -41,12 +41,12 @@ class Accumulator:
 
     @property
     def cast_bytes(self) -> int:
-        """What the cast that is kept takes."""
+        """Size of the cast that it keeps."""
         return 0 if self._cast is None else self._cast.nbytes
 
     @property
     def scratch_bytes(self) -> int:
-        """What the scratch takes that it shares with parameters of its shape."""
+        """Size of the scratch that it shares with parameters of its shape."""
         return 0 if self._scratch is None else self._scratch.nbytes
 
     def cast(self, dtype: torch.dtype) -> Tensor:
@@ -114,7 +114,7 @@ class WeightGradQueue:
         self._forward_uses[accumulator] = self._forward_uses.get(accumulator, 0) + 1
 
     def put(self, use: Use) -> None:
-        """The backward pass came to a use."""
+        """The backward pass reached a use."""
         accumulator = use.accumulator
         uses = self._uses.setdefault(accumulator, [])
         uses.append(use)
@@ -128,7 +128,7 @@ class WeightGradQueue:
 
     def form_next(self) -> Accumulator | None:
         """Form the gradient that is due next; None where nothing is queued."""
-        # Nothing is queued where each was formed at once, which is most of the time: that is to cost nothing.
+        # Where each gradient is formed at once, nothing is queued: then entering no_grad would be wasted time.
         if not self._uses:
             return None
         accumulator = next(iter(self._uses))

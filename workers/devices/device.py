@@ -17,7 +17,7 @@ class Device(ABC):
 
     torch_device: torch.device
     slowdown: float = 1.0
-    """How many times as long each action takes; more than 1 only in a drill."""
+    """How many times as long each action takes; more than 1 only under fault injection."""
 
     @abstractmethod
     def start_window(self) -> None:

@@ -38,7 +38,7 @@ class EmulatedDevice(CpuDevice):
         self._overslept_s = 0.0
 
     def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
-        # What one sleep takes too long, the next one makes good: else a busy host would slow the modelled device.
+        # A sleep that lasts too long shortens the next one: else a busy host would slow down the modelled device.
         modelled_s = self.slowdown * self.modelled_s(action, layers, frozen)
         until_s = self._begun_s + modelled_s - self._overslept_s
         now_s = time.perf_counter()

@@ -1,7 +1,7 @@
 """When stability is checked and what is settled: the metric's findings on their way through a commit.
 
-A check looks before a commit, travels in its record, and counts from the next step on. Without a metric all of this
-is empty.
+A check reads the weights before a commit, travels in its record, and applies from the next step on. Without a metric
+all of this is empty.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Checks:
         """Check, if one is due before the commit of `step`: every `check_every` steps, from the end of the warm-up on.
 
         Returns:
-            For the commit record: AutoFreeze's score of each layer, and which parameters of each APF takes for settled,
-            as `flags_of` puts it.
+            For the commit record: AutoFreeze's score of each layer, and which parameters of each APF calls settled, in
+            the form of `flags_of`.
         """
         metric, warm_up = self._metric, self._config.warm_up
         if metric is None or warm_up is None:
@@ -58,7 +58,7 @@ class Checks:
 
     def take(self, scores: Mapping[int, float]) -> int:
         """Take over what was found, after the commit; `scores` are all layers'. Returns how many layers, from the input
-        up, AutoFreeze takes for settled."""
+        up, AutoFreeze calls settled."""
         prefix = settled_prefix(scores, self._config.autofreeze_percentile)
         for layer, found in self._findings.items():
             statistics = self._states[layer].freezing

@@ -18,9 +18,9 @@ def estimate(
 ) -> tuple[list[float], float]:
     """The energy of each parameter of one layer, and the sum over them that the step lets through in expectation.
 
-    The squared norm of a sum of gradients grows with the square of how many there are of them, if they are alike. So
-    that of the ones formed is divided by the square of their expected share, as it is when any is formed at all. Where
-    none was, the last estimate stands.
+    The squared norm of a sum of similar gradients grows with the square of their number. So the estimate divides the
+    norm of those formed by the expected square of their share, given that any is formed. Where none was, the last
+    estimate stays.
 
     Args:
         chances: per (global) microbatch.

@@ -27,7 +27,7 @@ class LayerParameters:
 
     @staticmethod
     def of(state: LayerState) -> LayerParameters:
-        """Those of a live layer; what the model itself holds fixed is none of them."""
+        """Those of a live layer, without what the model itself holds fixed."""
         free = sorted(name for name, weight in state.weights.items() if weight.requires_grad)
         scalars = tuple(state.weights[name].numel() for name in free)
         matrices = tuple(
@@ -48,7 +48,7 @@ class LayerParameters:
 
 @dataclass(frozen=True)
 class Chance:
-    """How likely a parameter is frozen, by whether the method's metric takes it for settled."""
+    """How likely a parameter is frozen, by whether the method's metric calls it settled."""
 
     settled: float
     others: float
@@ -80,8 +80,8 @@ def draw(
     step: int,
     microbatch: int,
 ) -> Mask:
-    """The mask of one layer and (global) microbatch; the same on whichever rank the layer lives. What the parameters
-    weigh changes what is told of it, and no draw."""
+    """The mask of one layer and (global) microbatch; the same on whichever rank the layer lives. The weights of
+    the parameters change what it reports, and no draw."""
     weights = parameters.weights if any(parameters.weights) else parameters.scalars
     weight = sum(weights)
     if not weight or not (chance.others or (chance.settled and settled)):

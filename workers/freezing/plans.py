@@ -13,7 +13,7 @@ class Plans:
     """Plans by the step they start at.
 
     Args:
-        known: with their `start`, from the log; the newest of them comes before any that is taken up later.
+        known: with their `start`, from the log; any that is adopted later is newer.
     """
 
     def __init__(self, known: Sequence[FreezePlan] = ()) -> None:

@@ -1,7 +1,7 @@
 """How much of every layer is settled, on whichever rank it lives: what a hybrid spreads a stage's budget by.
 
-Ranks tell each other which parameters are settled, not what those weigh: that is for the freeze plan in force to say,
-and a plan may come between two checks.
+Ranks tell each other which parameters are settled, and not their weights: those are the freeze plan's, and a new plan
+may start between two checks.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class Settled:
         self._weigh(self._parameters)
 
     def follow(self, weights: Weights) -> None:
-        """What a freeze plan says that the matrices weigh counts from here on."""
+        """From here on use the weights of a freeze plan."""
         self._weights = weights
         self._weigh(self._parameters)
 
     def take(self, flags: Mapping[int, int], prefix: int) -> None:
-        """Take over what a check found: `flags` of layers, and that the first `prefix` layers are settled whole."""
+        """Take over a check's findings: `flags` of layers, and that the first `prefix` layers are settled as a
+        whole."""
         self._flags.update(flags)
         for layer in range(prefix):
             self._flags[layer] = (1 << len(self._parameters[layer].names)) - 1

@@ -1,7 +1,6 @@
 """How settled parameters are: the metrics of APF and AutoFreeze, from each layer's cumulative updates.
 
-A check looks at the weights before a commit and changes nothing; what it found is taken over after the commit, with
-everything else of the layer's state.
+A check reads the weights before a commit and changes nothing. Its findings enter the layer's state after the commit.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ class Apf(Metric):
 
     Per scalar, E and E_abs are moving averages of the update and of its size. A tensor's score is the mean of
     |E| / E_abs over those of its scalars that have ever moved (a gradient is skipped for a whole tensor or not at
-    all; the paper's masks are per scalar). Below the threshold it is settled. While all of a tensor is frozen both
-    averages decay alike, so it stays settled until a hybrid lets it move again.
+    all; the paper's masks are per scalar). Below the threshold it is settled. While a whole tensor is frozen, both
+    averages decay equally, so it stays settled until a hybrid lets it move again.
     """
 
     def __init__(self, threshold: float, alpha: float) -> None:

@@ -1,5 +1,4 @@
-"""What was frozen: per stage and microbatch of a step, and per parameter, in the step and since the beginning. It only
-counts."""
+"""Counts what was frozen: per stage and microbatch of a step, and per parameter, in the step and since the start."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Tally:
         self._masks[layer, microbatch] = mask
 
     def commit(self, step: int) -> FreezeReport:
-        """Count the masks of `step`; what they left out."""
+        """Count the masks of `step`; returns what they left out."""
         masks, self._masks = self._masks, {}
         passes = self._microbatches * self._windows
         self._passes += passes

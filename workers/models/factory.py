@@ -92,7 +92,7 @@ def _builder(item: Any, index: int, origin: str) -> LayerBuilder:
 def _check_takes_no_arguments(build: Callable[..., Any], where: str) -> None:
     try:
         signature = inspect.signature(build)
-    except ValueError:  # some builtins have no signature; they speak for themselves when they are called
+    except ValueError:  # some builtins have no signature; a call shows what is wrong
         return
     try:
         signature.bind()

@@ -110,7 +110,7 @@ class SwiGLU(nn.Module):
 
 
 class LlamaEmbedding(nn.Module):
-    """Token embedding; positions are told by the rotary embedding of every block."""
+    """Token embedding; the rotary embedding of every block adds the positions."""
 
     def __init__(self, *, vocabulary: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -169,7 +169,8 @@ class LlamaHead(nn.Module):
 
 
 def default_hidden(width: int) -> int:
-    """8/3 of `width`, rounded up to a multiple of 32: three such matrices weigh as two of 4 x width."""
+    """8/3 of `width`, rounded up to a multiple of 32: three such matrices have as many parameters as two of 4 x
+    width."""
     return 32 * -(-8 * width // 96)
 
 

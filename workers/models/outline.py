@@ -82,7 +82,7 @@ class _NoNormalDraws(TorchFunctionMode):
 def _build(builder: LayerBuilder) -> nn.Module:
     try:
         with torch.device("meta"), _NoNormalDraws(), warnings.catch_warnings():
-            # Torch says so for each tensor that a builder loads: here there is nothing to load into.
+            # Torch warns of each tensor that a builder loads: here there is nothing to load into.
             warnings.filterwarnings("ignore", message="for .*: copying from a non-meta parameter")
             module = builder.build()
     except (Exception, SystemExit):  # a builder may read values, which the meta device does not have
@@ -113,7 +113,7 @@ def _check_ties(definition: ModelDefinition, weights: Mapping[str, Shapes], fixe
             if ref.parameter not in weights.get(ref.layer, {}):
                 raise JobError(
                     f"{ref} is tied, but layer {ref.layer!r} has no parameter {ref.parameter!r}"
-                    " (one that a layer uses under several names goes by the first)"
+                    " (where a layer uses one under several names, give the first)"
                 )
         first_shape = weights[first.layer][first.parameter]
         for ref in others:

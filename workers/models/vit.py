@@ -1,4 +1,4 @@
-"""`vit`: a vision transformer that tells images apart, as a list of layers.
+"""`vit`: a vision transformer that classifies images, as a list of layers.
 
 Knows nothing of how they are cut into stages.
 """
@@ -25,7 +25,7 @@ class VitEmbedding(nn.Module):
         super().__init__()
         patches = (image_size // patch_size) ** 2
         self.patch = nn.Conv2d(channels, width, patch_size, stride=patch_size)
-        # One dimension, so that weight decay passes it by as it does biases.
+        # One dimension, so that weight decay leaves it out, as it does biases.
         self.class_token = nn.Parameter(torch.empty(width))
         self.position = nn.Parameter(torch.empty(1 + patches, width))
         self.dropout = nn.Dropout(dropout)

@@ -82,7 +82,7 @@ class Chain:
             yield None
 
     def forget_gradients(self) -> None:
-        """As at the end of a step."""
+        """Forget the gradients, as at the end of a step."""
         for layer in self.layers:
             for parameter in layer.module.parameters():
                 parameter.grad = None

@@ -1,7 +1,7 @@
 """Counts the storages that live: what tensors take, not what an allocator or the process reserves.
 
-Every operation's results are watched on their way out, so that nothing has to be told of it: what autograd saves,
-what the deferral holds, weights, optimizer state and message buffers are all storages. Knows no layer and no schedule.
+It watches the results of every operation, so no module reports to it: what autograd saves, what the deferral holds,
+weights, optimizer state and message buffers are all storages. Knows no layer and no schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter
 @dataclass(frozen=True, kw_only=True)
 class CountedMemory:
     """The most that lived at one time on one rank, from the report on the step before to the report on this one: in
-    the window after this step, because a step is told of once it is settled."""
+    the window after this step, because a step is reported once it is settled."""
 
     rank: int
     step: int
@@ -28,9 +28,8 @@ class CountedMemory:
 
 
 class LiveStorages(TorchDispatchMode):
-    """While it is entered, the storages made on this thread, and in backward passes begun on it, are counted until
-    they die. What was there before is counted if it is `add`ed. Costs tens of microseconds per operation.
-    """
+    """Inside the context it counts the storages made on this thread, and in backward passes begun on it, until they
+    die. It counts earlier ones that are `add`ed. Costs tens of microseconds per operation."""
 
     def __init__(self) -> None:
         super().__init__()

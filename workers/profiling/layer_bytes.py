@@ -29,11 +29,11 @@ def count_bytes(chain: Chain, begin: Callable[[], Flight], fresh: bool) -> list[
 
     Args:
         begin: a microbatch before its first layer.
-        fresh: whether nobody before the first layer keeps what it takes.
+        fresh: whether no layer before the first keeps its inputs.
     """
     numbers = range(len(chain.layers))
     with LiveStorages() as live:
-        # What lasts - gradients, scratch, casts - comes with the first passes, and is then part of the background.
+        # The first passes make what lasts (gradients, scratch, casts), which is then part of the background.
         live.add(tensor for layer in chain.layers for tensor in layer.module.parameters())
         counting = _Counting(live, chain, begin, fresh)
         for _ in range(2):
@@ -88,7 +88,7 @@ class _Counting:
         self.loss = before - self._live.live_bytes
 
     def holds(self) -> list[int]:
-        # The layer before has let go of its outputs by now.
+        # The layer before has dropped its outputs by now.
         flight = self._forward(True)
         if flight.loss_pass is None:
             flight.tensors = tuple(t.detach().clone() for t in flight.tensors if t.requires_grad)
@@ -124,7 +124,7 @@ class _Counting:
         self.working[number] = max(self.working[number], self._live.peak_bytes - lasting)
 
     def _drop(self, flight: Flight, use_up: Callable[[int], None]) -> list[int]:
-        # What the last action gave goes on as a message, or is nobody's.
+        # The result of the last action leaves as a message, or is dropped.
         flight.tensors = ()
         dropped = []
         while flight.passes:

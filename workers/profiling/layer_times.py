@@ -1,7 +1,7 @@
 """Times the passes of a chain of layers, repeat by repeat.
 
 A repeat is a small window: the forward passes of a few microbatches through all layers, then their input and weight
-gradients, then the update. So whatever slows the machine down for a while hits all layers alike. A repeat's time of
+gradients, then the update. So a slow moment of the machine affects all layers equally. A repeat's time of
 an action is the mean over its microbatches, as actions' times are skewed and a step is their sum; what counts in the
 end is the median over repeats.
 """
@@ -96,7 +96,7 @@ class LayerTimes:
         self._record()
 
     def forget(self) -> None:
-        """Drop the repeats so far: they were for warming up."""
+        """Drop the repeats so far: they warmed up."""
         self._seconds.clear()
         self._parts = [[] for _ in self._chain.layers]
         self.repeats_s.clear()
@@ -138,7 +138,7 @@ class LayerTimes:
             self._end(Kind.WEIGHT_GRAD, number, flight)
 
     def _update(self, number: int) -> None:
-        """As training does it: the layer's norm, then its optimizer step."""
+        """Update as training does: the layer's norm, then its optimizer step."""
         layer, state = self._chain.layers[number], self._chain.states[number]
         gradients = layer.gradients()
         for gradient in gradients.values():
@@ -150,7 +150,7 @@ class LayerTimes:
         self._watch.end(action, modelled=modelled)
 
     def _record(self) -> None:
-        """Take down what the repeat took."""
+        """Record how long the repeat took."""
         first = self._chain.layers[0].index
         seconds: dict[tuple[Kind, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for action, taken_s in self._watch.seconds():

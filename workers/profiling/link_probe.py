@@ -26,20 +26,20 @@ from workers.transport.channel import Channel, Stream, Tensors
 MOST_ROUNDS = 15
 """Enough for all pairs of up to 16 GPUs, or of up to 16 machines. It bounds the time that probing takes."""
 TRIPS = 9
-"""Of each size and direction, to and fro: once idle and once busy."""
+"""Round trips per size and direction: each once with an idle receiver and once with a busy one."""
 WARM_UP = 3
-"""Of these, the ones that do not count."""
+"""Trips at the beginning that do not count."""
 WORK = 384
 """Rows of the matrices that are multiplied between messages."""
 ASLEEP_S = 0.04
-"""How long a device that sleeps does so between messages: enough for a host to forget about it."""
+"""How long a device that sleeps does so between messages: enough to leave the host's caches."""
 TRIPS_ASLEEP = 6
-"""In place of `TRIPS`, where each takes so long."""
+"""In place of `TRIPS` on a device that sleeps, where each takes so long."""
 SMALL_BYTES = 256
 SETTLE_S = 2e-3
 """Until a message has surely arrived, beside twice the time of a round trip."""
 FASTEST_BYTES_PER_S = 1e12
-"""Said of a link on which size makes no difference."""
+"""The bandwidth of a link on which size makes no difference."""
 COMMITS = 20
 
 
@@ -212,7 +212,7 @@ class _Probing:
         return (torch.ones(size // 4, device=self._device),)
 
     def _work(self) -> None:
-        """What an action does to a host's caches."""
+        """Displace what is in the host's caches, as an action does."""
         if self._sleeps:
             time.sleep(ASLEEP_S)
         elif self._device.type == "cpu":

@@ -11,7 +11,7 @@ from workers.config import WorkerConfig
 from workers.profiling.cost_settings import cost_settings
 
 NOISE = 0.05
-"""Ranks that differ by less are taken for equal."""
+"""Ranks whose times differ by less count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Measures what a job costs with the passes that training makes, on all ranks at the same time.
 
 `layer_times.py` times layers, `layer_bytes.py` counts what they keep, `link_probe.py` probes links and commits. This
-module puts a model's layers before them, all at once or part by part, and makes the ranks keep together.
+module gives them a model's layers, all at once or part by part, and keeps the ranks in step.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from workers.profiling.stopwatch import Stopwatch
 from workers.transport.channel import Channel
 
 BUDGET_S = 2.5
-"""How long the layers are measured, after a warm-up."""
+"""How long to measure the layers after a warm-up."""
 REPEATS = 5
-"""At least so many, however long they take."""
+"""Repeats at least, however long they take."""
 MOST_REPEATS = 100
 MICROBATCHES = 4
-"""Of one repeat. An emulated device, whose times are given, need not show them often: there it is one."""
+"""Microbatches of a repeat. On an emulated device, whose times are given, one is enough."""
 SHARE = 0.5
 """Of a rank's memory that the layers measured together may take; a larger model is measured part by part."""
 
@@ -169,7 +169,7 @@ def _measure_part(
     times = LayerTimes(chain, Stopwatch(subject.device), subject.optimizer, begin, subject.read, grads)
 
     def repeat() -> float:
-        """Make a repeat when all ranks have come; returns the longest rank's time, the same on every rank."""
+        """Make a repeat once all ranks are there; returns the longest rank's time, the same on every rank."""
         begun_s = time.perf_counter()
         times.repeat(microbatches)
         spent_s = time.perf_counter() - begun_s

@@ -40,14 +40,14 @@ class Stopwatch:
         """
         layers = [action.stage] if modelled else []
         if isinstance(self._device, EmulatedDevice):
-            # What an action oversleeps is the whole action's, not each of its layers'.
+            # Sleeping too long delays the action as a whole, not each of its layers.
             modelled_s = self._device.modelled_s(action, layers)
             self._emulated.append((action, max(modelled_s, time.perf_counter() - self._begun_s)))
         self._device.end(action, layers)
 
     def seconds(self) -> Iterator[tuple[Action, float]]:
-        """What ran in this round, in order: of an emulated device the modelled time, or the real one where that is
-        longer."""
+        """Each action of this round with its time, in order; an emulated device's modelled time, or the real one where
+        that is longer."""
         if isinstance(self._device, EmulatedDevice):
             yield from self._emulated
             return

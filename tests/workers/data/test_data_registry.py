@@ -100,7 +100,7 @@ def test_jsonl_reads_the_field_of_every_line(opened: Open, tmp_path: Path) -> No
         ('{"t": "x", "id": 1}', r"a.jsonl:2 has no field 'text', it has id, t: set data.field"),
         ("{}", r"a.jsonl:2 has no field 'text', it has no field at all"),
         ('{"text": 3}', r"a.jsonl:2: the field 'text' is of type int, not text"),
-        ('{"text": "\\ud800"}', r"a.jsonl:2: the field 'text' holds a character that is none"),
+        ('{"text": "\\ud800"}', r"a.jsonl:2: the field 'text' holds an invalid character"),
     ],
 )
 def test_broken_jsonl_lines_are_named(opened: Open, tmp_path: Path, line: str, message: str) -> None:

@@ -105,7 +105,7 @@ def test_a_parameter_used_twice_counts_once_in_its_layer() -> None:
     model = definition(*layers, ties=(tie,))
     assert [layer.parameters for layer in outline(model)] == [16, 16]
     by_second_name = (ParameterRef("a", "second.weight"), ParameterRef("b", "weight"))
-    with pytest.raises(JobError, match=r"a\.second\.weight is tied, but .* goes by the first"):
+    with pytest.raises(JobError, match=r"a\.second\.weight is tied, but .* give the first"):
         outline(definition(*layers, ties=(by_second_name,)))
 
 
