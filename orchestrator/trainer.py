@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
@@ -20,6 +20,7 @@ from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
+from workers.process.import_path import import_path_of
 from workers.protocol import CheckpointReport
 
 if TYPE_CHECKING:
@@ -31,24 +32,31 @@ class PipelineTrainer:
 
     Args:
         spec: the same object that a TOML file gives.
+        model: builds the model in place of `spec.model.factory`; called with `spec.model.arguments`.
+        data: opens the data in place of `spec.data.source`; called with `spec.data.arguments`.
         resume: go on from the newest checkpoint in the job's folder.
         profile: plan with this file instead of measuring.
         replay: freeze as this event log says.
         observe: takes every event of the job as it comes.
         progress: show the job's progress on standard output, as `freshet train` does.
+
+    Raises:
+        JobError: `model` or `data` is not a function at the top level of a module.
     """
 
     def __init__(
         self,
         spec: Spec,
         *,
+        model: Callable[..., Any] | None = None,
+        data: Callable[..., Any] | None = None,
         resume: bool = False,
         profile: Path | None = None,
         replay: Path | None = None,
         observe: Callable[[events.Record], None] = lambda record: None,
         progress: bool = True,
     ) -> None:
-        self._spec = spec
+        self._spec = _with_functions(spec, model, data)
         self._resume = resume
         self._profile = profile
         self._replay = replay
@@ -87,6 +95,17 @@ class PipelineTrainer:
                 say=progress.note,
             )
         return _result(done, steps, started_s)
+
+
+def _with_functions(spec: Spec, model: Callable[..., Any] | None, data: Callable[..., Any] | None) -> Spec:
+    """`spec` with the import paths of the functions that are given."""
+    changes: dict[str, Any] = {}
+    if model is not None:
+        own = {"factory": import_path_of(model, "model"), "family": None}
+        changes["model"] = spec.model.model_copy(update=own)
+    if data is not None:
+        changes["data"] = spec.data.model_copy(update={"source": import_path_of(data, "data")})
+    return spec.model_copy(update=changes)
 
 
 def _result(done: Run, steps: list[dict[str, object]], started_s: float) -> ray.train.Result:

@@ -37,6 +37,40 @@ def call_import_path(path: str, arguments: Mapping[str, Any], setting: str) -> A
         ) from error
 
 
+def import_path_of(function: Callable[..., Any], setting: str) -> str:
+    """The import path of `function`, which other processes find it by.
+
+    Args:
+        setting: what `function` was given as; it opens every message.
+
+    Raises:
+        JobError: no other process can import `function`.
+    """
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if module is None or name is None:
+        raise JobError(
+            f"{setting} = {function!r} has no name to import it by: write a function with def in a module"
+        )
+    if name == "<lambda>" or "." in name:
+        raise JobError(
+            f"{setting} = {name} of {module} cannot be imported by the ranks: write it with def at the top level of a"
+            " module"
+        )
+    if module == "__main__":
+        raise JobError(
+            f"{setting} = {name} is defined in the script that starts the job, which the ranks do not import: move it"
+            " to a module of its own and import it from there"
+        )
+    path = f"{module}:{name}"
+    if _function(path, setting) is not function:
+        raise JobError(
+            f"{setting} = {name}: {path} names another function than the one given, and the ranks would call that:"
+            " give the function under its own name"
+        )
+    return path
+
+
 def _function(path: str, setting: str) -> Callable[..., Any]:
     match = _PATH.fullmatch(path)
     if match is None:
