@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.history.freeze_record import FrozenStep
-from orchestrator.history.phase_bands import phase_at, phase_bands
-from orchestrator.pictures.charts import Band
+from orchestrator.history.phase_bands import Band, phase_at, phase_bands
 from orchestrator.quantities import percent
 from workers.protocol import FreezeReport
 

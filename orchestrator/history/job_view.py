@@ -37,11 +37,10 @@ from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.frozen_counts import ParameterCounts
 from orchestrator.history.notes import Note, note_of
-from orchestrator.history.phase_bands import phase_bands, phases_of
+from orchestrator.history.phase_bands import Band, phase_bands, phases_of
 from orchestrator.history.ranks_view import RanksView
 from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.history.thinning import EVERY, Grid, thin, up_to
-from orchestrator.pictures.charts import Band
 from planner.freezing import Phase
 from planner.plan import Plan
 from planner.search.alternatives import Alternative

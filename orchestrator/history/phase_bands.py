@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.pictures.charts import Band
 from planner.freezing import Phase, Phases
 
 _NAMES = {
@@ -15,6 +15,20 @@ _NAMES = {
     Phase.RAMP: "ramp",
     Phase.STABLE: "stable",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A run of steps that is tinted behind the curves."""
+
+    name: str
+    first: int
+    last: int
+
+    @property
+    def steps(self) -> str:
+        """`21–30`."""
+        return f"{self.first:,}–{self.last:,}"
 
 
 def phases_of(freeze: Mapping[str, Any]) -> Phases | None:

@@ -12,6 +12,8 @@ from functools import cached_property
 from statistics import median
 from typing import Literal
 
+from orchestrator.history.phase_bands import Band
+
 Point = tuple[float, float]
 
 MOST_POINTS = 600
@@ -40,20 +42,6 @@ class Series:
     """A text beside each point; none: no texts."""
     colour: str = ""
     """As CSS writes it; empty: the page's colour of the curve's number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Band:
-    """A run of steps that is tinted behind the curves."""
-
-    name: str
-    first: int
-    last: int
-
-    @property
-    def steps(self) -> str:
-        """`21–30`."""
-        return f"{self.first:,}–{self.last:,}"
 
 
 @dataclass(frozen=True)
