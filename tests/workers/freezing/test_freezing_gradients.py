@@ -20,6 +20,7 @@ from workers.layer import Layer, Loss
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.optim import make_optimizer
+from workers.protocol import JobError
 from workers.stage import Masks, Stage
 
 CPU = torch.device("cpu")
@@ -250,6 +251,6 @@ def test_what_the_model_itself_holds_fixed_stays_fixed() -> None:
 def test_a_forward_pass_that_fails_leaves_no_parameter_fixed() -> None:
     module = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 24))
     layer = single(module)
-    with pytest.raises(RuntimeError, match="shapes"):
+    with pytest.raises(JobError, match="RuntimeError: mat1 and mat2 shapes"):
         layer.forward((torch.randn(4, 23),), 0, keep=True, frozen=frozenset({"0.weight", "1.bias"}))
     assert all(parameter.requires_grad for parameter in module.parameters())
