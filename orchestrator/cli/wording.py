@@ -19,8 +19,10 @@ def observer(
         hosts: of the ranks that there are already.
     """
     known = [*hosts]
+    beginning = "from initial weights"
 
     def observe(record: events.Record) -> None:
+        nonlocal beginning
         match record.event:
             case (
                 events.StepReport()
@@ -33,6 +35,8 @@ def observer(
                 progress.show(record.event)
             case events.Submitted(spec=spec):
                 progress.expect_freezing(spec.get("freeze", {}))
+                if weights := spec.get("model", {}).get("weights"):
+                    beginning = f"from the weights in {weights}"
             case events.Issued(plan=plan):
                 counts = [stop - first for first, stop in plan.layers]
                 progress.note(
@@ -44,7 +48,7 @@ def observer(
                 return  # from what the ranks hold: `Regrouped` says that they train again
             case events.Formed(generation=generation, start=start):
                 where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(known)), 'host')}"
-                begin = f"resuming from {start.path}" if start is not None else "from initial weights"
+                begin = f"resuming from {start.path}" if start is not None else beginning
                 progress.note(f"training: {where}, {begin}")
             case events.Skipped(damage=damage):
                 progress.note(
@@ -53,8 +57,8 @@ def observer(
                 )
             case events.FreezeSolved() as solved:
                 progress.note(
-                    f"freezing: {seconds(solved.unfrozen_s)} of computation per step are to become"
-                    f" {seconds(solved.solved_s)} ({seconds(solved.all_frozen_s)} if all were frozen)"
+                    f"freezing: expected compute per step: {seconds(solved.unfrozen_s)} ->"
+                    f" {seconds(solved.solved_s)} ({seconds(solved.all_frozen_s)} with everything frozen)"
                     + (", by the profile's times" if solved.measured_unfrozen_s is None else "")
                 )
             case events.FreezeStarted(plan=plan):
