@@ -17,6 +17,7 @@ from orchestrator.client.running import detach, run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
+from orchestrator.quantities import counted
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load
 from workers.protocol import JobError
@@ -130,7 +131,7 @@ def _conclude(console: Console, done: Run, report: str) -> int:
     else:
         if samples:
             post(f"sample: {_printable(samples[-1].prompt + samples[-1].text)}")
-        post(f"done: {done.end.step} steps")
+        post(f"done: {counted(done.end.step, 'step')}")
     post(f"report: {report}")
     if isinstance(done.end, events.Failed):
         return INTERRUPTED if done.interrupted else FAILED

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.quantities import counted
+
 Resources = Mapping[str, float]
 
 
@@ -51,7 +53,7 @@ def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | No
             missing.append(
                 f"{_number(needed - there)} {name} ({_number(needed)} needed, {_number(there)} there)"
             )
-    needs = f"{ranks} ranks of {_listed(per_rank)} each"
+    needs = f"{counted(ranks, 'rank')} of {_listed(per_rank)} each"
     if missing:
         return f"the cluster lacks {' and '.join(missing)} for {needs}"
     room = capacity(nodes, per_rank)
@@ -68,7 +70,7 @@ def congestion(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str:
         for name in per_rank
     }
     return (
-        f"the cluster has room for {room} of {ranks} ranks of {_listed(per_rank)} each now:"
+        f"the cluster has room for {room} of {counted(ranks, 'rank')} of {_listed(per_rank)} each now:"
         f" others hold {_listed(held)}"
     )
 

@@ -23,6 +23,7 @@ from orchestrator.events.types import Record
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import SNAPSHOT, goes_further
+from orchestrator.quantities import counted
 from planner.plan import Plan
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
@@ -250,7 +251,7 @@ class JobFolder:
         steps = self.steps()
         if steps or self._folder.child(CHECKPOINTS).names():
             raise JobError(
-                f"job.output = {self.location} holds a run of {name!r} with {steps} steps: go on from its"
+                f"job.output = {self.location} holds a run of {name!r} with {counted(steps, 'step')}: go on from its"
                 " newest checkpoint with --resume (in Python: resume=True), or choose another job.output"
             )
 

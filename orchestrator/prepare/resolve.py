@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import SettledSpec
+from orchestrator.quantities import counted
 from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, settle_elastic
 from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.ir import Schedule
@@ -172,8 +173,8 @@ def _check_stages(spec: Spec, schedule: Schedule, found: ModelOutline) -> None:
         per_rank = stages // schedule.ranks
         each = f" x {per_rank} stages each" if per_rank > 1 else ""
         raise JobError(
-            f"pipeline.ranks = {spec.pipeline.ranks} is more than the model can fill: {schedule.ranks} ranks"
-            f" per pipeline{each} are {stages} stages, and the model has {layers} layers"
+            f"pipeline.ranks = {spec.pipeline.ranks} is more than the model can fill: {counted(schedule.ranks, 'rank')}"
+            f" per pipeline{each} are {counted(stages, 'stage')}, and the model has {counted(layers, 'layer')}"
             f" ({', '.join(found.layers)}). Use at most {layers // per_rank * spec.pipeline.replicas} ranks,"
             " or more layers"
         )

@@ -11,7 +11,7 @@ from orchestrator.pictures.perfetto import action_lanes, chrome_trace, link_lane
 from orchestrator.pictures.timeline_picture import Picture
 from orchestrator.pictures.timeline_svg import Step, picture
 from orchestrator.prepare.planning import Freezing
-from orchestrator.quantities import percent, seconds
+from orchestrator.quantities import counted, percent, seconds
 from orchestrator.report.picture_page import picture_page
 from planner.search.search import Choice
 from planner.simulation.predict import Prediction
@@ -64,7 +64,8 @@ def _title(choice: Choice, freezing: Freezing) -> str:
     plan = choice.plan
     frozen = f", {seconds(freezing.prediction.step_s)} with freezing" if freezing.freezes else ""
     return (
-        f"{plan.schedule}: {plan.stages} stages on {plan.pipeline_ranks} ranks, {plan.microbatches} microbatches,"
+        f"{plan.schedule}: {counted(plan.stages, 'stage')} on {counted(plan.pipeline_ranks, 'rank')},"
+        f" {counted(plan.microbatches, 'microbatch', 'microbatches')},"
         f" predicted step {seconds(choice.prediction.step_s)}{frozen},"
         f" bubble {percent(choice.prediction.bubble)}"
     )

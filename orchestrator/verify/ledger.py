@@ -20,6 +20,7 @@ from orchestrator.events.types import (
     Regrouped,
     Submitted,
 )
+from orchestrator.quantities import counted
 from workers.data.sampling import samples_digest, train_indices
 from workers.protocol import CheckpointReport, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
@@ -217,7 +218,7 @@ class _Reading:
             self._wrong(f"generation {number} was formed at step {begin} and trained from {regrouped.step}")
         if not 0 <= regrouped.rerun <= 1:
             self._wrong(
-                f"generation {number} ran {regrouped.rerun} steps in flight again, where 1 is the most"
+                f"generation {number} ran {counted(regrouped.rerun, 'step')} in flight again, where 1 is the most"
             )
         # A step may be committed and lost before it was announced.
         announced = self._voided[number]
@@ -263,7 +264,9 @@ class _Reading:
         ledger = self.ledger
         ledger.end = finished
         if finished.step != ledger.steps:
-            self._wrong(f"the job finished at step {finished.step}, but the log has {ledger.steps} steps")
+            self._wrong(
+                f"the job finished at step {finished.step}, but the log has {counted(ledger.steps, 'step')}"
+            )
         asked = ledger.spec.get("job", {}).get("steps", finished.step)
         if not finished.stopped and finished.step != asked:
             self._wrong(f"the job finished at step {finished.step} of {asked} though nobody stopped it")

@@ -13,6 +13,7 @@ from rich.table import Table
 from orchestrator.pictures.spans import seconds_text
 from orchestrator.pictures.timeline_svg import svg as draw
 from orchestrator.pictures.timeline_text import legend, terminal
+from orchestrator.quantities import counted
 from planner.ir import Schedule
 from planner.schedule import table_format
 from planner.schedule.registry import build
@@ -99,7 +100,8 @@ def _title(simulation: Simulation) -> str:
     shown = simulation.schedule
     bubble = sum(simulation.bubble) / shown.ranks
     return (
-        f"{shown.name}: {shown.stages} stages on {shown.ranks} ranks, {shown.microbatches} microbatches,"
+        f"{shown.name}: {counted(shown.stages, 'stage')} on {counted(shown.ranks, 'rank')},"
+        f" {counted(shown.microbatches, 'microbatch', 'microbatches')},"
         f" makespan {seconds_text(simulation.makespan_s)}, bubble {bubble:.1%}"
     )
 
