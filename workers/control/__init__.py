@@ -1,5 +1,5 @@
 """What passes between a training rank and the controller: mailbox, reports, the next plan, what the rank is
 doing.
 
-Not here: The messages themselves (`workers/protocol.py`).
+Not here: the messages themselves (`workers/protocol.py`).
 """

@@ -1,4 +1,4 @@
-"""What a rank computes now and for how long: by this a controller tells a rank that hangs from one that waits.
+"""What a rank computes now and for how long: this tells the controller whether the rank hangs or waits.
 
 One thread computes; any thread may look.
 """
@@ -14,10 +14,10 @@ from workers.protocol import Working
 
 
 class Activity:
-    """The action under way, if any.
+    """Tracks the action under way, if any.
 
     Args:
-        clock: seconds, never going back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,12 +26,12 @@ class Activity:
         """The action and when its computation began."""
 
     def begin(self, action: Action) -> None:
-        """The rank computes `action` from now on."""
+        """Record that the rank computes `action` from now on."""
         self._now = action, self._clock()
 
     @contextmanager
     def until_done(self) -> Iterator[None]:
-        """Afterwards the rank computes nothing, however it ended."""
+        """Record on exit that the rank computes nothing, even after an exception."""
         try:
             yield
         finally:
@@ -39,13 +39,13 @@ class Activity:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the rank waits for another one; that has its own limit. Afterwards its computation begins again."""
+        """Inside, the rank waits for another rank; that wait has its own limit. On exit the action's clock restarts."""
         before, self._now = self._now, None
         yield
         if before is not None:
             self.begin(before[0])
 
     def working(self) -> Working | None:
-        """What the rank computes; None: it waits, or does something else."""
+        """Return what the rank computes; None while it waits or does something else."""
         now = self._now
         return None if now is None else Working(action=str(now[0]), for_s=self._clock() - now[1])

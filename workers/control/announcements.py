@@ -1,6 +1,6 @@
-"""What a rank has to tell of its steps, held back until they are settled: until every rank has passed their commits.
+"""Holds back a rank's reports on its steps until these are settled: until every rank has passed their commits.
 
-A commit that only some ranks have seen may still be undone when others are lost. Knows no training and no network.
+A commit that only some ranks have seen may still be undone when others fail. Knows no training and no network.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from workers.protocol import Report
 
 KEPT = 10_000
-"""Of so many of the newest reports that every rank can make, each could tell again after a loss."""
+"""How many of the newest shared reports each rank keeps, to send them again after a failure."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class _Told:
     step: int
     report: Report
     shared: bool
-    """Every rank has it; the first one tells it."""
+    """Every rank has it; the first one sends it."""
 
 
 class Announcements:
@@ -37,15 +37,15 @@ class Announcements:
         self._recent: deque[_Told] = deque(maxlen=KEPT)
 
     def add(self, step: int, report: Report) -> None:
-        """Tell `report`, of this rank alone, once `step` is settled."""
+        """Send `report`, of this rank alone, once `step` is settled."""
         self._waiting.append(_Told(step, report, shared=False))
 
     def add_shared(self, step: int, report: Report) -> None:
-        """Have the first rank tell `report` once `step` is settled. All ranks add it."""
+        """Have the first rank send `report` once `step` is settled. All ranks add it."""
         self._waiting.append(_Told(step, report, shared=True))
 
     def settle(self, step: int) -> None:
-        """All steps up to `step` are settled."""
+        """Send the reports of all steps up to `step`, which are settled."""
         told = [waiting for waiting in self._waiting if waiting.step <= step]
         self._waiting = [waiting for waiting in self._waiting if waiting.step > step]
         for one in told:
@@ -55,8 +55,11 @@ class Announcements:
                 self._report(one.report)
 
     def end(self, step: int, heard: int) -> None:
-        """The generation ended with a loss, at `step`. The first rank may be gone, and what it told last may have gone
-        with it: every rank tells what it would have told from step `heard` on. What came after `step` never was."""
+        """Send what is left after a failure that ended the generation at `step`.
+
+        The first rank may be gone, and its last reports with it: every rank sends the shared reports from step
+        `heard` on. Reports of steps after `step` are dropped.
+        """
         waiting, self._waiting = self._waiting, []
         recent, self._recent = list(self._recent), deque(maxlen=KEPT)
         for one in recent:

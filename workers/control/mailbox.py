@@ -1,4 +1,4 @@
-"""Where the controller drops requests and plans for a rank that is training. Nobody waits at it."""
+"""Where the controller leaves requests and plans for a rank that is training. It never blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.protocol import Request
 
 
 class Mailbox:
-    """Requests until the next commit takes them along, and the newest plans prepared; thread-safe."""
+    """Holds requests until the next commit takes them, and the newest prepared plans; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,7 @@ class Mailbox:
             self._requests.append(request)
 
     def take(self) -> tuple[Request, ...]:
-        """The requests since the last call."""
+        """Return the requests since the last call."""
         with self._lock:
             requests, self._requests = tuple(self._requests), []
         return requests
@@ -36,7 +36,7 @@ class Mailbox:
                 self._prepared = plan
 
     def prepared(self) -> FreezePlan | None:
-        """The newest plan prepared, whether or not it has been taken up."""
+        """Return the newest prepared freeze plan, whether or not it is in force."""
         with self._lock:
             return self._prepared
 
@@ -47,7 +47,7 @@ class Mailbox:
                 self._next_plan = plan
 
     def next_plan(self) -> NextPlan | None:
-        """The newest plan of the pipeline prepared, unless it has been taken up."""
+        """Return the newest prepared pipeline plan, unless it is in force."""
         with self._lock:
             return self._next_plan
 
@@ -58,7 +58,7 @@ class Mailbox:
                 self._next_plan = None
 
     def void(self) -> None:
-        """Forget what was for an earlier generation: the plans prepared, and that it should end."""
+        """Forget what was for an earlier generation: its prepared plans and requests to end it."""
         with self._lock:
             self._prepared = self._next_plan = None
             self._requests = [request for request in self._requests if request is not Request.REGROUP]

@@ -1,5 +1,6 @@
-"""A plan that is to take the place of the one in force, at a commit, with no group formed anew; and whether one rank is
-ready for it. Values and their comparison: it moves nothing."""
+"""A plan that replaces the one in force at a commit, without forming a new group, and whether a rank is ready for it.
+
+Only values and comparisons: it moves no layer."""
 
 from __future__ import annotations
 
@@ -21,33 +22,33 @@ class NextPlan:
     plan: Plan
     schedule: Schedule
     held: tuple[tuple[int, int], ...] = ()
-    """(layer, place): layers whose owners hold back updates while it is followed, and where they are to go."""
+    """(layer, place): layers whose owners hold back updates under this plan, and where each layer will go."""
 
     @cached_property
     def key(self) -> Prepared:
-        """Its epoch, its version, and a digest of all of it."""
+        """The plan's epoch, its version, and a digest of plan, schedule and held layers."""
         said = f"{self.plan.to_json()}\n{self.schedule!r}\n{self.held}"
         return self.plan.epoch, self.plan.version, hashlib.sha256(said.encode()).hexdigest()
 
     def layers_of(self, place: int) -> tuple[int, ...]:
-        """The layers that `place` owns by it."""
+        """Return the layers that `place` owns under this plan."""
         return self.plan.layers_of_rank(place % self.plan.pipeline_ranks)
 
     def ready(
         self, place: int, owned: Collection[int], current: Collection[int], coming: Collection[int]
     ) -> bool:
-        """Whether `place` can follow it from the next step on.
+        """Whether `place` can follow this plan from the next step on.
 
         Args:
-            owned: layers that it owns now.
-            current: copies that it keeps and that are up to date.
-            coming: copies that it keeps and that are not yet.
+            owned: layers that `place` owns now.
+            current: copies that `place` keeps and that are up to date.
+            coming: copies that `place` keeps and that are not up to date yet.
         """
         needed = {*self.layers_of(place), *self.plan.standbys_of(place)}
         return needed.isdisjoint(coming) and {*owned, *current}.issuperset(self.layers_of(place))
 
     def bases(self, now: Plan) -> frozenset[int]:
-        """The layers of which someone keeps a copy by it who has none by `now`: their owners give the base."""
+        """Return the layers for which this plan adds a standby to those of `now`: their owners send it the base."""
         return frozenset(
             layer
             for layer, places in enumerate(self.plan.standbys)

@@ -1,6 +1,6 @@
-"""Reports on their way to the controller, kept until it has taken them in: it may die, and another one come.
+"""Keeps reports to the controller until they arrive: the controller may die and be replaced.
 
-Knows no Ray: what carries a report, and what tells that it has arrived, is given.
+Knows no Ray: the caller passes the functions that send a report and check its arrival.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from workers.protocol import Report, StepReport
 
 KEPT = 10_000
-"""Reports kept for a controller that is away; past that the oldest go that are no `StepReport`."""
+"""Reports kept while the controller is away; beyond that, the oldest that are no `StepReport` are dropped."""
 LOOK_EVERY = 32
-"""Reports between two looks at which have arrived."""
+"""Reports sent between two checks of which have arrived."""
 
 
 class ReportMail:
     """Sends reports in order, from any thread.
 
     Args:
-        send: starts a report on its way and returns a handle of that.
-        arrived: of these handles, which have arrived; does not wait. What failed to arrive never does.
+        send: starts sending a report and returns a handle.
+        arrived: says for each handle whether its report has arrived; does not wait. A failed send never arrives.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class ReportMail:
             return handle
 
     def send_again(self, send: Callable[[Report], Any]) -> None:
-        """From now on send with `send`; first of all what has not arrived."""
+        """Send with `send` from now on, and first resend what has not arrived."""
         with self._lock:
             self._look()
             self._send = send
             self._kept = [(report, send(report)) for report, _ in self._kept]
 
     def under_way(self) -> list[Any]:
-        """Handles of what is not known to have arrived."""
+        """Return the handles of reports not known to have arrived."""
         with self._lock:
             self._look()
             return [handle for _, handle in self._kept]
