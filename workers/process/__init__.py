@@ -1,4 +1,4 @@
 """What a rank's process needs from its surroundings: memory, name lookups, import paths, stacks.
 
-Not here: Anything about training.
+Not here: anything about training.
 """

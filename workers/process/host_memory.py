@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 
 def keep_freed_pages() -> bool:
-    """Set the C library's allocator so, for the rest of the process.
+    """Have the C library's allocator keep freed pages, for the rest of the process.
 
     Returns:
         Whether it could be set: False where the C library is not glibc.
@@ -39,15 +39,15 @@ def keep_freed_pages() -> bool:
 
 
 def settle_objects() -> None:
-    """Take all Python objects that exist now out of the garbage collector's rounds.
+    """Exclude all Python objects that exist now from garbage collection.
 
-    Torch alone brings hundreds of thousands; a full round over them takes tens of milliseconds, in the middle of some
-    step. Call it once, before layers are built that may be given away: what is garbage by then is never found.
+    Torch alone creates hundreds of thousands; a full collection over them takes tens of milliseconds, in the middle of
+    a step. Call it once, before building layers that may be given away: objects frozen here are never collected.
     """
     gc.collect()
     gc.freeze()
 
 
 def collect_objects() -> None:
-    """Free what was given away since and keeps itself alive. Call it where nobody waits for this rank."""
+    """Free reference cycles, such as layers given away. Call it where nobody waits for this rank."""
     gc.collect()

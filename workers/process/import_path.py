@@ -18,12 +18,13 @@ _PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
 
 def call_import_path(path: str, arguments: Mapping[str, Any], setting: str) -> Any:
-    """Whatever the function at `path` returns when it is called with the keyword `arguments`.
+    """Return what the function at `path` returns when called with the keyword `arguments`.
 
     `setting` is the key of the spec that holds `path`; it opens every message.
 
     Raises:
-        JobError: `path` is not one, does not import, is not callable, or the function raised or called `sys.exit`.
+        JobError: `path` is not an import path, does not import or is not callable, or the function raised or called
+            `sys.exit`.
     """
     function = _function(path, setting)
     try:
@@ -38,10 +39,10 @@ def call_import_path(path: str, arguments: Mapping[str, Any], setting: str) -> A
 
 
 def import_path_of(function: Callable[..., Any], setting: str) -> str:
-    """The import path of `function`, which other processes find it by.
+    """Return the import path of `function`, by which other processes find it.
 
     Args:
-        setting: what `function` was given as; it opens every message.
+        setting: the name that the user passed `function` under; it opens every message.
 
     Raises:
         JobError: no other process can import `function`.

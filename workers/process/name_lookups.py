@@ -1,6 +1,6 @@
-"""Names of addresses. Torch asks for one at each connection to a store, while a generation forms, and only to log it.
+"""Reverse name lookups. Torch makes one, only for a log line, for each connection to a store while a generation forms.
 
-Where the answer is lost, or nobody answers at all, glibc waits 5 s and asks once more: a recovery would take as long.
+If the answer is lost or no server answers, glibc waits 5 s and asks once more: a recovery would take as long.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 
 RESOLVER = "timeout:1 attempts:3"
-"""See resolv.conf(5): after 1 s it asks again, and after 3 s, where there is one name server, it does without."""
+"""See resolv.conf(5): glibc asks again after 1 s, and with one name server gives up after 3 s."""
 
 
 def keep_lookups_short() -> None:
-    """Set that for this process, unless its environment says otherwise. It must have looked up no name before: glibc
-    reads the environment at the first lookup."""
+    """Set `RESOLVER` for this process, unless its environment sets other options.
+
+    Call it before the first lookup, at which glibc reads the environment."""
     os.environ.setdefault("RES_OPTIONS", RESOLVER)

@@ -1,6 +1,6 @@
-"""Keeps what a rank's process prints in the job's folder, and reads there how the process ended.
+"""Keeps what a rank's process prints in the job's folder, and reads from it how the process ended.
 
-The process writes into the file itself, with nothing between, so that the last words of one that crashes are there.
+The process writes directly into the file, so that it holds the last lines of a process that crashes.
 Knows no Ray and no rank beyond its number.
 """
 
@@ -36,12 +36,12 @@ _SIGNALS = {
     "Floating-point exception": "SIGFPE (floating-point exception)",
     "Floating point exception": "SIGFPE (floating-point exception)",
 }
-"""By faulthandler's names for them."""
+"""faulthandler's name of a signal -> ours."""
 
 
 def local_folder(output: str) -> Path:
-    """Where the files of the job with that `job.output` lie that grow as it runs: in its folder, or in the user's cache
-    on this node where the folder is a URI, because such stores cannot append."""
+    """Return the folder of the files that grow as the job runs: `job.output`, or a folder in the user's cache on this
+    node where `job.output` is a URI, because such stores cannot append."""
     if "://" not in output:
         return Path(output)
     key = hashlib.sha256(output.encode()).hexdigest()[:16]
@@ -49,23 +49,23 @@ def local_folder(output: str) -> Path:
 
 
 def rank_log_path(output: str, rank: int) -> Path:
-    """The file with the newest output of `rank`; what came before is in `older_part` of it."""
+    """Return the file with the newest output of `rank`; `older_part` of it has the output before."""
     return local_folder(output) / LOGS / f"rank-{rank}.log"
 
 
 def older_part(path: Path) -> Path:
-    """Where the older half of a rank's output is, if there is so much."""
+    """Return the file with the older half of a rank's output; it exists once the newer one was full."""
     return path.with_suffix(".1.log")
 
 
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
-    """The last lines that the process printed which wrote to `path` last; empty where there is no such file."""
+    """Return the last lines of the newest process that wrote to `path`; empty where there is no such file."""
     lines = _newest(path).splitlines()
     return tuple(line for line in lines if line.strip())[-count:]
 
 
 def cause_of_death(path: Path) -> str | None:
-    """The signal or exit code with which that process ended, as far as its output says."""
+    """Return the signal or exit code with which the newest process ended, as far as its output in `path` says."""
     text = _newest(path)
     if fatal := _FATAL.findall(text):
         name = fatal[-1].strip()
@@ -76,7 +76,7 @@ def cause_of_death(path: Path) -> str | None:
 
 
 def _newest(path: Path) -> str:
-    """The end of `path`, as far as one process wrote it."""
+    """Return the end of `path`, as far as the newest process wrote it."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -89,7 +89,7 @@ def _newest(path: Path) -> str:
 
 
 def keep_output(output: str, rank: int, most_bytes: int = MOST_BYTES) -> Path:
-    """From now on this process's stdout and stderr go to `rank_log_path`; so does where it was, if it crashes.
+    """Redirect this process's stdout and stderr to `rank_log_path`, and its stack if it crashes.
 
     Raises:
         OSError: the file cannot be opened.
@@ -120,7 +120,7 @@ def _write_to(path: Path) -> None:
 def _rotate(path: Path, part_bytes: int) -> None:
     while True:
         time.sleep(LOOK_EVERY_S)
-        # A full disk, or a folder that was deleted, is no reason to end: it is tried again.
+        # On a full disk or a deleted folder, try again at the next look.
         with suppress(OSError):
             if path.stat().st_size > part_bytes:
                 path.replace(older_part(path))
@@ -128,7 +128,7 @@ def _rotate(path: Path, part_bytes: int) -> None:
 
 
 def _announced(end: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """`os._exit` that says so first: nobody else learns the exit code of a process whose parent is Ray's."""
+    """Wrap `os._exit` to print the exit code first: only Ray, the parent process, learns it otherwise."""
     process = os.getpid()
 
     def announce_and_exit(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Where the threads of this process are: what a rank that comes to no end was doing."""
+"""Stacks of the threads of this process: they show what a rank that hangs was doing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 import traceback
 
 MOST_LINES = 12
-"""Of one thread, the innermost ones."""
+"""Per thread; the innermost frames are kept."""
 
 
 def stacks() -> str:
-    """Each thread's calls, innermost last; the main thread first, and without the one that asks."""
+    """Return each thread's calls, innermost last; the main thread first, the calling thread left out."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     told = [
         f"thread {thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident])[-MOST_LINES:])

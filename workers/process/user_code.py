@@ -21,8 +21,8 @@ def what_it_did(error: BaseException) -> str:
 
 
 def where(error: BaseException) -> str:
-    """`, at my_net.py:12 in build`: the innermost of the user's lines that `error` passed; empty where it passed none,
-    as when the arguments do not fit the function."""
+    """`, at my_net.py:12 in build`: the innermost of the user's lines in the traceback of `error`; empty where there is
+    none, as when the arguments do not fit the function."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_users(frame.filename):
             return f", at {frame.filename}:{frame.lineno} in {frame.name}"
