@@ -1,6 +1,6 @@
 """Layers that change ranks or have copies: standbys, redundancy, plan switches, and where a rank's layers come
 from.
 
-Not here: The streams that carry them (`workers/state_stream/`) and the decisions
+Not here: the streams that carry them (`workers/state_stream/`) and the decisions
 (`orchestrator/lifecycle/`).
 """

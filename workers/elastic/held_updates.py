@@ -1,7 +1,7 @@
-"""Updates of layers that are about to change ranks, held back at their owner while a copy travels (DynPipe V-C1).
+"""Updates of layers that are about to change ranks, held back at their owner during the copy (DynPipe V-C1).
 
-The layer trains on with the weights of the snapshot; its gradients wait, and are applied one after the other where the
-layer goes. That changes the trajectory. Knows no network and no plan.
+The layer trains on with the weights of the snapshot. Its gradients wait; the new owner applies them in order.
+That changes the trajectory. Knows no network and no plan.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class _Held:
 
 
 class HeldUpdates:
-    """What one rank holds back of the layers that it owns.
+    """Holds back one rank's updates of layers that it is about to give away.
 
     Args:
-        layers: those of them that are to go.
+        layers: the layers that will move to another rank.
     """
 
     def __init__(self, layers: Mapping[int, tuple[Layer, LayerState]], optimizer: Optimizer) -> None:
@@ -48,7 +48,7 @@ class HeldUpdates:
         """Keep the gradients of `step`, which is committed.
 
         Args:
-            energies: of each layer, where the job freezes.
+            energies: layer -> freezing statistics, where the job freezes.
         """
         if self._over or not self._layers:
             return
@@ -60,11 +60,11 @@ class HeldUpdates:
         self._held.append(_Held(step, decision, parcels))
 
     def parcels(self, layer: int) -> list[Tensor]:
-        """All that was kept of `layer`, in the order of steps."""
+        """Return all kept parcels of `layer`, in the order of steps."""
         return [held.parcels[layer] for held in self._held]
 
     def release(self) -> None:
-        """Bring the layers to the newest step: what was kept is applied here too, one after the other."""
+        """Bring the layers to the newest step: apply the kept gradients here too, in order."""
         for held in self._held[self._applied :]:
             if held.decision.skipped:
                 continue
@@ -74,6 +74,6 @@ class HeldUpdates:
         self._applied = len(self._held)
 
     def end(self) -> None:
-        """Release, and hold back nothing more."""
+        """Release the kept updates and hold back no more."""
         self.release()
         self._over = True

@@ -1,4 +1,4 @@
-"""Where a rank's layers come from: made anew, out of a checkpoint, or from another rank."""
+"""Where a rank's layers come from: built new, from a checkpoint, or from another rank."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ Built = dict[int, tuple[Layer, LayerState]]
 """Layer number -> layer and its live state."""
 
 FETCH_WAIT_S = 30.0
-"""How long a source may take to offer a layer: it has been told to, or will be."""
-
+"""How long a source may take to offer a layer: the request for it may reach the source later."""
 
 AT_ONCE = 8
-"""Layers that are fetched at a time."""
+"""Layers fetched at a time."""
 
 
 @dataclass
 class Haul:
-    """What has come of the layers that were fetched, even if not all of it came."""
+    """The fetched state that has arrived, even if some of it did not."""
 
     whole: Built = field(default_factory=dict)
     weights: dict[int, LayerState] = field(default_factory=dict)
-    """Layer -> its weights, where they came before the moments; those that are whole by now are among them."""
+    """Layer -> its weights, where they arrived before the moments; includes layers that are whole by now."""
 
 
 class LayerSource:
-    """Builds layers and brings their state.
+    """Builds layers and loads their state.
 
     Args:
-        secret: the job's, by which ranks know each other.
-        faults: the drills armed on this rank.
+        secret: the job's, with which ranks authenticate each other.
+        faults: the fault injections armed on this rank.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class LayerSource:
         self._stopped = threading.Event()
 
     def initial(self, layers: Iterable[int]) -> Built:
-        """Layers as they are before the first step: those of `model.weights`, or random ones.
+        """Return layers as they are before the first step: from `model.weights`, or random.
 
         Raises:
             JobError: the file does not hold these layers.
@@ -80,7 +79,7 @@ class LayerSource:
         return self._with_statistics(built)
 
     def build(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
-        """Layers whose values are to come from elsewhere; `beside_training`: this rank trains meanwhile."""
+        """Build layers whose values will come from elsewhere; `beside_training`: this rank trains meanwhile."""
         return self._with_statistics(self._built(layers, beside_training=beside_training))
 
     def _built(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
@@ -100,7 +99,7 @@ class LayerSource:
         return built
 
     def load(self, layers: Iterable[int], start: CheckpointRef) -> Built:
-        """Layers as a checkpoint has them.
+        """Return layers as the checkpoint `start` has them.
 
         Raises:
             DamagedCheckpointError: a file of it is damaged.
@@ -113,7 +112,7 @@ class LayerSource:
         return built
 
     def begin(self) -> None:
-        """From now on `fetch_all` fetches, until `stop`."""
+        """Let `fetch_all` fetch until `stop`."""
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -121,15 +120,16 @@ class LayerSource:
         self._stopped.set()
 
     def fetch_all(self, layers: Sequence[int], assignment: Assignment, haul: Haul) -> None:
-        """Layers as other ranks have them at the assignment's step, some at a time; the weights of all of them before
-        any moments, where the job salvages weights.
+        """Fetch layers from other ranks at the assignment's step, `AT_ONCE` at a time.
+
+        Where the job salvages weights, fetch the weights of all layers before any moments.
 
         Args:
-            haul: takes what comes; what came before an error is left in it.
+            haul: receives the state; keeps what arrived before an error.
 
         Raises:
             StateStreamError: a source is gone, or `stop` was called.
-            DamagedCheckpointError: a file is damaged of the checkpoint that moments are to come from.
+            DamagedCheckpointError: a file of the checkpoint that provides moments is damaged.
         """
         sources, step, stopped = {s.layer: s for s in assignment.sources}, assignment.step, self._stopped
         nowhere = [layer for layer in layers if layer not in sources]
@@ -156,7 +156,7 @@ class LayerSource:
                     return
                 coming = begin(layers, Part.WEIGHTS)
                 built = self.build(layers)
-                # One source that is lost says nothing of others: what they have may be all that is left of it.
+                # When one source fails, still fetch from the others: theirs may be the only copies left.
                 self._take_all(coming, haul.weights.__setitem__, stop_at_once=False)
                 lost = [layer for layer in layers if layer in assignment.salvaged]
                 for layer, moments in self._saved(lost, assignment.moments).items():
@@ -173,13 +173,13 @@ class LayerSource:
         *,
         stop_at_once: bool = True,
     ) -> None:
-        """Take each state as it comes; with one of them lost, those that had come by then too.
+        """Take each state as it arrives, also after one of them failed.
 
         Args:
-            stop_at_once: with one of them lost the others need not come.
+            stop_at_once: stop the other fetches when one fails.
 
         Raises:
-            StateStreamError: the first that did not come.
+            StateStreamError: the first fetch that failed.
         """
         lost: StateStreamError | None = None
         for state in as_completed(coming):
@@ -193,7 +193,7 @@ class LayerSource:
             raise lost
 
     def _saved(self, layers: Sequence[int], moments: CheckpointRef | None) -> dict[int, LayerState]:
-        """Moments of layers whose weights come from elsewhere, as a checkpoint has them, or as they are at first."""
+        """Return moments for layers whose weights come from elsewhere: a checkpoint's, or initial ones."""
         if moments is None or not layers:
             return {layer: part_of(state, Part.MOMENTS) for layer, (_, state) in self.build(layers).items()}
         manifest = read_manifest(moments)
@@ -202,7 +202,7 @@ class LayerSource:
     def fetch_base(
         self, step: int, layer: int, owner: Greeting, stopped: threading.Event
     ) -> tuple[Layer, LayerState]:
-        """The base of a copy, from the layer's owner; gives up when `stopped` is set.
+        """Fetch the base of a copy from the layer's owner; give up when `stopped` is set.
 
         Raises:
             StateStreamError: the owner is gone, or does not offer it.

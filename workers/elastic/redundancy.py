@@ -1,5 +1,5 @@
-"""What the owner of a layer sends to those who stand by for it, in each step before its commit: all that the update of
-the layer will depend on. Knows no update and no commit.
+"""What the owner of a layer sends to its standbys in each step before the commit: all that the layer's update
+depends on. Knows no update and no commit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.transport.channel import Channel, Stream
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a standby needs of one layer's step beside the commit's decision."""
+    """What a standby needs for one step of a layer, besides the commit's decision."""
 
     gradients: Gradients
     buffers: dict[str, Tensor]
@@ -37,9 +37,9 @@ class _Item:
 
 
 class Packing:
-    """The one form of a layer's parcels: uint8[bytes], in which an absent gradient is zeros, and a mask says so.
+    """The form of a layer's parcels: uint8[bytes], in which an absent gradient is zeros and marked in a mask.
 
-    The same for every step, and for the owner and its standbys: it follows from the layer's shapes.
+    It follows from the layer's shapes: the same for every step, for the owner and for its standbys.
     """
 
     def __init__(self, state: LayerState) -> None:
@@ -49,12 +49,12 @@ class Packing:
         if "energy" in state.freezing:
             parts.append(("energy", "", state.freezing["energy"]))
         items = [_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes) for kind, name, t in parts]
-        # Wide types first: each item then begins at a multiple of its own width.
+        # Wide types first, so that each item begins at a multiple of its own width.
         self._items = sorted(items, key=lambda item: -item.dtype.itemsize)
         self._trained = tuple(trained)
 
     def pack(self, gradients: Gradients, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
-        """One parcel, in a fresh allocation; nothing of it is shared."""
+        """Return one parcel, in a fresh allocation that shares nothing."""
         device = next(iter({**gradients, **buffers}.values()), torch.empty(0)).device
         pieces: list[Tensor] = []
         for item in self._items:
@@ -74,7 +74,7 @@ class Packing:
         return torch.cat(pieces)
 
     def unpack(self, raw: Tensor) -> Parcel:
-        """What `pack` put in; views of `raw`."""
+        """Return what `pack` put in, as views of `raw`."""
         values: dict[tuple[str, str], Tensor] = {}
         begin = 0
         for item in self._items:
@@ -94,14 +94,14 @@ class Packing:
 
 
 class Shipping:
-    """One rank's part in the redundancy of a generation: what it sends of the layers it owns, and what it gets of those
-    it stands by for.
+    """One rank's part in the redundancy of a generation: it sends parcels of the layers that it owns, and receives
+    those of the layers that it is a standby for.
 
     Args:
         place: this rank's.
-        layers: that it owns.
-        tags: first tag that is free on the channel, the same on all ranks; it takes one per layer of the model.
-        held: (layer, place): copies that get nothing until their layer goes there.
+        layers: the layers that this rank owns.
+        tags: first free tag on the channel, the same on all ranks; one tag per layer of the model is used.
+        held: (layer, place): copies that receive nothing until their layer moves there.
     """
 
     def __init__(
@@ -131,15 +131,15 @@ class Shipping:
         self._packings = {layer: Packing(layers[layer][1]) for layer, _ in self._outgoing}
 
     def expect(self) -> None:
-        """Be ready for the parcels of the step that begins."""
+        """Prepare to receive the parcels of the step that begins."""
         for _, stream in self._incoming:
             self._channel.expect(stream, 1)
 
     def send(self, energies: Mapping[int, Sequence[float]]) -> None:
-        """Send the step's parcels on their way. Gradients and buffers are final.
+        """Start sending the step's parcels. Gradients and buffers are final.
 
         Args:
-            energies: of each layer, where the job freezes.
+            energies: layer -> freezing statistics, where the job freezes.
         """
         for index, streams in self._outgoing:
             layer, state = self._layers[index]
@@ -148,11 +148,11 @@ class Shipping:
                 self._channel.send(stream, (raw,))
 
     def flush_held(self, kept: Callable[[int], Sequence[Tensor]], steps: int) -> dict[int, list[Tensor]]:
-        """Send what was held back, and get what others have; returns that by layer, in the order of steps.
+        """Send the parcels held back here, and return those received from others: by layer, in the order of steps.
 
         Args:
             kept: layer -> its parcels.
-            steps: how many each has.
+            steps: number of parcels per layer.
         """
         got: dict[int, list[Tensor]] = {}
         for stream in self._late:
@@ -166,7 +166,7 @@ class Shipping:
         return got
 
     def receive(self) -> dict[int, Tensor]:
-        """The parcels of the layers that it stands by for, packed; waits until all have come, and its own have left."""
+        """Return the packed parcels of this rank's copies; wait until all have arrived and its own are sent."""
         received = {layer: self._channel.receive(stream)[0] for layer, stream in self._incoming}
         self._channel.flush()
         return received

@@ -1,7 +1,8 @@
-"""Copies of layers that other ranks own, kept up to date by the same updates: what a lost rank's successor begins with.
+"""Copies of layers that other ranks own, kept up to date by the same updates: a failed rank's successor starts from
+them.
 
-A copy begins with a base; until that has come, its updates wait. The work is done beside the training, which at most
-waits for the update of some commits before. Knows no network: bases are brought, parcels are given.
+A copy begins with a base; its updates wait until the base arrives. Threads beside training do the work; training waits
+only when updates fall several commits behind. Knows no network: the caller passes bases and parcels.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ BringBase = Callable[[int, threading.Event], Base]
 """Layer -> the layer with its state at the step where the generation began; gives up when the event is set."""
 
 COMMITS_BEHIND = 3
-"""Commits whose updates may wait, of the copies that have a base, before the training waits for them."""
+"""Commits whose updates may wait before training waits for them."""
 ASK_AGAIN_S = (0.2, 1.0, 3.0)
-"""How long to wait before a base that did not come is asked for again."""
+"""How long to wait before each retry for a base that did not arrive."""
 CLOSE_S = 5.0
 
 
@@ -45,20 +46,20 @@ class _Update:
 
 @dataclass
 class _Copy:
-    """One layer. Its tensors belong to the thread that applies updates."""
+    """The copy of one layer. Its tensors belong to the thread that applies updates."""
 
     base: Base | None = None
     packing: Packing | None = None
     checks: Checks | None = None
     waiting: deque[_Update] = field(default_factory=deque)
     late: list[tuple[int, Decision]] = field(default_factory=list)
-    """Commits of which its parcels are held back."""
+    """Commits whose parcels the owner holds back."""
     given_up: bool = False
-    """No base will come: nothing is kept for it."""
+    """No base will arrive: its updates are dropped."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the updates that wait; all of one layer are alike."""
+        """Size of the updates that wait; those of one layer have equal sizes."""
         try:
             return len(self.waiting) * self.waiting[0].parcel.nbytes
         except IndexError:  # meanwhile another thread has applied the last of them
@@ -69,8 +70,8 @@ class Standbys:
     """The copies that one rank keeps in one generation.
 
     Args:
-        layers: which.
-        bases: of these, those that are at the step where the generation begins.
+        layers: the copied layers.
+        bases: the copies already at the step where the generation begins.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class Standbys:
         self._bringer: threading.Thread | None = None
         self._resting = False
         self.failure: str | None = None
-        """Why some copies will not come, or all are lost. What this rank owns does not suffer by it."""
+        """Why some copies will not arrive, or all are lost. The layers that this rank owns are unaffected."""
         self.brought_bytes = 0
-        """Size of the bases that were brought."""
+        """Size of the bases fetched."""
         self.brought_s = 0.0
-        """When the last of them had come and was up to date, in seconds from the beginning."""
+        """When the last of them was up to date, in seconds since this object was made."""
         for layer, base in bases.items():
             self._begin(layer, base)
 
@@ -107,23 +108,23 @@ class Standbys:
 
     @property
     def lacking(self) -> tuple[int, ...]:
-        """The layers whose base has not come."""
+        """The layers whose base has not arrived."""
         return tuple(layer for layer, copy in self._copies.items() if copy.base is None)
 
     @property
     def current(self) -> bool:
-        """Whether every copy has its base, and no update waits for one."""
+        """Whether every copy has its base and no waiting update."""
         return len(self.up_to_date) == len(self._copies)
 
     @property
     def settled(self) -> bool:
-        """Whether no base is waited for any more: each has come, or will not."""
+        """Whether every base has arrived or been given up."""
         copies = self._copies.values()
         return self._broken or all(copy.base is not None or copy.given_up for copy in copies)
 
     @property
     def up_to_date(self) -> frozenset[int]:
-        """The layers whose copy has its base, and no update waits for one."""
+        """The layers whose copy has its base and no waiting update."""
         if self._broken:
             return frozenset()
         return frozenset(
@@ -136,7 +137,7 @@ class Standbys:
         return sum(copy.waiting_bytes for copy in [*self._copies.values()] if copy.base is None)
 
     def catch_up(self, seconds: float) -> None:
-        """Wait until every copy is up to date, or for so long, or until no base comes any more."""
+        """Wait until every copy is up to date, at most for `seconds`; stop early on a failure."""
         deadline = time.monotonic() + seconds
         while not self.current and self.failure is None:
             if self._stopped.wait(min(0.005, max(0.0, deadline - time.monotonic()))):
@@ -145,7 +146,7 @@ class Standbys:
                 return
 
     def bring(self, bring: BringBase) -> None:
-        """Have the bases brought that are not there, one after the other, in a thread of their own."""
+        """Fetch the missing bases one after the other, in a thread of their own."""
         if lacking := self.lacking:
             self._start()
             self._bringer = threading.Thread(
@@ -154,10 +155,10 @@ class Standbys:
             self._bringer.start()
 
     def apply(self, step: int, parcels: Mapping[int, Tensor], decision: Decision) -> None:
-        """Take up the commit of `step`.
+        """Apply the commit of `step` to the copies.
 
         Args:
-            parcels: packed; none of a layer: its own comes later, by `supply`.
+            parcels: layer -> packed parcel; a layer without one gets it later, from `supply`.
         """
 
         def update() -> None:
@@ -184,7 +185,7 @@ class Standbys:
         self._tasks.put(do_and_make_room)
 
     def supply(self, layer: int, parcels: Sequence[Tensor]) -> None:
-        """Take up the commits of which no parcel of `layer` had come; `parcels` are those, in order."""
+        """Apply the commits that lacked a parcel of `layer`; `parcels` are the missing ones, in order."""
 
         def update() -> None:
             copy = self._copies[layer]
@@ -199,7 +200,7 @@ class Standbys:
         self._tasks.put(partial(self._do, update))
 
     def rest(self) -> None:
-        """The generation is over: bring no more bases, and apply what has come. Later commits are applied at once."""
+        """End the generation: fetch no more bases and apply what has arrived. Later commits apply at once."""
         self._stopped.set()
         if self._bringer is not None:
             self._bringer.join(CLOSE_S)
@@ -210,7 +211,7 @@ class Standbys:
         self._resting = True
 
     def held(self) -> dict[int, Base]:
-        """Layer -> copy of each that is at the newest step. Call `rest` first."""
+        """Return layer -> copy, for the copies at the newest step. Call `rest` first."""
         assert self._resting
         copies = {layer: self._copies[layer] for layer in sorted(self.up_to_date)}
         bases = {layer: copy.base for layer, copy in copies.items() if not copy.late}
@@ -228,7 +229,7 @@ class Standbys:
             self._applier.start()
 
     def _bring(self, bring: BringBase, layers: Sequence[int]) -> None:
-        """In rounds: a base that does not come, because its owner is gone or busy, is asked for again."""
+        """Fetch in rounds: retry a base that did not arrive because its owner is gone or busy."""
         why: Exception | None = None
         for pause_s in (0.0, *ASK_AGAIN_S):
             self._stopped.wait(pause_s)
@@ -251,7 +252,7 @@ class Standbys:
             self._tasks.put(partial(self._do, partial(self._give_up, layers)))
 
     def _give_up(self, layers: Sequence[int]) -> None:
-        """The updates of these would wait for ever, and fill the memory."""
+        """Drop the updates of these layers: they would wait for ever and fill the memory."""
         for copy in (self._copies[layer] for layer in layers):
             copy.given_up = True
             copy.waiting.clear()
@@ -285,7 +286,7 @@ class Standbys:
             copy.waiting.popleft()
 
     def _update(self, copy: _Copy, state: LayerState, update: _Update) -> None:
-        """What the owner does at that commit, in the same order."""
+        """Do what the owner does at that commit, in the same order."""
         assert copy.packing is not None
         assert copy.checks is not None
         decision = update.decision

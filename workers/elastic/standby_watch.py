@@ -1,4 +1,4 @@
-"""How the copies come on that a rank keeps for others: what is told of them, and when training waits for them."""
+"""Progress of the copies that a rank keeps for others: what to report, and when training waits for them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from workers.elastic.standby import Standbys
 from workers.protocol import Report, StandbyReport, WarningReport
 
 MOST_BEHIND_BYTES = 2**28
-"""So much may wait for the bases of copies before training waits for them; then twice as much."""
+"""Updates that may wait for bases before training waits for them; each wait doubles the limit."""
 MOST_STOP_S = 2.0
-"""Training waits for them no longer than that at one commit."""
+"""Longest wait at one commit."""
 
 
 class StandbyWatch:
-    """The copies of one rank under one plan.
+    """Watches the copies of one rank under one plan.
 
     Args:
         rank: its number.
@@ -29,8 +29,10 @@ class StandbyWatch:
         self._told_of_failure = self._told = False
 
     def let_come(self, step: int) -> Report | None:
-        """Hold the commit of `step`, for a bounded time, where the updates of copies that are to come heap up: training
-        then leaves the links to them. Returns what to say of it."""
+        """Delay the commit of `step`, for a bounded time, where updates that wait for bases pile up.
+
+        Meanwhile training leaves the links to the bases. Returns the report of the delay, if any.
+        """
         standbys, behind = self._standbys, self._standbys.backlog_bytes
         if behind < self._patience_bytes:
             return None
@@ -47,7 +49,7 @@ class StandbyWatch:
         return WarningReport(rank=self._rank, text=text)
 
     def news(self, step: int) -> list[Report]:
-        """What to tell of them once `step` is settled; each thing once."""
+        """Return new reports on the copies once `step` is settled; each report is made once."""
         standbys, news = self._standbys, list[Report]()
         if standbys.failure is not None and not self._told_of_failure:
             self._told_of_failure = True

@@ -1,5 +1,5 @@
-"""What a rank owns and what it stands by for after a switch to another plan, out of what it has: nothing is copied, and
-a copy that takes over has the owner's bits. Knows no channel."""
+"""A rank's layers and standbys after a switch to another plan, taken from those it has: nothing is copied, and a
+standby that takes over has the owner's bits. Knows no channel."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Built = Mapping[int, tuple[Layer, LayerState]]
 
 @dataclass(frozen=True)
 class Switched:
-    """What a rank has by its new plan."""
+    """What a rank has under its new plan."""
 
     layers: dict[int, tuple[Layer, LayerState]]
-    """That it owns."""
+    """The layers that it owns."""
     standbys: Standbys
     taken: tuple[int, ...]
     """Layers that it owns now and did not before."""
     given: tuple[int, ...]
-    """And the other way round."""
+    """Layers that it owned before and does not now."""
 
 
 def take_up(
@@ -39,11 +39,11 @@ def take_up(
     freeze: FreezeConfig,
     optimizer: Optimizer,
 ) -> Switched:
-    """What `place` has by the plan that follows; it was ready for that, and its copies rest.
+    """Return what `place` has under the plan that follows. It must be ready for that plan, and its copies at rest.
 
     Args:
-        layers: that it owned.
-        standbys: the copies that it kept. Those that take over, or that the plan keeps, go on.
+        layers: the layers that it owned.
+        standbys: the copies that it kept. Those that take over, or that the new plan keeps, go on.
     """
     known = {**standbys.held(), **layers}
     owned, copied = following.layers_of(place), following.plan.standbys_of(place)
