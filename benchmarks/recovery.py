@@ -33,7 +33,7 @@ from orchestrator.rehearsal.local_nodes import LocalNodes
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.resting import Resting
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
-from workers.protocol import CheckpointReport, Request, StepReport
+from workers.protocol import CheckpointReport, StepReport
 
 RANKS, NODES = 8, 4
 LAYER_S = 0.003
@@ -121,9 +121,9 @@ class Killer:
 
     def _stop(self) -> None:
         # Brings Ray along, which reads the environment of the nodes as it is imported.
-        from orchestrator.controller.actor import find
+        from orchestrator.client.blocking_client import BlockingJobClient
 
-        find(JOB).request.remote(Request.STOP)
+        BlockingJobClient().stop(JOB)
 
     def _rank(self) -> Callable[[], None]:
         pid = self._started[self._random.choice(self._job.members)].pid

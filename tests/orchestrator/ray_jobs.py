@@ -63,24 +63,28 @@ def start_two_nodes() -> Cluster:
 def two_node_cluster() -> Iterator[None]:
     """Make this process a driver of a cluster of its own, for tests that change its nodes."""
     nodes = start_two_nodes()
-    with driver_of(nodes):
-        yield
-    nodes.shutdown()
+    try:
+        with driver_of(nodes):
+            yield
+    finally:
+        nodes.shutdown()
 
 
 @contextmanager
 def driver_of(nodes: Cluster) -> Iterator[None]:
     """Make this process a driver of `nodes`."""
     here = os.path.dirname(__file__)
-    ray.init(
-        nodes.address,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        job_config=JobConfig(_py_driver_sys_path=[here, *cluster.import_paths()]),
-    )
-    yield
-    ray.shutdown()
+    try:
+        ray.init(
+            nodes.address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            job_config=JobConfig(_py_driver_sys_path=[here, *cluster.import_paths()]),
+        )
+        yield
+    finally:
+        ray.shutdown()
 
 
 def drain(node: str, left_s: float | None) -> None:

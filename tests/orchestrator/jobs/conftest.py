@@ -12,8 +12,10 @@ from ray_jobs import assert_nothing_left, driver_of, start_two_nodes
 @pytest.fixture(scope="session")
 def shared_nodes() -> Iterator[Cluster]:
     nodes = start_two_nodes()
-    yield nodes
-    nodes.shutdown()
+    try:
+        yield nodes
+    finally:
+        nodes.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from ray_jobs import Log, assert_nothing_left, driver_of, resolved, started
 from resting import Resting
 from tiny_jobs import tiny
 
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster.actor_names import NAMESPACE, rank_name
-from orchestrator.controller.actor import find
 from orchestrator.events import types as events
 from orchestrator.lifecycle.stimuli import Asked
 from orchestrator.spec.job_spec import Spec
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(900)
 RANKS, SPARES, NODES = 4, 2, 4
 JOB = "struck"
 HANG_S = 15.0
+TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.005)
 ROWS = (
     Row(Phase.FORWARD, "first", FaultKind.KILL),
     Row(Phase.BACKWARD, "middle", FaultKind.RAISE),
@@ -61,7 +62,8 @@ class RayJob:
             ray.get(getattr(actor, method).remote(argument))
 
     def post(self, stimulus: Asked) -> None:
-        find(JOB).request.remote(stimulus.request)
+        assert stimulus.request is Request.STOP
+        BlockingJobClient().stop(JOB)
 
 
 class Nodes:
@@ -134,7 +136,7 @@ def job(folder: Path) -> Spec:
         pipeline={"microbatches": 2, "microbatch_size": 1},
         checkpoint={"every_steps": 2},
         elastic={"spares": SPARES, "grow": False, "allow_faults": True, "hang_timeout_s": HANG_S},
-        cluster={"resources_per_rank": {"CPU": 1.0}},
+        cluster={"device": "emulated", "emulated": TIMES, "resources_per_rank": {"CPU": 1.0}},
     )
 
 
