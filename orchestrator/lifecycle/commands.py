@@ -1,4 +1,7 @@
-"""What a job asks of its shell: the third of the three alphabets of `machine.py`. Each says what answers it."""
+"""Commands: what the lifecycle has the event loop carry out, as values.
+
+Each docstring says which stimulus answers the command.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Log:
 
 @dataclass(frozen=True)
 class LogRegroup:
-    """Append to the event log, with the times that the regroup took."""
+    """Append to the event log, with the durations of the regroup filled in."""
 
     event: Regrouped
 
@@ -43,7 +46,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Recruit:
-    """`Place` and `Prepare` at once, beside everything else -> `Ready` or `RankLost` from each."""
+    """Place and prepare more ranks while the job goes on -> `Ready` or `RankLost` from each."""
 
     ranks: tuple[int, ...]
 
@@ -58,13 +61,14 @@ class Reclaim:
 
 @dataclass(frozen=True)
 class Assess:
-    """Have `ranks` drop their process group and say where they stand; who does not answer is killed -> `Positioned` or
-    `RankLost` from each, and before it what its training raised. Commands of earlier rounds are given up."""
+    """Have `ranks` drop their process group and report their positions -> `Positioned` or `RankLost` from
+    each, and before it what its training raised. A rank that does not answer is killed. Commands of earlier
+    rounds are cancelled."""
 
     ranks: frozenset[int]
     round: int
     generation: int = 0
-    """The newest one: it is over, also for who has not joined it yet."""
+    """The newest one: it is over, also for ranks that have not joined it yet."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Settle:
 
 @dataclass(frozen=True)
 class Save:
-    """Have ranks that do not train write what they hold -> a `Reported` checkpoint, or why it could not be written."""
+    """Have idle ranks write a checkpoint of what they hold -> `Reported`, with the checkpoint or the
+    error."""
 
     rescue: Rescue
     plan: Plan
@@ -88,11 +93,12 @@ class Save:
 
 @dataclass(frozen=True)
 class MakePlan:
-    """Have a plan made -> `Planned` or `Unplannable`."""
+    """Make a plan -> `Planned` or `Unplannable`."""
 
     recovery_plan: RecoveryPlan
     first: Plan | None
-    """The plan to begin with: only its standbys are to be chosen. None: any plan for the ranks in `course.lineup`."""
+    """The job's first plan: only its standbys are to be chosen. None: any plan for the ranks in
+    `recovery_plan.lineup`."""
     nodes: Mapping[int, str]
     epoch: int
     version: int
@@ -101,7 +107,7 @@ class MakePlan:
 
 @dataclass(frozen=True)
 class Follow:
-    """Have each rank take up its layers -> `Loaded` or `RankLost` from each."""
+    """Have each rank load its layers -> `Loaded` or `RankLost` from each."""
 
     assignments: Mapping[int, Assignment]
     """By rank."""
@@ -118,7 +124,7 @@ class HostStore:
 
 @dataclass(frozen=True)
 class Join:
-    """Have each member join -> `Joined` or `RankLost` from each."""
+    """Have each member join the process group -> `Joined` or `RankLost` from each."""
 
     generation: Generation
     round: int
@@ -130,15 +136,15 @@ class Train:
 
     ranks: tuple[int, ...]
     step: int
-    """Steps committed before."""
+    """Steps committed so far."""
     round: int
     under_way: bool = False
-    """They train already: only hear how it ends."""
+    """They train already: only wait for the outcome."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Drop a request into `rank`'s mailbox."""
+    """Put a request into `rank`'s mailbox."""
 
     request: Request
     rank: int
@@ -146,7 +152,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Propose:
-    """Drop a freeze plan into the mailbox of each of `ranks`; they take it up at a commit."""
+    """Put a freeze plan into the mailbox of each of `ranks`; they adopt it at a commit."""
 
     plan: FreezePlan
     ranks: tuple[int, ...]
@@ -154,24 +160,25 @@ class Propose:
 
 @dataclass(frozen=True)
 class Switch:
-    """Drop another plan into the mailbox of each of `ranks`; they follow it from a commit on at which all are ready."""
+    """Put another plan into the mailbox of each of `ranks`; they switch to it at a commit at which all are
+    ready."""
 
     plan: Plan
     schedule: Schedule
     held: tuple[tuple[int, int], ...]
-    """(layer, place): layers whose updates are held while it is followed, and where they are to go."""
+    """(layer, place): layers whose updates are held under this plan, and where they move to."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Weigh:
-    """Find out whether a plan for more ranks is worth a regroup -> `Weighed`."""
+    """Compute whether a plan for more ranks is worth a regroup -> `Weighed`."""
 
     now: Plan
     domains: tuple[str, ...]
-    """Of each rank that there would be, its node."""
+    """The node of each rank that the larger plan would have."""
     step: int
-    """Steps committed."""
+    """Steps committed so far."""
     round: int
 
 

@@ -1,6 +1,6 @@
-"""What the loss of a rank means where it happens: an attempt is given up, nothing depends on it, or the job ends.
+"""Rank failures by state: the attempt is abandoned, or nothing depends on the rank, or the job ends.
 
-A part of the lifecycle, and pure like it.
+A part of the lifecycle, and pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.lifecycle.stimuli import RankLost
 
 
 def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) -> Step:
-    """A member's loss ends the generation; what it raised counts only if it is of this one."""
+    """A member's failure ends the generation; an exception from an earlier round is ignored."""
     if stimulus.rank not in state.job.membership.members:
         return lost_aside(order, state, stimulus)
     if stimulus.user_error:
@@ -39,7 +39,7 @@ def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) 
 
 
 def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
-    """A rank without a place was lost, or did not come up: nothing depends on it."""
+    """A rank without a place failed, or did not start: nothing depends on it."""
     job = regroup.without(state.job, stimulus.rank)
     state = replace(state, job=job)
     weighing = regroup.weigh(order, job) if isinstance(state, Training) else ()
@@ -49,7 +49,7 @@ def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
 def lost_regrouping(
     order: Order, state: Settling | Planning | Loading | Hosting | Joining, stimulus: RankLost
 ) -> Step:
-    """A loss on the way to a generation starts the way again, if anything depends on the rank."""
+    """A failure during a regroup restarts the regroup, if anything depends on the rank."""
     if stimulus.rank in state.job.membership.starting:
         return lost_aside(order, state, stimulus)
     if stimulus.user_error:
@@ -70,8 +70,8 @@ def lost_regrouping(
 
 
 def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step:
-    """Whoever holds something may be lost while the job waits, and so may a rank that was called: then those who came
-    may be enough."""
+    """A rank that holds state failed while the job waits, or one that was starting: then the ranks that did
+    start may be enough."""
     called = stimulus.rank in state.job.membership.starting
     if not stimulus.dead and not called:
         return state, ()
@@ -84,7 +84,7 @@ def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step:
 
 
 def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step:
-    """Whether it is missed, the writing tells."""
+    """Dismiss a dead rank; the checkpoint's report tells whether the rank was needed."""
     return lost_aside(order, state, stimulus) if stimulus.dead else (state, ())
 
 
@@ -94,7 +94,7 @@ def _end_by(loss: RankLost) -> Step:
 
 
 def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:
-    """One of those who are asked is dead, or tells why its training failed."""
+    """A rank that was asked for its position is dead, or reports why its training failed."""
     if stimulus.user_error and stimulus.rank not in state.job.membership.starting:
         return _end_by(stimulus)
     return regroup.heard_of_loss(order, state, stimulus)

@@ -1,6 +1,6 @@
-"""Ranks that come, and ranks that are to go: where there is room, who is up, whether it pays, who was told to leave.
+"""Joins and drains: free capacity, new ranks, whether a regroup pays, and preemption notices.
 
-A part of the lifecycle, and pure like it.
+A part of the lifecycle, and pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.protocol import NoticeReport, Request
 
 
 def room(order: Order, state: Training | Waiting, stimulus: Room) -> Step:
-    """Ranks are started where there is room: for the places that are missing, and for spares."""
+    """Start ranks where there is room: for missing places and for spares."""
     job = state.job
     up = len(job.membership.alive - job.membership.going) + len(job.membership.starting)
     grows = order.elastic.grow or isinstance(state, Waiting)
@@ -38,7 +38,7 @@ def room(order: Order, state: Training | Waiting, stimulus: Room) -> Step:
 
 
 def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:
-    """A rank that was called is up: a job that waits goes on, one that trains asks whether to take it in."""
+    """A new rank is up: a waiting job may go on, a training job asks whether to include the rank."""
     job, log = startup.welcome(state.job, stimulus)
     state = replace(state, job=job)
     if isinstance(state, Waiting):
@@ -48,7 +48,7 @@ def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:
 
 
 def go_on(order: Order, state: Waiting) -> Step:
-    """A job that waits goes on once all who were called have come or never will, if they are enough."""
+    """A waiting job goes on once no rank is starting any more, if there are enough ranks."""
     job = state.job
     if job.membership.starting or len(job.membership.alive - job.membership.going) < order.elastic.min_ranks:
         return state, ()
@@ -57,7 +57,7 @@ def go_on(order: Order, state: Waiting) -> Step:
 
 
 def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
-    """If it pays, the ranks are to regroup at their next commit."""
+    """If it pays, ask the ranks to regroup at their next commit."""
     if not stimulus.pays or state.job.intents.asked is not None:
         return state, ()
     job = replace(state.job, intents=replace(state.job.intents, asked="join"))
@@ -65,9 +65,9 @@ def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
 
 
 def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
-    """A rank heard that its node is to go, or that it is itself."""
+    """A rank received a preemption notice, for its node or for itself."""
     job = state.job
-    # One that is on its way up has told of no home yet.
+    # A rank that is still starting has not reported its node yet.
     node, host = (
         report.node or job.membership.nodes.get(report.rank, ""),
         job.membership.hosts.get(report.rank, ""),
@@ -83,7 +83,7 @@ def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
 
 
 def are_to_go(order: Order, state: Live, stimulus: Going) -> Step:
-    """Ranks are to go: those with a place hand their layers over at the next commit, before their time is up."""
+    """Drain ranks: those with a place hand their layers over at the next commit, before their time is up."""
     job = state.job
     known = stimulus.ranks & (job.membership.alive | job.membership.starting)
     if known and known <= job.membership.going:

@@ -1,7 +1,7 @@
 """A job's life as a pure function `(order, state, stimulus) -> (state, commands)` over an explicit table.
 
 Knows no cluster, no clock and no file: `controller/event_loop.py` feeds it stimuli and has its commands carried out. A
-pair that is not in the table raises: nothing passes silently.
+pair of state and stimulus that is not in the table raises.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from workers.reproducibility.digest import state_digest
 
 
 class InvalidTransition(Exception):
-    """A stimulus that the state has no answer to. Carries the job's story."""
+    """The state has no transition for the stimulus. Carries the job's history."""
 
     def __init__(self, state: State, stimulus: Stimulus, history: Sequence[Stimulus]) -> None:
         self.state = state
@@ -88,7 +88,8 @@ class InvalidTransition(Exception):
 
 
 def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Stimulus] = ()) -> Step:
-    """What becomes of the job, and what is to be done. `history` is told if the pair is illegal.
+    """Return the job's next state and the commands to carry out. `history` goes into the error for an illegal
+    pair.
 
     Raises:
         InvalidTransition: the table has no entry for the pair.
@@ -102,7 +103,8 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
 
 
 def _stale(job: Job, stimulus: Stimulus) -> bool:
-    """Whether `stimulus` answers a command of an attempt that was given up, or tells of a rank that is known dead."""
+    """Whether `stimulus` answers a command of an abandoned attempt, or comes from a rank that is known to be
+    dead."""
     match stimulus:
         case RankLost(rank=rank) | Ready(rank=rank):
             return rank not in job.membership.alive | job.membership.starting
@@ -136,7 +138,7 @@ def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
 
 
 def _checkpointed(state: Waiting | Saving, report: CheckpointReport) -> Step:
-    """What ranks hold that do not train is in a checkpoint, or could not be written."""
+    """Idle ranks have written a checkpoint of what they hold, or could not."""
     if isinstance(state, Saving):
         return regroup.saved(state)
     return pausing.written(replace(state, saving=None) if report.step == state.saving else state)
@@ -164,7 +166,7 @@ def _ended(order: Order, state: Training | Stopping, stimulus: Ended) -> Step:
 
 
 def _end(job: Job, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
-    """How a job ended whose ranks all ended as planned."""
+    """The end of a job whose ranks all ended as planned."""
     digests: dict[int, str] = {}
     for outcome in outcomes:
         for layer, digest in outcome.layer_digests:
@@ -186,7 +188,7 @@ def _end(job: Job, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
 
 
 def _way_out(job: Job) -> str:
-    """What is left of a job whose last checkpoint was not written."""
+    """Say what to do about a job whose last checkpoint was not written."""
     if not job.progress.checkpoints:
         return "No earlier checkpoint exists, so these steps are lost: make room, then train in another job.output"
     return f"Make room: --resume goes on from the checkpoint of step {job.progress.checkpoints[0].step}"
@@ -218,7 +220,7 @@ def _ask(order: Order, state: Training, stimulus: Asked) -> Step:
 
 
 def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
-    """Between two generations there is no commit to ride in: it waits for the next one."""
+    """No generation trains: the request waits for the next one's first commit."""
     if not state.job.progress.trained:
         return _ask_early(order, state, stimulus)
     log = Log(events.Requested(request=stimulus.request.value))
@@ -302,7 +304,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Pending, Start): startup.start,
     (Placing, Placed): startup.placed,
     (Placing, Unplaceable): startup.unplaceable,
-    # What may come at any time as long as there are ranks; more to the point below.
+    # May come at any time as long as there are ranks; entries below override some of these.
     **{(state, Reported): _reported for state in _LIVE},
     **{(state, Ready): joins.newcomer for state in _LIVE},
     **{(state, RankLost): failures.lost_regrouping for state in _REGROUPING},
@@ -316,7 +318,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
     **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting, Paused)},
-    # The cluster is looked at again soon.
+    # The controller looks at the cluster again soon.
     **{(state, Room): _ignore for state in (Placing, *_LIVE)},
     (Preparing, Ready): startup.ready,
     (Preparing, RankLost): startup.lost_preparing,
@@ -358,7 +360,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Saving, RankLost): failures.lost_saving,
     **{(Saving, late): _ignore for late in (Asked, PauseAsked, Solved, *get_args(Answer))},
     (Closing, Released): _released,
-    # Once the end is known, what is still on its way changes nothing; a report is kept.
+    # Once the end is known, late stimuli change nothing; reports are still logged.
     **{
         (state, late): _ignore
         for state in _OVER

@@ -1,7 +1,7 @@
-"""Layers that change ranks while a job trains: which plan that asks for, and by which plans it is reached. Pure.
+"""Layers that change ranks while a job trains: the plan that a move asks for, and the path to it. Pure.
 
-A plan says what each rank owns and what it stands by for. Layers go to a rank by a plan under which it has copies of
-them, and one under which it owns them.
+A plan says which layers each rank owns and of which it holds standby copies. To move layers to a rank, one
+plan gives it copies of them, and the next one makes it their owner.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Mode = Literal["live", "deferred", "stop"]
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """Another plan for the ranks that train, asked for."""
+    """A request that the training ranks follow another plan."""
 
     plan: Plan
-    """To be followed in the end; epoch and version are given when it is issued."""
+    """The final plan; it gets its epoch and version when it is issued."""
     schedule: Schedule
     mode: Mode
     asked_s: float
@@ -36,21 +36,21 @@ class Migration:
 
     move: Move
     path: tuple[Plan, ...]
-    """Plans still to be followed; the ranks hold the first one ready."""
+    """Plans still to come; the ranks prepare the first one."""
     began: int
-    """Steps committed when it was asked for."""
+    """Steps committed when the move was requested."""
     now: Plan
-    """That was followed then."""
+    """The plan at that step."""
     committed_s: float = 0.0
-    """Of the newest commit announced."""
+    """Time of the newest reported commit."""
     reached: frozenset[int] = frozenset()
-    """Places that follow the first plan of `path`."""
+    """Places of the ranks that follow the first plan of `path`."""
     bytes: int = 0
-    """Brought so far."""
+    """Transferred so far."""
     stall_s: float = 0.0
-    """That the rank which stood still longest did so, of the switches so far."""
+    """The longest stall of any rank in the switches so far."""
     told: bool = False
-    """The layers have moved; what is left are copies."""
+    """The layers have moved; only copies are left to move."""
 
 
 def moved_layers(now: Plan, then: Plan) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def moved_layers(now: Plan, then: Plan) -> tuple[int, ...]:
 
 
 def arrivals(now: Plan, then: Plan) -> tuple[tuple[int, int], ...]:
-    """(layer, place): where a layer goes of which there is no copy by `now`."""
+    """(layer, place): the places to which layers move that have no copy of them under `now`."""
     return tuple(
         (layer, place)
         for layer in moved_layers(now, then)
@@ -72,10 +72,11 @@ def with_layers(now: Plan, first: int, stop: int, rank: int, *, frozen_stages: i
     """`now` with the layers `first` to `stop` - 1 in the stage of pipeline rank `rank` that is next to them.
 
     Args:
-        frozen_stages: that only go forward.
+        frozen_stages: how many of the first stages run forward only.
 
     Raises:
-        PlanError: there is no such layer or rank, or stages would be no runs of layers, or empty; says what can move.
+        PlanError: there is no such layer or rank, or a stage would be empty or no run of layers; says what
+            can move.
     """
     layers, ranks = now.layers[-1][1], now.pipeline_ranks
     asked = _span(first, stop)
@@ -109,7 +110,7 @@ def with_layers(now: Plan, first: int, stop: int, rank: int, *, frozen_stages: i
 
 
 def _choices(now: Plan, rank: int) -> str:
-    """What `rank` can take."""
+    """Describe which layers `rank` can take."""
     told = []
     for stage, (first, stop) in enumerate(now.layers):
         if now.stage_ranks[stage] != rank:
@@ -126,10 +127,11 @@ def _choices(now: Plan, rank: int) -> str:
 
 
 def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
-    """The plans by which `then` is reached from `now`, `then` the last of them; those that change nothing are left out.
+    """Return the plans that lead from `now` to `then`, `then` included; plans that change nothing are left
+    out.
 
-    First each rank gets copies of what it is to own. Then ownership changes, and whoever had a layer or a copy of it
-    keeps that until the copies that `then` plans are up to date.
+    First each rank gets copies of the layers that it will own. Then ownership changes, and ranks that had a
+    layer or a copy of it keep it until the copies that `then` plans are up to date.
     """
     layers = range(now.layers[-1][1])
     heirs = [
@@ -158,7 +160,7 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
 
 
 def _same(one: Plan, other: Plan) -> bool:
-    """Whether all ranks do the same by both."""
+    """Whether all ranks do the same under both."""
     fields = ("layers", "stage_ranks", "schedule", "chunks", "recompute")
     return all(getattr(one, field) == getattr(other, field) for field in fields) and all(
         set(mine) == set(theirs) for mine, theirs in zip_longest(one.standbys, other.standbys, fillvalue=())

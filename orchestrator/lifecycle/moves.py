@@ -1,7 +1,7 @@
-"""A move of layers from its beginning to its end: the part of the lifecycle that needs no other generation. Pure.
+"""A move of layers from the request to its end, within one generation. A part of the lifecycle, and pure.
 
-The plans on the way are issued one by one: each once every rank has told that it follows the one before. The end of the
-generation voids what is left of them.
+The plans on the way are issued one by one, each once every rank has reported that it follows the one before.
+The end of the generation cancels the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def begin(order: Order, job: Job, move: Move) -> Moving:
 
 
 def _issue(order: Order, job: Job) -> Moving:
-    """The next plan is logged before it is sent."""
+    """Issue the next plan: log it, then send it."""
     migration = job.intents.migration
     assert migration is not None
     plan = numbered(order, job, migration.path[0], migration.move.plan.reason)
@@ -75,7 +75,7 @@ def numbered(order: Order, job: Job, plan: Plan, reason: str) -> Plan:
 
 
 def heard(order: Order, job: Job, report: Report) -> Moving:
-    """What a report means for the move that is under way."""
+    """Apply a rank's report to the move that is under way."""
     migration = job.intents.migration
     if migration is None:
         return (_followed(job, report) if isinstance(report, SwitchReport) else job), ()
@@ -87,7 +87,7 @@ def heard(order: Order, job: Job, report: Report) -> Moving:
         return replace(
             job, intents=replace(job.intents, migration=replace(migration, committed_s=report.committed_s))
         ), ()
-    # The first step of the generation that was formed for it.
+    # This is the first step of the generation that formed for the move.
     stall_s = max(0.0, report.committed_s - migration.committed_s - report.step_s)
     end_s = report.committed_s - report.step_s
     ended = _migrated(job.progress.plan.version, replace(migration, stall_s=stall_s), report.step - 1, end_s)
@@ -95,7 +95,7 @@ def heard(order: Order, job: Job, report: Report) -> Moving:
 
 
 def _followed(job: Job, report: SwitchReport) -> Job:
-    """The ranks take up what the controller before this one had prepared."""
+    """The ranks switch to the plan that the previous controller had issued."""
     if job.progress.prepared is None:
         return job
     plan, schedule = job.progress.prepared
@@ -111,7 +111,7 @@ def _switched(order: Order, job: Job, migration: Migration, report: SwitchReport
     migration = replace(
         migration,
         reached=migration.reached | {report.rank},
-        # Under the first plan of the way; what came before that was for other reasons.
+        # Bytes reported before the first plan of the path is in force were brought for other reasons.
         bytes=migration.bytes
         + (0 if migration.told or job.progress.plan is migration.now else report.brought_bytes),
         stall_s=max(migration.stall_s, report.stall_s),
@@ -152,7 +152,7 @@ def _migrated(version: int, migration: Migration, step: int, end_s: float) -> ev
 
 
 def ended(job: Job) -> Moving:
-    """The generation is over, and with it the move: unless the generation ended for it."""
+    """The generation is over, and so is the move, unless the generation ended for it."""
     job = replace(job, progress=replace(job.progress, prepared=None))
     if (
         job.intents.migration is not None
@@ -164,7 +164,7 @@ def ended(job: Job) -> Moving:
 
 
 def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, Plan, Schedule] | None:
-    """What the next generation follows, if the one before ended for a move."""
+    """Return the next generation's plan, if the last generation ended for a move."""
     migration = job.intents.migration
     if migration is None or migration.told or not recovery_plan.keep_plan or recovery_plan.cause != "move":
         return None
@@ -178,7 +178,7 @@ def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, P
 
 
 def voided(job: Job, why: str) -> Moving:
-    """What is left of a move is void, and what it had not done has not happened."""
+    """Cancel what is left of a move; warn if its layers had not moved yet."""
     migration = job.intents.migration
     if migration is None:
         return job, ()

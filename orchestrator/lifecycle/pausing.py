@@ -1,6 +1,6 @@
 """Pause and resume on request: a paused job keeps its controller, its log and a checkpoint, and has no ranks.
 
-A part of the lifecycle, and pure like it.
+A part of the lifecycle, and pure.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def ask(order: Order, state: Training, stimulus: PauseAsked) -> Step:
 
 
 def ask_between(order: Order, state: Placing | Live, stimulus: PauseAsked) -> Step:
-    """No generation trains: the next one is asked."""
+    """No generation trains: the next one gets the request."""
     return replace(state, job=replace(state.job, intents=replace(state.job.intents, halting=True))), (
         REQUESTED,
     )
 
 
 def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step:
-    """A job that waits for capacity pauses as soon as a checkpoint has all that its ranks hold."""
+    """A job that waits for capacity pauses once a checkpoint holds all that its ranks hold."""
     after, commands = written(
         replace(state, job=replace(state.job, intents=replace(state.job.intents, halting=True)))
     )
@@ -50,7 +50,7 @@ def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step:
 
 
 def written(state: Waiting) -> Step:
-    """What the ranks of a job that waits were writing is written, if they were; pause if that was requested."""
+    """Pause a waiting job if that was requested and its checkpoint is complete."""
     job = state.job
     if not job.intents.halting or state.saving is not None or _newest(job) < state.step:
         return state, ()
@@ -58,7 +58,8 @@ def written(state: Waiting) -> Step:
 
 
 def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step:
-    """All ranks have ended after the same step. Where its checkpoint could not be written, they try again."""
+    """All ranks have ended after the same step. If its checkpoint could not be written, regroup and try
+    again."""
     step = outcomes[0].step
     if _newest(job) >= step:
         return _halt(job, step)
@@ -68,7 +69,7 @@ def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step:
 
 
 def _halt(job: Job, step: int) -> Step:
-    """Give all ranks back; those that are still starting, once they are up."""
+    """Release all ranks; `newcomer` releases those that are still starting."""
     ranks = job.membership.alive
     job, void = moves.voided(job, "the job pauses")
     nobody = frozenset[int]()
@@ -100,18 +101,18 @@ def _halt(job: Job, step: int) -> Step:
 
 
 def newcomer(order: Order, state: Paused, stimulus: Ready) -> Step:
-    """A rank that was called before the pause is up."""
+    """Release a rank that was started before the pause and is up only now."""
     one = frozenset({stimulus.rank})
     return replace(state, job=regroup.without(state.job, stimulus.rank)), (Dismiss(one),)
 
 
 def resume(order: Order, state: Paused, stimulus: ResumeAsked) -> Step:
-    """Ranks are placed as soon as there is room, however long that takes."""
+    """Place ranks as soon as there is room, without a time limit."""
     return go_on(state.job, state.step), (Log(events.Requested(request="resume")),)
 
 
 def go_on(job: Job, step: int) -> Waiting:
-    """The job as it waits for the room to resume in."""
+    """Return the state of a job that waits for room to resume."""
     return Waiting(
         replace(
             job,
@@ -125,7 +126,7 @@ def go_on(job: Job, step: int) -> Waiting:
 
 
 def stop(order: Order, state: Paused, stimulus: Asked) -> Step:
-    """A paused job can be stopped; a checkpoint it has."""
+    """Stop a paused job. A request for a checkpoint is only logged: the job has one."""
     log = Log(events.Requested(request=stimulus.request.value))
     if stimulus.request is not Request.STOP:
         return state, (log,)

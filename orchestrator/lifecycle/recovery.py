@@ -1,7 +1,7 @@
-"""What becomes of a job whose generation has ended: a pure decision on what is left of it.
+"""The decision after a generation has ended: recover, pause or abort. Pure.
 
-Settles the step, finds who holds what, and says who goes on from where, or why nobody does. Knows no cluster, no clock
-and no planner: which plan the ranks get is asked afterwards.
+Settles the step, finds which ranks hold which layers, and says which ranks continue from which step, or why
+none can. Knows no cluster, no clock and no planner: the ranks get their plan afterwards.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What is known once every rank has told where it stands, or is dead."""
+    """What is known once every rank has reported its position or is dead."""
 
     plan: Plan
-    """That the generation followed."""
+    """The plan that the generation followed."""
     members: tuple[int, ...]
-    """Of the generation that ended, by place."""
+    """Ranks of the generation that ended, by place."""
     positions: Mapping[int, Position]
-    """Of all ranks that live, in no generation included; the others are dead."""
+    """Of all living ranks, idle ones included; the others are dead."""
     tried: frozenset[int] = frozenset()
-    """Ranks that were to be members since: they may hold something of it, too."""
+    """Ranks that were to be members since then: they may hold layers of it, too."""
     going: frozenset[int] = frozenset()
-    """Ranks that may still give what they hold and take no place any more."""
+    """Draining ranks: they may still send layers and take no place any more."""
     step: int = 0
-    """The last that was announced."""
+    """The last step that was reported."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     wanted: int = 1
     """How many ranks the job is to have."""
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     asked: str | None = None
-    """Why the generation was asked to end; none: it failed, or the one that was to follow it did."""
+    """Why the generation was asked to end; None: it failed, or the next one failed to form."""
     trouble: str = ""
     """What went wrong first, in words."""
     failures: int = 0
-    """How often the job had failed with no step committed beyond `failed_at`, whoever failed."""
+    """How often the job had failed with no step committed beyond `failed_at`, whichever rank failed."""
     failed_at: int = -1
     trained: bool = True
     """Whether the generation had formed."""
     interrupted: bool = False
-    """Whether a step was in flight when the job had to wait, which it does since."""
+    """Whether a step was in flight when the job began to wait for ranks; it still waits."""
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPlan:
-    """How the next generation comes about."""
+    """How the next generation forms."""
 
     cause: str
     """As in `events.Regrouped`; `start` for the job's first."""
@@ -64,37 +64,37 @@ class RecoveryPlan:
     lineup: tuple[int, ...]
     """Ranks for its places, in that order; the plan may take fewer, from the front."""
     step: int
-    """Steps committed where it begins."""
+    """Steps committed when it begins."""
     settling: frozenset[int] = frozenset()
-    """Ranks that are told `settlement`."""
+    """Ranks that get `settlement`."""
     settlement: Settlement | None = None
     sources: tuple[Source, ...] = ()
-    """Exactly one per layer, where the ranks that live hold the model; none where it is read or made anew."""
+    """One per layer if the living ranks hold the model; none if it is loaded or initialized again."""
     checkpoints: tuple[CheckpointRef, ...] = ()
-    """To start from, newest first; the next is tried if one is damaged."""
+    """To start from, newest first; if one is damaged, the next is tried."""
     moments: tuple[CheckpointRef, ...] = ()
-    """Likewise, for the moments of layers of which only the weights are left."""
+    """The same, for the optimizer moments of layers of which only the weights are left."""
     keep_plan: bool = False
-    """The ranks and their places are what they were, and so is the plan."""
+    """The ranks, their places and the plan stay the same."""
     lost: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
     rerun: int = 0
     reached: int = 0
-    """Steps that were committed before: beyond `step`, those that are lost."""
+    """Steps that were committed before; those beyond `step` are lost."""
     failures: int = 0
     """How often the job has failed with no new step committed, this time included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rescue:
-    """What ranks hold and no checkpoint has: it is written before they may be lost."""
+    """A checkpoint of state that only the ranks hold, to be written before they may fail."""
 
     step: int
     settling: frozenset[int]
-    """Ranks that are told `settlement`."""
+    """Ranks that get `settlement`."""
     settlement: Settlement
     layers: Mapping[int, tuple[int, ...]]
-    """Rank -> what it writes; each layer once."""
+    """Rank -> layers that it writes; each layer once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Abort:
 
 
 def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
-    """What to do; the reason is for people."""
+    """Return what to do, with a reason for people."""
     elastic, lost = now.elastic, now.lost
     newest = now.checkpoints[0].step if now.checkpoints else 0
     # A checkpoint may be known before its steps are.
@@ -178,15 +178,16 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
 
 
 def _interrupted(now: Situation, held: int | None) -> bool:
-    """Whether a step was in flight, and is to be run again."""
+    """Whether a step was in flight and must run again."""
     meeting = max(_attainable(now)) if held is None else held
-    # Where a rank has yet to take up the commit of `meeting`, the step after it had hardly begun.
+    # If a rank has yet to apply the commit of `meeting`, the step after it had hardly begun.
     under_way = any(position.began > meeting for position in _holders(now).values())
     return now.interrupted or (under_way and _vector(now, meeting) is None)
 
 
 def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
-    """What is to be written of the step of which all layers are `held`, if that is beyond the `newest` checkpoint."""
+    """Return what to write if step `held`, of which all layers are there, is beyond the `newest`
+    checkpoint."""
     if held is None or held <= newest:
         return None
     settlement = Settlement(step=held, vector=_vector(now, held), heard=now.step)
@@ -194,7 +195,7 @@ def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
 
 
 def rescue(step: int, settling: frozenset[int], settlement: Settlement, sources: Iterable[Source]) -> Rescue:
-    """Whoever would give a layer writes it."""
+    """Return the rescue in which each layer's source writes it."""
     layers: dict[int, tuple[int, ...]] = {}
     for source in sources:
         layers[source.rank] = (*layers.get(source.rank, ()), source.layer)
@@ -207,7 +208,7 @@ def redundancy(elastic: ElasticConfig, plan: Plan) -> str:
 
 
 def _lineup(now: Situation) -> tuple[int, ...]:
-    """Who takes which place: who stays keeps the order, newcomers take the lost ones' places, then the last ones."""
+    """Return the ranks by place: staying ranks keep their order, new ones fill gaps, then follow."""
     fresh = sorted(rank for rank in now.positions if rank not in now.members and rank not in now.going)
     staying = [rank for rank in now.members if rank in now.positions and rank not in now.going]
     room = max(0, now.wanted - len(staying))
@@ -222,12 +223,12 @@ def _lineup(now: Situation) -> tuple[int, ...]:
 
 
 def _attainable(now: Situation) -> tuple[int, ...]:
-    """The steps at which one or another rank stands, or would if it were told the vector."""
+    """Return the steps at which ranks stand."""
     return tuple({position.step for position in _holders(now).values()}) or (0,)
 
 
 def _holders(now: Situation) -> dict[int, Position]:
-    """Who may hold something that counts: what others held once, the job has trained on from, or gone back from."""
+    """Return the ranks that may hold valid layers: other ranks' layers are outdated or rolled back."""
     return {
         rank: position
         for rank, position in sorted(now.positions.items())
@@ -236,7 +237,7 @@ def _holders(now: Situation) -> dict[int, Position]:
 
 
 def _current(now: Situation, step: int) -> tuple[int, ...]:
-    """Ranks that stand at `step`, or will once they are told its vector."""
+    """Return the ranks that stand at `step`, or will once they get its vector."""
     vector = _vector(now, step)
     return tuple(
         rank
@@ -246,7 +247,7 @@ def _current(now: Situation, step: int) -> tuple[int, ...]:
 
 
 def _vector(now: Situation, step: int) -> tuple[bytes, ...] | None:
-    """The records of the commit of `step`, if anybody who is left has them and anybody needs them."""
+    """Return the records of the commit of `step`, if a living rank has them and another one needs them."""
     if not any(position.undecided == step for position in now.positions.values()):
         return None
     vectors = (position.vector for position in now.positions.values() if position.step == step)
@@ -254,10 +255,10 @@ def _vector(now: Situation, step: int) -> tuple[bytes, ...] | None:
 
 
 def _held(now: Situation, *, weights: bool = False) -> int | None:
-    """The newest step of which those who are left hold every layer.
+    """Return the newest step of which the living ranks hold every layer.
 
     Args:
-        weights: be content with the weights of a layer.
+        weights: a layer's weights alone suffice.
     """
     for step in sorted(_attainable(now), reverse=True):
         if not _missing(now, step, weights=weights):
@@ -266,7 +267,7 @@ def _held(now: Situation, *, weights: bool = False) -> int | None:
 
 
 def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, ...]:
-    """Layers of which nobody who is left holds the state of `step`."""
+    """Return the layers of which no living rank holds the state of `step`."""
     current = [now.positions[rank] for rank in _current(now, step)]
     held = {layer for position in current for layer in position.holds}
     if weights:
@@ -275,8 +276,8 @@ def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, 
 
 
 def _sources(now: Situation, step: int) -> tuple[Source, ...]:
-    """Per layer who gives it: its owner, or else who stands by; with several, whoever gives least so far. Where nobody
-    has all of it: who has its weights."""
+    """Return each layer's source: its owner, else a standby, the one that sends the fewest layers so far. If
+    no rank has all of a layer, a rank that has its weights."""
     given = dict.fromkeys(_current(now, step), 0)
     ranks = now.plan.pipeline_ranks
     owned = {

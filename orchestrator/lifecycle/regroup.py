@@ -1,6 +1,6 @@
 """From the end of one generation to the next one's training: assess, decide, settle, plan, follow, host, join, train.
 
-The part of the lifecycle that a loss at any point starts again. Pure, like `machine.py`, whose table leads here.
+A failure at any point restarts this part of the lifecycle. Pure, like `machine.py`, whose table leads here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ Step = tuple[State, tuple[Command, ...]]
 
 
 def assess(order: Order, job: Job, troubles: tuple[RankLost, ...]) -> Step:
-    """The generation, or the one that was to follow it, is over: ask everyone who lives."""
+    """The generation, or the attempt to form the next one, is over: ask all living ranks for their
+    positions."""
     for loss in troubles:
         if loss.dead:
             job = without(job, loss.rank)
@@ -88,13 +89,13 @@ def assess(order: Order, job: Job, troubles: tuple[RankLost, ...]) -> Step:
 
 
 def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
-    """One more has told where it stands."""
+    """One more rank has reported its position."""
     waiting = state.waiting - {stimulus.position.rank}
     return _decided(order, replace(state, waiting=waiting, positions=(*state.positions, stimulus.position)))
 
 
 def heard_of_loss(order: Order, state: Assessing, loss: RankLost) -> Step:
-    """One more is dead, or tells why its training failed."""
+    """One more rank is dead, or reports why its training failed."""
     logs: tuple[Command, ...] = () if loss.cut_off else (log_loss(loss),)
     spares = state.job.membership.idle - state.job.membership.tried if loss.dead else frozenset[int]()
     aside = loss.rank in state.job.membership.starting | spares
@@ -112,7 +113,7 @@ def heard_of_loss(order: Order, state: Assessing, loss: RankLost) -> Step:
 
 
 def _decided(order: Order, state: Assessing) -> Step:
-    """What is decided once all have told."""
+    """Decide once all ranks have reported their positions."""
     if state.waiting:
         return state, ()
     job = state.job
@@ -174,7 +175,7 @@ def _decided(order: Order, state: Assessing) -> Step:
 
 
 def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
-    """One more stands where all do."""
+    """One more rank stands at the common step."""
     waiting = state.waiting - {stimulus.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
@@ -182,7 +183,7 @@ def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
 
 
 def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
-    """Find out what each rank is to be: what it was, or what the planner says."""
+    """Determine the next plan: that of the move, the same as before, or a new one from the planner."""
     if (moved := moves.instead(order, job, recovery_plan)) is not None:
         job, plan, schedule = moved
         loading, commands = _load(job, Draft(recovery_plan, plan, schedule))
@@ -207,7 +208,7 @@ def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
 
 
 def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
-    """The plan is logged before it is sent."""
+    """The planner has made a plan: log it, then send it."""
     job = replace(state.job, progress=replace(state.job.progress, version=stimulus.plan.version))
     alternatives = order.alternatives if state.recovery_plan.cause == "start" else ()
     loading, commands = _load(job, Draft(state.recovery_plan, stimulus.plan, stimulus.schedule))
@@ -215,7 +216,7 @@ def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
 
 
 def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
-    """Nothing fits those who are left: more ranks might do."""
+    """No plan fits the ranks that are left: wait for more, if that is allowed."""
     if state.recovery_plan.cause == "start":
         return close(Failed(stimulus.reason, user_error=True))
     if order.elastic.wait_s == 0:
@@ -261,7 +262,7 @@ def _load(job: Job, draft: Draft) -> Step:
 
 
 def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
-    """One more has its layers, or found the checkpoint damaged: then the one before is tried by all."""
+    """One more rank has its layers, or found the checkpoint damaged: then all try the one before."""
     damage, logs = state.damage, ()
     if (
         stimulus.damage is not None and stimulus.damage not in damage
@@ -303,7 +304,7 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
 
 
 def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[Command, ...]) -> Step:
-    """The weights are at hand: only the moments come from another checkpoint, or begin anew."""
+    """The weights are at hand: only the moments come from an older checkpoint, or start from zero."""
     recovery_plan, (damaged, *older) = state.draft.recovery_plan, state.draft.recovery_plan.moments
     known = tuple(ref for ref in state.job.progress.checkpoints if ref != damaged)
     instead = f"the moments of the checkpoint of step {older[0].step}" if older else "fresh moments"
@@ -315,10 +316,10 @@ def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[C
 
 
 def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
-    """The generation is logged before it forms."""
+    """The store is open: log the generation, then let it form."""
     recovery_plan = state.draft.recovery_plan
     before, number = state.job, state.job.progress.generation + 1
-    # Where nobody holds the layers, what is still told of steps before comes too late.
+    # If no rank holds the layers, later reports of earlier steps no longer count.
     since = before.progress.since if recovery_plan.sources or recovery_plan.cause == "start" else number
     job = replace(before, progress=replace(before.progress, generation=number, since=since))
     generation = Generation(
@@ -339,7 +340,7 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
     )
     logs = [Log(formed)]
     if recovery_plan.cause == "start":
-        # Decided before, at commits that are still to come here: no rank will report it.
+        # Decided in an earlier run, for commits still to come here: no rank will report it.
         coming = [plan for plan in order.freezing.plans if (plan.start or 0) > recovery_plan.step + 1]
         logs += [Log(FreezeStarted(plan=plan)) for plan in coming]
     joining = Joining(job, state.draft, generation, frozenset(state.draft.members))
@@ -347,7 +348,7 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
 
 
 def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
-    """One more is in the group."""
+    """One more rank is in the process group."""
     waiting = state.waiting - {stimulus.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
@@ -395,7 +396,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
 
 
 def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step:
-    """Have the members train, and bring up what could not ride in an earlier generation's commits."""
+    """Have the members train, and repeat the requests that earlier generations did not get to."""
     members = job.membership.members
     commands: list[Command] = [Train(members, step, job.progress.round, under_way)]
     if job.intents.proposed is not None:
@@ -414,7 +415,7 @@ def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step
 
 
 def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
-    """Have the ranks of a generation end for the pause that was requested, if one was."""
+    """Have the ranks end their generation if a pause was requested."""
     if not job.intents.halting or job.intents.stopping or job.intents.pausing:
         return job, ()
     return replace(job, intents=replace(job.intents, pausing=True)), (
@@ -423,8 +424,8 @@ def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
 
 
 def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
-    """Let go who is to go: at once without a place, at a regroup with one. If nobody is left, they end as for a stop,
-    with a checkpoint of that very step."""
+    """Release draining ranks: idle ones at once, members at a regroup. If no rank would be left, they end as
+    for a stop, with a checkpoint of that step."""
     free = job.membership.going - frozenset(job.membership.members)
     commands: tuple[Command, ...] = (Dismiss(free),) if free else ()
     for rank in free:
@@ -441,7 +442,7 @@ def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
 
 
 def weigh(order: Order, job: Job) -> tuple[Command, ...]:
-    """Ask whether to take in who stands idle, once all who were called are there."""
+    """Ask whether to include idle ranks, once no rank is starting any more."""
     if not order.elastic.grow or job.membership.starting or job.intents.asked:
         return ()
     ranks = (*job.membership.members, *sorted(job.membership.idle))[: order.wanted]
@@ -452,7 +453,7 @@ def weigh(order: Order, job: Job) -> tuple[Command, ...]:
 
 
 def hold(order: Order, job: Job, holding: Pause) -> Step:
-    """Wait for capacity, once for all of a pause; what no checkpoint has is written meanwhile."""
+    """Wait for capacity, with one timeout per pause; meanwhile write what no checkpoint has."""
     job = replace(job, progress=replace(job.progress, interrupted=holding.interrupted))
     rescued = holding.rescue
     state = Waiting(job, holding.reason, holding.step, saving=rescued.step if rescued is not None else None)
@@ -475,23 +476,23 @@ def hold(order: Order, job: Job, holding: Pause) -> Step:
 
 
 def out_of_patience(order: Order, state: Waiting) -> Step:
-    """The pause has lasted too long."""
+    """End a job whose pause has lasted for `elastic.wait_s`."""
     waited = f"no capacity came within {order.elastic.wait_s:g} s (elastic.wait_s)"
     return end_waiting(state, f"{state.reason}; {waited}")
 
 
 def end_waiting(state: Waiting, reason: str) -> Step:
-    """End a job that waits, once what its ranks hold is written.
+    """End a waiting job, once what its ranks hold is written.
 
     Args:
-        reason: empty where a stop was asked for.
+        reason: empty if a stop was requested.
     """
     saving = Saving(state.job, state.step, reason)
     return saved(saving) if state.saving is None else (saving, ())
 
 
 def saved(state: Saving) -> Step:
-    """What could be written is."""
+    """End the job: what could be written is in a checkpoint."""
     newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
     reason = state.reason or "stopped while the job waited for capacity"
     if newest < state.step:
@@ -511,22 +512,22 @@ def _save(job: Job, rescue: Rescue) -> Save:
 
 
 def close(end: Finished | Failed) -> Step:
-    """Give everything back, then end so."""
+    """Release everything, then end with `end`."""
     return Closing(end), (Release(),)
 
 
 def verdict(loss: RankLost) -> Failed:
-    """The job ends by `loss`."""
+    """Return the end of a job that `loss` ends."""
     return Failed(f"rank {loss.rank}: {loss.error}", loss.user_error)
 
 
 def log_loss(loss: RankLost) -> Log:
-    """`loss` for the event log."""
+    """Return the log entry for `loss`."""
     return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
 
 
 def without(job: Job, rank: int) -> Job:
-    """`job` without a rank that is gone; its place is told from `members` until the next generation."""
+    """Return `job` without a rank that is gone; the rank stays in `members` until the next generation."""
     one = {rank}
     return replace(
         job,
@@ -540,7 +541,7 @@ def without(job: Job, rank: int) -> Job:
 
 
 def _words(troubles: tuple[RankLost, ...]) -> str:
-    """The cause among what was heard: who died, then who raised, then who was only cut off."""
+    """Describe the cause: a rank that died, else one that raised, else one that was only cut off."""
     if not troubles:
         return ""
     cause = min(troubles, key=lambda loss: (not loss.dead, loss.cut_off))

@@ -1,7 +1,8 @@
-"""What reports tell of the job: each thing once, and steps in their order, whoever tells of them and however often.
+"""Applies ranks' reports to the job: each fact once, and steps in order, however many ranks report them.
+Pure.
 
-After a loss every rank tells what the first one may not have told any more; a controller that takes over is told again
-what the one before it did not take in. Pure.
+After a failure every rank reports what the first one may not have reported; a controller that takes over
+receives again what the previous one did not log.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ KEPT_CHECKPOINTS = 8
 
 
 def heard(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
-    """`job` with what `report` says, and what of it is news: to be logged."""
+    """Return `job` with `report` applied, and the reports that are new, to be logged."""
     if isinstance(report, CheckpointReport) and job.intents.save_after is not None:
-        # One that was begun before the request does not answer it; one that failed does.
+        # A checkpoint begun before the request does not answer it; a failed one does.
         after = job.intents.save_after
         job = replace(job, intents=replace(job.intents, save_after=None if report.step > after else after))
     match report:
@@ -58,8 +59,8 @@ def heard(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
 
 
 def _step(job: Job, report: StepReport) -> tuple[Job, tuple[Report, ...]]:
-    """A step that comes before the one that it follows on waits for it. It does not wait for ever: what nobody told
-    before the newest generation trained went with who knew it."""
+    """A step reported before its predecessor waits for it, but not forever: what was not reported before the
+    newest generation trained is lost with the ranks that knew it."""
     known = report.step <= job.progress.step or any(early.step == report.step for early in job.progress.early)
     if known or report.generation < job.progress.since:
         return job, ()
@@ -75,6 +76,6 @@ def _step(job: Job, report: StepReport) -> tuple[Job, tuple[Report, ...]]:
 
 
 def with_freeze(known: tuple[FreezePlan, ...], more: Iterable[FreezePlan]) -> tuple[FreezePlan, ...]:
-    """Freeze plans by the step they start at."""
+    """Return the freeze plans, ordered by the step at which they start."""
     plans = {plan.start or 0: plan for plan in (*known, *more)}
     return tuple(plans[start] for start in sorted(plans))

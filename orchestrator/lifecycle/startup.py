@@ -1,6 +1,6 @@
-"""How a job begins: its first ranks are placed and prepared, or those of a controller before this one are found again.
+"""Startup: the first ranks are placed and prepared, or those of the previous controller are found again.
 
-A part of the lifecycle, and pure like it.
+A part of the lifecycle, and pure.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def start(order: Order, state: Pending, stimulus: Start) -> Step:
 
 
 def placed(order: Order, state: Placing, stimulus: Placed) -> Step:
-    """There is room."""
+    """The resources are reserved: prepare the ranks."""
     return Preparing(state.job), (Prepare(state.job.membership.members),)
 
 
 def unplaceable(order: Order, state: Placing, stimulus: Unplaceable) -> Step:
-    """There is not."""
+    """There is no room: the job fails."""
     return close(Failed(stimulus.reason, user_error=True))
 
 
@@ -73,7 +73,7 @@ def ready(order: Order, state: Preparing, stimulus: Ready) -> Step:
 
 
 def _prepared(order: Order, job: Job) -> Step:
-    """One more of the first ranks is up, or will never be."""
+    """Go on once each of the first ranks is up or has failed."""
     if job.membership.starting:
         return Preparing(job), ()
     if job.membership.alive != frozenset(job.membership.members):
@@ -90,7 +90,7 @@ def _prepared(order: Order, job: Job) -> Step:
 
 
 def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
-    """One of the first ranks will never be up: the others may do."""
+    """One of the first ranks failed to start: the others may be enough."""
     if not stimulus.dead or order.elastic.redundancy == "none" or order.wanted == 1:
         closing, commands = close(verdict(stimulus))
         return closing, (regroup.log_loss(stimulus), *commands)
@@ -99,7 +99,7 @@ def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
 
 
 def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
-    """`job` with a rank that is up."""
+    """Return `job` with a rank that is up."""
     log = Log(events.RankStarted(rank=ready.rank, node=ready.node, host=ready.host, pid=ready.pid))
     job = replace(
         job,
@@ -115,7 +115,7 @@ def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
 
 
 def reclaimed(order: Order, state: Reclaiming, stimulus: Reclaimed) -> Step:
-    """A rank of the controller before this one answers."""
+    """A rank of the previous controller answers."""
     job = replace(
         state.job,
         membership=replace(
@@ -128,14 +128,14 @@ def reclaimed(order: Order, state: Reclaiming, stimulus: Reclaimed) -> Step:
 
 
 def lost_reclaiming(order: Order, state: Reclaiming, stimulus: RankLost) -> Step:
-    """One of them is gone."""
+    """A rank of the previous controller is gone."""
     job = regroup.without(state.job, stimulus.rank)
     waiting = state.waiting - {stimulus.rank}
     return _taken_over(order, Reclaiming(job, waiting, (*state.losses, stimulus)))
 
 
 def _taken_over(order: Order, state: Reclaiming) -> Step:
-    """One more rank of the controller before this one was heard of."""
+    """Go on once each rank of the previous controller has answered or is gone."""
     if state.waiting:
         return state, ()
     if not frozenset(state.job.membership.members) <= state.job.membership.alive:

@@ -1,4 +1,4 @@
-"""Where a job can be: the first of the three alphabets of `machine.py`, beside `stimuli.py` and `commands.py`.
+"""The states of a job, for the transitions of `machine.py`; `stimuli.py` and `commands.py` belong to them.
 
 Frozen values, each with only its own payload. No transition is decided here.
 """
@@ -22,7 +22,7 @@ from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outco
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a job was told to do; it does not change while the job lives."""
+    """What a job is to do; it does not change while the job lives."""
 
     job: str
     epoch: int
@@ -30,9 +30,9 @@ class Order:
     generation: int
     """Number of the first generation of ranks; those before it were of earlier controllers."""
     plan: Plan
-    """To begin with."""
+    """The first plan."""
     schedule: Schedule
-    """That the plan expands to."""
+    """The schedule that the plan expands to."""
     checkpoints: tuple[CheckpointRef, ...]
     """To start from, newest first; the next is tried if one is damaged. Empty: from initial weights."""
     timeout_s: float
@@ -53,24 +53,24 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Who a job has, and in which places."""
+    """Which ranks a job has, and in which places."""
 
     members: tuple[int, ...] = ()
-    """Of the newest generation that trained, by place."""
+    """Ranks of the newest generation that trained, by place."""
     tried: frozenset[int] = frozenset()
-    """Ranks that took up layers for a generation that has not trained yet, or never did."""
+    """Ranks that loaded layers for a generation that has not trained yet, or never did."""
     alive: frozenset[int] = frozenset()
-    """Ranks that are up and have opened model and data: members, spares, newcomers, and who is to go."""
+    """Ranks that are up and have opened model and data: members, spares, new and draining ones."""
     starting: frozenset[int] = frozenset()
-    """Ranks that were asked for and are not up yet."""
+    """Ranks that were started and are not up yet."""
     going: frozenset[int] = frozenset()
-    """Ranks that are to go: they give what they hold and take no place."""
+    """Draining ranks: they send what they hold and take no place."""
     nodes: Mapping[int, str] = field(default_factory=dict)
-    """Where each rank lives, by node id."""
+    """The node id of each rank."""
     hosts: Mapping[int, str] = field(default_factory=dict)
-    """And by address."""
+    """The address of each rank."""
     next_rank: int = 0
-    """The first number that no rank has had."""
+    """The lowest number that no rank has had."""
 
     @property
     def idle(self) -> frozenset[int]:
@@ -83,10 +83,10 @@ class Progress:
     """How far a job has come: its plan, its generations, its steps and what it has to go back to."""
 
     plan: Plan
-    """That the newest generation follows."""
+    """The plan that the newest generation follows."""
     schedule: Schedule
     prepared: tuple[Plan, Schedule] | None = None
-    """A plan of the controller before this one that the ranks may follow yet."""
+    """A plan of the previous controller that the ranks may still switch to."""
     generation: int = 0
     """Number of the newest generation."""
     trained: bool = False
@@ -94,15 +94,15 @@ class Progress:
     version: int = 0
     """Of the newest plan of this controller."""
     step: int = 0
-    """The last step that was announced; where nothing was yet, the one to begin with."""
+    """The last step that was reported; before the first report, the step to start from."""
     early: tuple[StepReport, ...] = ()
-    """Announced before one that they follow on."""
+    """Reports of steps that came before those of their predecessors."""
     since: int = 0
-    """The generation that went back to a checkpoint last: what earlier ones still tell of steps is void."""
+    """The last generation that went back to a checkpoint: step reports of earlier ones no longer count."""
     began: int = 0
     """The step at which the newest generation began to train."""
     validated: int = 0
-    """The last step of which a validation was announced."""
+    """The last step with a reported validation."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     freeze: tuple[FreezePlan, ...] = ()
@@ -110,7 +110,8 @@ class Progress:
     round: int = 0
     """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
     failures: int = 0
-    """How often the job has failed with no step committed beyond `failed_at`, whoever failed. A pause keeps it."""
+    """How often the job has failed with no step committed beyond `failed_at`, whichever rank. A pause keeps
+    it."""
     failed_at: int = -1
     pauses: int = 0
     """How often the job has waited for capacity."""
@@ -126,7 +127,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Intents:
-    """What was asked of a job, or offered to it, and is not done yet."""
+    """Requests and proposals that the job has not carried out yet."""
 
     asked: str | None = None
     """Why the ranks were asked to regroup at their next commit."""
@@ -135,18 +136,18 @@ class Intents:
     migration: Migration | None = None
     """A move of layers under way."""
     stopping: bool = False
-    """A stop was asked for; it rides again in the next generation, if this one fails first."""
+    """A stop was requested; the next generation gets it again if this one fails first."""
     save_after: int | None = None
     """A checkpoint later than this step was requested and is still to come; each new generation requests it again."""
     pausing: bool = False
-    """All ranks are to go: they were asked to end as for a stop, and then the job waits for others."""
+    """All ranks were asked to end as for a stop; then the job pauses, or waits for other ranks."""
     halting: bool = False
-    """A pause was requested; each new generation is asked for it until the job has paused."""
+    """A pause was requested; each new generation gets the request until the job has paused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a job has; it lasts from state to state."""
+    """What a job has; it is carried from state to state."""
 
     membership: Membership
     progress: Progress
@@ -155,7 +156,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Draft:
-    """A generation to be."""
+    """A generation that is about to form."""
 
     recovery_plan: RecoveryPlan
     plan: Plan
@@ -169,7 +170,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Pending:
-    """Accepted; nothing was asked of the cluster yet."""
+    """Accepted; the cluster has no request yet."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Reclaiming:
-    """A controller took over: it looks for the ranks that there were."""
+    """A controller took over: it looks for the ranks of the previous one."""
 
     job: Job
     waiting: frozenset[int]
@@ -198,18 +199,18 @@ class Reclaiming:
 
 @dataclass(frozen=True)
 class Assessing:
-    """A generation has ended: every rank that lives tells where it stands."""
+    """A generation has ended: every living rank reports its position."""
 
     job: Job
     waiting: frozenset[int]
     positions: tuple[Position, ...] = ()
     troubles: tuple[RankLost, ...] = ()
-    """What went wrong, in the order heard."""
+    """What went wrong, in order of arrival."""
 
 
 @dataclass(frozen=True)
 class Settling:
-    """The commit in which a generation ended is being settled."""
+    """The ranks settle the commit at which the generation ended."""
 
     job: Job
     recovery_plan: RecoveryPlan
@@ -218,7 +219,7 @@ class Settling:
 
 @dataclass(frozen=True)
 class Planning:
-    """A plan is being made for those who go on."""
+    """The planner makes a plan for the ranks that continue."""
 
     job: Job
     recovery_plan: RecoveryPlan
@@ -226,7 +227,7 @@ class Planning:
 
 @dataclass(frozen=True)
 class Loading:
-    """Each rank takes up its layers: what it has, what others give it, or what a checkpoint holds."""
+    """Each rank loads its layers: its own copies, those of other ranks, or a checkpoint's."""
 
     job: Job
     draft: Draft
@@ -272,14 +273,14 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Too few ranks are left; those hold what they have until there are more."""
+    """Too few ranks are left; they keep their layers until there are more."""
 
     job: Job
     reason: str
     step: int
     """Steps committed."""
     saving: int | None = None
-    """The step of which they are writing a checkpoint."""
+    """The step of which the ranks are writing a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -288,17 +289,17 @@ class Paused:
 
     job: Job
     step: int
-    """Steps committed, and that of the checkpoint."""
+    """Steps committed; the checkpoint has this step."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The job is to end, once what its ranks hold is in a checkpoint."""
+    """The job ends once what its ranks hold is in a checkpoint."""
 
     job: Job
     step: int
     reason: str
-    """Why it ends; empty: a stop was asked for."""
+    """Why it ends; empty: a stop was requested."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,7 @@ class Closing:
 
 @dataclass(frozen=True)
 class Finished:
-    """Done: the last step is committed, or a stop was obeyed."""
+    """Done: the last step is committed, or the job has stopped on request."""
 
     step: int
     stopped: bool
@@ -320,14 +321,14 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """Ended as nobody wished."""
+    """The job failed or was aborted."""
 
     reason: str
     user_error: bool
 
 
 Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
-"""On the way to a generation."""
+"""States on the way to a generation."""
 Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | Paused | Saving
-"""There are ranks, or were before a pause."""
+"""States in which there are ranks, or were before a pause."""
 State = Pending | Placing | Live | Closing | Finished | Failed

@@ -1,7 +1,7 @@
-"""What can happen to a job: the second of the three alphabets of `machine.py`.
+"""What can happen to a job: the events of the state machine in `machine.py`.
 
-Frozen values. Where one answers a command of one attempt to form a generation, `round` says which: what comes too late
-is told from what counts.
+Frozen values. If a stimulus answers a command of an attempt to form a generation, `round` says which attempt,
+so that late answers can be recognized.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Reclaimed:
 
 @dataclass(frozen=True)
 class Positioned:
-    """A rank has left its generation and says where it stands."""
+    """A rank has left its generation and reports its position."""
 
     position: Position
     round: int = 0
@@ -62,7 +62,7 @@ class Positioned:
 
 @dataclass(frozen=True)
 class Settled:
-    """A rank stands where all do."""
+    """A rank stands at the common step."""
 
     rank: int
     round: int = 0
@@ -70,7 +70,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Planned:
-    """There is a plan for those who go on."""
+    """There is a plan for the ranks that continue."""
 
     plan: Plan
     schedule: Schedule
@@ -79,7 +79,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Unplannable:
-    """Nothing fits those who are left."""
+    """No plan fits the ranks that are left."""
 
     reason: str
     round: int = 0
@@ -87,7 +87,7 @@ class Unplannable:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A rank holds its layers, or says why the checkpoint will not do."""
+    """A rank holds its layers, or reports a damaged checkpoint."""
 
     rank: int
     damage: DamagedCheckpoint | None
@@ -141,7 +141,7 @@ class RankLost:
     rank: int
     error: str
     cut_off: bool = False
-    """It lost another rank: the cause lies there."""
+    """It lost its connection to another rank: the cause lies there."""
     user_error: bool = False
     details: str = ""
     dead: bool = False
@@ -158,50 +158,50 @@ class Solved:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something beside the job's course that belongs in its log."""
+    """An event that changes nothing for the lifecycle and belongs in the log."""
 
     event: Event
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Someone wants a checkpoint or a stop."""
+    """A checkpoint or a stop is requested."""
 
     request: Request
 
 
 @dataclass(frozen=True)
 class PauseAsked:
-    """Someone wants the job to give its ranks back and wait."""
+    """A pause is requested: the job is to release its ranks and wait."""
 
 
 @dataclass(frozen=True)
 class ResumeAsked:
-    """Someone wants a paused job to go on."""
+    """A paused job is to go on."""
 
 
 @dataclass(frozen=True)
 class Migrate:
-    """Someone wants the ranks to follow another plan."""
+    """The ranks are to follow another plan."""
 
     move: Move
 
 
 @dataclass(frozen=True)
 class Aborted:
-    """Someone wants it over at once, without a checkpoint."""
+    """The job is to end at once, without a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """The cluster has room for so many ranks more."""
+    """The cluster has room for `ranks` more ranks."""
 
     ranks: int
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """Whether the ranks that stand idle are worth a regroup."""
+    """Whether the idle ranks are worth a regroup."""
 
     pays: bool
     reason: str
@@ -210,7 +210,7 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Going:
-    """Word came that ranks are to go."""
+    """A preemption or drain notice arrived for ranks."""
 
     ranks: frozenset[int]
     source: str
@@ -222,7 +222,7 @@ class Going:
 
 @dataclass(frozen=True)
 class WaitOver:
-    """The time of a `Wait` has passed."""
+    """The time of `Wait` has passed."""
 
     pause: int
 
@@ -276,4 +276,4 @@ Answer = (
     | Departed
     | Weighed
 )
-"""Belongs to one attempt."""
+"""Stimuli that belong to one attempt."""

@@ -1,4 +1,5 @@
-"""What a controller that takes over finds of the job in the view of its log. Pure: a view in, an order out."""
+"""Restores the job from the view of its log for a controller that takes over. Pure: a view in, an order
+out."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from workers.protocol import CheckpointRef
 
 
 def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) -> Order:
-    """The order of the controller that goes on.
+    """Return the order of the controller that takes over.
 
     Args:
         order: as the job was submitted.
         view: of the whole log, earlier starts included.
-        expand: the schedule of a plan.
+        expand: returns the schedule of a plan.
     """
     ranks, plan = view.ranks, view.followed or order.plan
     trained = ranks.generation is not None
-    # A plan that was issued since the generation formed is a move's: no generation forms for it.
+    # A plan issued since the generation formed belongs to a move: no generation forms for it.
     moving = trained and view.plan is not None and view.plan not in (view.formed, plan)
     generation = ranks.generation if ranks.generation is not None else order.generation - 1
     job = Job(
@@ -46,7 +47,7 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
         ),
         membership=Membership(
             members=ranks.members,
-            # Without members the job is paused or about to resume: what was started for that is started again.
+            # Without members the job is paused or about to resume: ranks started for that are started again.
             alive=frozenset(ranks.alive) if ranks.members else frozenset(),
             going=frozenset(ranks.going & ranks.alive),
             nodes=dict(ranks.nodes),
@@ -62,7 +63,7 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
         plan=first,
         generation=generation + 1,
         earlier=job,
-        # What was measured and decided meanwhile stands, as after a resume.
+        # Measurements and decisions of the previous controller stay valid, as after a resume.
         freezing=order.freezing if order.freezing.replayed else view.freeze_history(),
     )
 
@@ -72,7 +73,8 @@ def _start(order: Order) -> int:
 
 
 def _checkpoints(order: Order, view: JobView) -> list[CheckpointRef]:
-    """Newest first: those that the job started from and those that it wrote since, without damaged ones."""
+    """Return checkpoints, newest first: those the job started from and those it wrote, without damaged
+    ones."""
     written = {ref.path for ref in view.ranks.checkpoints}
     given = [ref for ref in order.checkpoints if ref.path not in {*written, *view.ranks.damaged}]
     known = sorted((*view.ranks.checkpoints, *given), key=lambda ref: ref.step, reverse=True)
