@@ -1,4 +1,4 @@
-"""The actor that owns a running job: its event loop, and the effects that the lifecycle's commands have.
+"""The actor that owns a running job: its event loop, and how the lifecycle's commands are carried out.
 
-Not here: What to do next (`orchestrator/lifecycle/`).
+Not here: what to do next (`orchestrator/lifecycle/`).
 """

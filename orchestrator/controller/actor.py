@@ -1,6 +1,6 @@
-"""The actor that owns a job: the event loop's Ray shell. It keeps the event log, and answers drivers.
+"""The actor that owns a job: the event loop's Ray adapter. It keeps the event log and answers drivers.
 
-Named and detached: it outlives its driver, and Ray starts it again where it was killed. Never on the data path: the
+Named and detached: it outlives its driver, and Ray restarts it if it is killed. Never on the data path: the
 ranks train on without it.
 """
 
@@ -51,21 +51,21 @@ from workers.actor import check_folder
 from workers.protocol import JobError, Report, Request
 
 KEPT_RECORDS = 20_000
-"""How many of the newest events are kept for drivers; the log has them all."""
+"""How many of the newest events are kept in memory for drivers; the log has them all."""
 PAGE_RECORDS = 5_000
 """How many events a driver gets at a time."""
 RETRY_S = 1.0
-"""Before a controller tries again to take over from the one before it, whose lock may outlive it a little."""
+"""Before a controller tries again to take over from the previous one, whose lock may outlive it a little."""
 TAKEOVER_S = 60.0
 """How long it tries before the job fails."""
 SNAPSHOT_S = 5.0
 """Between two snapshots of the view: a controller that takes over reads the events since the last one."""
 FOLDER_S = 10.0
-"""How long a controller that is started again looks for the job's folder."""
+"""How long a restarted controller looks for the job's folder."""
 PATIENCE_S = 60.0
-"""How long what is asked of a controller waits for it to take the job over."""
+"""How long a request waits for the controller to take the job over."""
 LINGER_S = 60.0
-"""How long an ended job's controller waits for a driver that wants to hear of it."""
+"""How long an ended job's controller stays for drivers that ask for the outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,9 @@ class Page:
 
     records: tuple[Record, ...]
     missed: int
-    """How many came before these that were asked for and are no longer kept."""
+    """How many of the requested events before these are no longer kept."""
     next: int
-    """What to ask for to get those that follow."""
+    """The `after` that gets the events that follow."""
     over: bool
     """Whether the job has ended and these are its last events."""
 
@@ -98,7 +98,7 @@ class Controller:
         """Of the whole log."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        """What outlives the crank."""
+        """Tasks that outlive the event loop."""
         self._lock: IO[bytes] | None = None
         self._writer: LogWriter | None = None
         self._kept_s = -math.inf
@@ -108,10 +108,10 @@ class Controller:
         )
         self._publishing: asyncio.Task[None] | None = None
         self._torn_bytes = 0
-        """Of a line that the controller before this one did not finish."""
+        """Length of a line that the previous controller did not finish."""
         self._trouble = ""
         self._begun = asyncio.Event()
-        """The job is taken on, or is over."""
+        """Set once the job has started or been taken over, or is over."""
         self._over = False
         self._refusal: Record | None = None
         """The end of a job that this controller could not take over."""
@@ -120,7 +120,7 @@ class Controller:
         self._own = ray.get_runtime_context().current_actor
         self._take_on(order)
         if ray.get_runtime_context().was_current_actor_reconstructed:
-            # Ray makes this object on the actor's loop. A call to itself would not come where the driver is dead.
+            # Ray creates this object on the actor's loop. A call to itself would not arrive if the driver is dead.
             self._spawn(self._resume())
 
     def _take_on(self, order: Order) -> None:
@@ -134,10 +134,10 @@ class Controller:
         return Runtime(self._setup, self._hosts, self._loop.post, self._loop.spawn)
 
     async def start(self) -> None:
-        """Take the job on.
+        """Start the job.
 
         Raises:
-            JobError: the folder is another controller's, its log is damaged, or it cannot be written.
+            JobError: another controller has the folder, its log is damaged, or it cannot be written.
         """
         self._lock = self._folder.lock()
         try:
@@ -167,14 +167,15 @@ class Controller:
             raise loaded.damage
 
     async def _open_log(self, epoch: int) -> None:
-        """Begin to write the log, as the controller of incarnation `epoch`."""
+        """Open the log for writing, as the controller of incarnation `epoch`."""
         if self._writer is None:
             log = await asyncio.to_thread(self._folder.open_log, epoch)
             self._writer = LogWriter(log, self._folder.snapshot_path)
 
     async def _resume(self) -> None:
-        """Go on where an earlier controller of this job was killed: Ray starts this one in its place, maybe on another
-        node. A damaged log fails the job, and so does what keeps this one from it for `TAKEOVER_S`."""
+        """Take over after an earlier controller of this job was killed: Ray starts this one in its place,
+        maybe on another node. The job fails if its log is damaged or if taking over keeps failing for
+        `TAKEOVER_S`."""
         if (reason := await self._blind()) is not None:
             await self._refuse(reason)
             return
@@ -205,7 +206,7 @@ class Controller:
         await self._end()
 
     async def _blind(self) -> str | None:
-        """Why this node cannot take the job over: it does not see the job's folder."""
+        """Return why this node cannot take the job over: it does not see the job's folder. None: it does."""
         marker, output = self._setup.marker, self._setup.config.output
         if marker is None or "://" in output:
             return None
@@ -223,7 +224,7 @@ class Controller:
                 return None
 
     async def _refuse(self, reason: str) -> None:
-        """End the job without its folder: whoever asks is given the reason."""
+        """End the job without its folder; clients that ask get the reason."""
         await asyncio.to_thread(reap, self._order.job)
         end = events.Failed(reason=f"{reason}. Where the folder is, --resume goes on", user_error=False)
         self._refusal = Record(time_s=time.time(), event=end)
@@ -237,14 +238,14 @@ class Controller:
     async def _take_over(self) -> None:
         await self._load()
         if self._view.epoch < self._order.epoch:
-            return  # killed before it had taken the job on, which the driver hears
+            return  # killed before the job had started: the driver gets the error
         if self._view.outcome is not None:
             await self._publisher.publish()
             self._over = True
             self._begun.set()
             self._spawn(self._linger())
             return
-        # An attempt before this one may hold it already.
+        # An earlier attempt may hold the lock already.
         self._lock = self._lock or self._folder.lock()
         order = taken_over(self._order, self._view, expand)
         assert order.earlier is not None
@@ -289,7 +290,7 @@ class Controller:
         """Take a rank's report; once this returns it is logged, and the rank forgets it.
 
         Raises:
-            JobError: the job is not taken over yet, or is over. The rank keeps the report, and is asked for it then.
+            JobError: the job is not taken over yet, or is over. The rank keeps it until it is asked for it.
         """
         if self._over or not self._begun.is_set():
             raise JobError("the controller has not taken the job over yet")
@@ -297,15 +298,15 @@ class Controller:
         await self._written()
 
     async def command(self, id: str, name: str, arguments: dict[str, Any]) -> str:
-        """Do what a client asks for, once for each `id`; what will happen, in words.
+        """Carry out a client's command, once for each `id`; return in words what will happen.
 
         Args:
             name: `stop`, `abort`, `checkpoint`, `pause`, `resume`, `move` (of `layers` to `rank`) or
                 `fault` (a `drill`).
 
         Raises:
-            CommandIdReused: the id was that of another command.
-            JobError: it is refused; says why.
+            CommandIdReused: another command had this id.
+            JobError: the command is refused; says why.
         """
         await self._taken_on()
         if (entry := self._view.commands.find(id, name, arguments)) is not None:
@@ -325,7 +326,7 @@ class Controller:
         return text
 
     async def outcome(self, id: str, wait_s: float) -> events.Answered | None:
-        """What came of the command `id`; None if nothing has after `wait_s`.
+        """Return the outcome of the command `id`; None if there is none after `wait_s`.
 
         Raises:
             JobError: no such command is known.
@@ -380,7 +381,8 @@ class Controller:
         raise JobError(f"no such command: {name} {arguments}")
 
     def _go_on_with(self, entry: Entry) -> None:
-        """Do again what the controller before this one may not have done, where doing it twice does no harm."""
+        """Repeat a command that the previous controller may not have carried out, if that is safe to do
+        twice."""
         match entry.command.name:
             case "checkpoint":
                 self._loop.post(Asked(Request.CHECKPOINT))
@@ -404,13 +406,15 @@ class Controller:
         self._record(events.Answered(id=id, done=done, step=self._view.step, text=text))
 
     async def _move(self, layers: str, rank: int) -> str:
-        """Have layers change ranks while the job trains, as `elastic.migration` says; what will happen, in words.
+        """Move layers to a rank while the job trains, as `elastic.migration` says; return in words what will
+        happen.
 
         Args:
             layers: `3` or `3-4`.
 
         Raises:
-            JobError: no such layers or rank, they are not next to it, do not fit its memory, or the job does not train.
+            JobError: there are no such layers or rank, they are not adjacent, do not fit its memory, or the
+                job does not train.
         """
         span, job = parse_layers(layers), await self._training()
         mode = self._setup.config.elastic.migration
@@ -419,7 +423,7 @@ class Controller:
         return described(job, move)
 
     async def migrate(self, plan: Plan) -> str:
-        """Have the ranks follow `plan`, in the same places; what will happen, in words.
+        """Have the ranks follow `plan`, in the same places; return in words what will happen.
 
         Raises:
             JobError: it does not fit the memory, or the job does not train.
@@ -452,7 +456,7 @@ class Controller:
         return state.job
 
     async def _fault(self, drill: dict[str, Any]) -> str:
-        """Have a drill strike the job; what will happen, in words.
+        """Run a drill on the job; return in words what will happen.
 
         Args:
             drill: a `workers.fault_injection.drill.Drill`, as JSON values.
@@ -464,13 +468,13 @@ class Controller:
         return await inject(self._order.job, elastic.allow_faults, self._view.step, drill)
 
     async def view(self) -> bytes:
-        """Where the job stands and how it came there: a `JobView` as JSON."""
+        """Return the job's state and history: a `JobView` as JSON."""
         spec = self._view.spec or self._spec
         seen = replace(self._view, job=self._order.job, spec=spec, trouble=self._trouble, pid=os.getpid())
         return seen.to_json()
 
     async def read(self, after: int, wait_s: float) -> Page:
-        """The events that follow the first `after`; waits up to `wait_s` for one."""
+        """Return the events that follow the first `after`; wait up to `wait_s` for one."""
         if self._view.events <= after and not self._over:
             self._changed.clear()
             with suppress(TimeoutError):
@@ -480,7 +484,7 @@ class Controller:
         return page_of(self._records, self._view.events, after, over=self._over)
 
     async def _run(self) -> None:
-        """The job, to its end."""
+        """Run the job to its end."""
         loop, runtime = self._loop, self._runtime
         if "ray" in self._setup.config.elastic.notices:
             loop.spawn(watch_drains(lambda: runtime.homes, loop.post))
@@ -490,7 +494,7 @@ class Controller:
         await self._end()
 
     def carry_out(self, command: Command) -> Work | None:
-        """Have the ranks do it; with training a planner goes along."""
+        """Have the ranks carry out `command`; training also gets a planner."""
         if isinstance(command, Train):
             self._accompany(command.step)
         return self._runtime.carry_out(command)
@@ -500,7 +504,7 @@ class Controller:
         await self._runtime.release()
 
     def _accompany(self, step: int) -> None:
-        """Have a planner for the plan that is trained with; one that has decided is kept."""
+        """Link a planner for the current plan, unless the one there is serves that plan too."""
         state = self._loop.state
         assert isinstance(state, Live)
         job = state.job
@@ -540,7 +544,7 @@ class Controller:
         ray.kill(self._own)
 
     def _record(self, event: events.Event) -> None:
-        # Before the event that decides them: a job's end is the last line of its log.
+        # Answers go before the event that decides them: a job's end is the last line of its log.
         for answered in self._view.commands.decided(event):
             self._record(answered)
         record = Record(time_s=time.time(), event=event)
@@ -567,7 +571,7 @@ class Controller:
 
 
 def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> Page:
-    """The events that follow the first `after`.
+    """Return the events that follow the first `after`.
 
     Args:
         kept: the newest of the job's `total` events.
@@ -578,13 +582,13 @@ def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> 
     fresh = tuple(islice(kept, begin - first, begin - first + PAGE_RECORDS))
     end = begin + len(fresh)
     if over and after > total:
-        # A reader that has seen more than the log kept still gets the end.
+        # A reader that has seen more than the log has still gets the end.
         fresh, end = tuple(kept)[-1:], total
     return Page(records=fresh, missed=begin - after, next=end, over=over and end >= total)
 
 
 def find(job: str) -> Any:
-    """The controller of `job`, or None."""
+    """Return the controller of `job`, or None."""
     try:
         return ray.get_actor(job, namespace=NAMESPACE)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What must be known to make and to direct the ranks of a job, beside its order. A value."""
+"""What the controller needs besides the order to start and direct the ranks of a job. A value."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from workers.config import WorkerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerConfig:
-    """It goes to the controller, and to no log: it holds the job's secret."""
+    """The controller's configuration. Never log it: it holds the job's secret."""
 
     config: WorkerConfig
     per_rank: Mapping[str, float]
     """Resources that each rank reserves."""
     wait_s: float
-    """How long resources, and then processes, may take to come."""
+    """How long resources may take to become free, and then processes to start."""
     timeout_s: float
     """How long loading and joining may take."""
     marker: tuple[str, bytes] | None
-    """File in the job's folder by which a node knows it, and its content."""
+    """File by which a node recognizes the job's folder, and its content."""
     replanner: Replanner
     secret: bytes = field(repr=False)
-    """By which ranks know each other where they hand layers over."""
+    """Authenticates ranks to each other when they transfer layers."""
     profile: Profile | None = None
-    """That the plan was made with, if it needed one."""
+    """The profile that the plan was made with, if it needed one."""
 
     @property
     def ranks(self) -> RankSetup:

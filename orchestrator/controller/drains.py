@@ -1,4 +1,4 @@
-"""Which ranks must go, and by when, because Ray drains their nodes. Decides nothing about where their layers go."""
+"""Finds the ranks whose nodes Ray drains, and their deadlines. Does not decide where their layers go."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from orchestrator.events.types import Warned
 from orchestrator.lifecycle.stimuli import Going, Noted
 
 EVERY_S = 0.5
-"""Between two looks at Ray's table."""
+"""Between two queries of Ray's table."""
 
 
 class Home(Protocol):
-    """Where a rank lives."""
+    """Where a rank runs."""
 
     @property
     def node(self) -> str: ...
@@ -26,11 +26,11 @@ class Home(Protocol):
 
 
 Homes = Mapping[int, Home]
-"""Rank number -> where it lives, for every rank that is not gone."""
+"""Rank number -> where it runs, for every rank that is not gone."""
 
 
 def drained(table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
-    """One stimulus for each draining node on which ranks live, the most urgent first.
+    """Return one stimulus for each draining node with ranks, the most urgent first.
 
     Args:
         now_s: seconds since the Unix epoch.
@@ -45,14 +45,14 @@ def drained(table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
 
 
 class Fresh:
-    """Which drains are new: a node counts again if its deadline moves or a further rank lives there."""
+    """Tells which drains are new: a node counts again if its deadline changes or another rank runs there."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[int, frozenset[int]]] = {}
-        """Node -> its deadline in ms and its ranks, as told."""
+        """Node -> its deadline in ms and its ranks, as last returned."""
 
     def take(self, table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
-        """Those of `drained` that are new; a drain that was called off is forgotten."""
+        """Return those of `drained` that are new; forget cancelled drains."""
         self._told = {node: told for node, told in self._told.items() if node in table}
         fresh: list[Going] = []
         for going in drained(table, homes, now_s):
@@ -73,17 +73,17 @@ async def watch_drains(
     """Post each drain of a node with ranks, once; ends when it is cancelled.
 
     Args:
-        homes: asked before each look.
-        post: takes the stimuli, and a warning, once, if Ray gives no answer.
-        table: gives the draining nodes; may block. None: Ray's own.
-        every_s: between two looks.
+        homes: called before each query.
+        post: takes the stimuli, and one warning if Ray does not answer.
+        table: returns the draining nodes; may block. None: Ray's own.
+        every_s: between two queries.
     """
     fresh, said = Fresh(), False
     look = table or draining
     while True:
         try:
             seen = await asyncio.to_thread(look)
-        # Ray's errors for this have no base of their own.
+        # Ray's errors here have no common base class.
         except Exception as error:
             if not said:
                 post(Noted(Warned(text=f"no word from Ray which nodes are drained: {error}")))

@@ -1,6 +1,6 @@
-"""Turns the lifecycle: takes stimuli one by one, asks what they mean, logs, and has the rest carried out.
+"""The job's event loop: passes stimuli to the lifecycle one by one, logs, and has its commands carried out.
 
-Knows no cluster and no file: effects and log are given. One event loop; nothing here sleeps but a `Wait`.
+Knows no cluster and no file: effects and log are arguments. Runs on one asyncio loop; only a `Wait` sleeps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from orchestrator.lifecycle.states import (
 from orchestrator.lifecycle.stimuli import Released, Start, Stimulus, WaitOver
 
 KEPT_HISTORY = 200
-"""How many of the newest stimuli an illegal transition tells of."""
+"""How many of the newest stimuli the error for an illegal transition shows."""
 
 Work = Coroutine[Any, Any, None]
 
@@ -57,18 +57,18 @@ _PARTS: dict[type[State], str] = {
     Hosting: "resume_s",
     Joining: "resume_s",
 }
-"""What the time in a state counts as."""
+"""The part of a regroup's duration that the time in each state counts towards."""
 
 
 class Effects(Protocol):
-    """What carries commands out; answers come back to the crank."""
+    """Carries commands out; answers come back to the event loop as stimuli."""
 
     def carry_out(self, command: Command) -> Work | None:
-        """The work that `command` takes; none: it is done."""
+        """Return the work that `command` takes; None: it is done."""
         ...
 
     async def release(self) -> None:
-        """End all ranks; safe at any point, and again."""
+        """End all ranks; safe at any point, and more than once."""
         ...
 
 
@@ -76,8 +76,9 @@ class EventLoop:
     """The life of one job.
 
     Args:
-        log: keeps an event.
-        written: returns once all kept events are written: nothing is asked of a rank before what it rests on is.
+        log: takes an event.
+        written: returns once all events so far are written: a rank gets no command before the events that it
+            depends on are.
     """
 
     def __init__(
@@ -92,22 +93,23 @@ class EventLoop:
         self.state: State = Pending()
         self._history: deque[Stimulus] = deque(maxlen=KEPT_HISTORY)
         self._stimuli: asyncio.Queue[Stimulus | Exception | asyncio.Future[None]] = asyncio.Queue()
-        """An exception is our own mistake in work beside the crank; a future is told that all before it is done."""
+        """An exception is a bug of ours in background work; a future is resolved once all before it is
+        done."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Everything that runs beside the crank."""
+        """All background work."""
         self._attempt: set[asyncio.Task[None]] = set()
-        """Of these, what the next assessment cuts short."""
+        """Those of them that the next assessment cancels."""
         self._entered_s = time.monotonic()
         self._spent_s: dict[str, float] = {}
-        # Before whatever ranks of an earlier controller tell before this is turned.
+        # First in the queue, before reports from ranks of an earlier controller.
         self.post(Start())
 
     def post(self, stimulus: Stimulus) -> None:
-        """Take a stimulus, on the event loop."""
+        """Queue a stimulus; call it on the event loop's thread."""
         self._stimuli.put_nowait(stimulus)
 
     async def post_and_wait(self, stimulus: Stimulus) -> None:
-        """Take a stimulus, and return once what it means is logged."""
+        """Queue a stimulus and return once it is handled and what it causes is logged."""
         self.post(stimulus)
         if not isinstance(self.state, Finished | Failed):
             heeded = asyncio.get_running_loop().create_future()
@@ -115,11 +117,11 @@ class EventLoop:
             await heeded
 
     async def run(self, effects: Effects) -> None:
-        """Until the job has ended: take a stimulus, ask the lifecycle, do as it says."""
+        """Until the job has ended: take a stimulus, ask the lifecycle, carry out its commands."""
         while not isinstance(self.state, Finished | Failed):
             stimulus = await self._stimuli.get()
             if isinstance(stimulus, asyncio.Future):
-                if not stimulus.done():  # who waited may be gone
+                if not stimulus.done():  # the waiter may be gone
                     stimulus.set_result(None)
                 continue
             try:
@@ -129,11 +131,11 @@ class EventLoop:
                 self._history.append(stimulus)
                 self._enter(state)
                 await self._carry_out_all(commands, effects)
-            except Exception as error:  # our own mistake: the job must not hang, nor leave anything behind
+            except Exception as error:  # a bug of ours: the job must not hang, nor leave anything behind
                 await self._give_up(error, effects)
 
     def spawn(self, work: Work) -> asyncio.Task[None]:
-        """Run `work` beside the crank until the job ends; if it fails, so does the job."""
+        """Run `work` in the background until the job ends; if it fails, so does the job."""
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -183,7 +185,7 @@ class EventLoop:
                     task.add_done_callback(self._attempt.discard)
 
     def _enter(self, state: State) -> None:
-        """Keep the time that the states on the way to a generation take, from the end of the one before."""
+        """Enter `state`, and add up the times that the states of a regroup take."""
         now_s = time.monotonic()
         part = _PARTS.get(type(self.state))
         if isinstance(self.state, Training | Stopping) and not isinstance(state, Training | Stopping):

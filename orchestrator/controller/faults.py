@@ -1,6 +1,6 @@
-"""Drills on a running job: has a fault strike one of its ranks, or drains one of its nodes.
+"""Drills on a running job: injects a fault into one of its ranks, or drains one of its nodes.
 
-Runs in the controller's process. Finds ranks by their actors' names, so it knows nothing of how they are kept.
+Runs in the controller's process. Finds ranks by their actors' names and knows nothing else about them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from workers.fault_injection.kinds import FaultKind
 from workers.protocol import JobError
 
 ANSWER_S = 10.0
-"""How long a rank may take to say that it is armed."""
+"""How long a rank may take to confirm that it is armed."""
 
 
 async def inject(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> str:
-    """Have `drill` strike `job`.
+    """Run `drill` on `job`.
 
     Args:
         allowed: `elastic.allow_faults`.
@@ -32,7 +32,7 @@ async def inject(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> s
         What will happen, in words.
 
     Raises:
-        JobError: it is not allowed, there is no such rank or node, or its step is past.
+        JobError: faults are not allowed, there is no such rank or node, or its step is past.
     """
     asked = Drill.from_json(drill)
     if not allowed:
@@ -48,22 +48,22 @@ async def inject(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> s
 
 def check_step(fault: Fault, step: int) -> None:
     """Raises:
-    JobError: the step at which `fault` was to strike is committed.
+    JobError: the step at which `fault` was to fire is committed.
     """
     if fault.step is not None and fault.step <= step:
         raise JobError(f"step {fault.step} is past: the job has committed {step}; give a later one")
 
 
 def choose_rank(drill: Drill, living: tuple[int, ...]) -> int:
-    """The rank that `drill` strikes.
+    """Return the rank that `drill` hits.
 
     Raises:
-        JobError: it is none of the `living`, or the drill does not say which.
+        JobError: the rank is not among the `living`, or the drill names none.
     """
     numbers = ", ".join(map(str, living)) or "none"
     if drill.rank is None:
         assert drill.fault is not None
-        # What it does is the same whoever does it.
+        # The effect is the same on every rank.
         if drill.fault.kind is FaultKind.CORRUPT_CHECKPOINT and living:
             return living[0]
         raise JobError(f"{drill.fault.kind} of which rank? The job has {numbers}")
@@ -73,7 +73,7 @@ def choose_rank(drill: Drill, living: tuple[int, ...]) -> int:
 
 
 def when(fault: Fault) -> str:
-    """In words: when and where `fault` strikes."""
+    """Return in words when and where `fault` fires."""
     after = f" after {fault.after_s:g} s" if fault.after_s else ""
     if fault.kind in AT_ANY_TIME and fault.step is None and fault.phase is None:
         return after.strip() or "now"
@@ -83,7 +83,7 @@ def when(fault: Fault) -> str:
 
 
 def choose_node(name: str, living: tuple[Node, ...]) -> Node:
-    """The node that `name` means: an id, the beginning of one, or a host.
+    """Return the node that `name` means: an id, the beginning of one, or a host.
 
     Raises:
         JobError: there is none, or more than one, or it is the only node.
@@ -100,7 +100,7 @@ def choose_node(name: str, living: tuple[Node, ...]) -> Node:
 
 
 def _ranks(job: str) -> tuple[int, ...]:
-    """The numbers of the ranks whose actors live."""
+    """Return the numbers of the ranks whose actors are alive."""
     return tuple(sorted(living_ranks(job)))
 
 
@@ -126,7 +126,7 @@ async def _awaited(answer: Any) -> Any:
 
 
 def _drain_node(name: str, deadline_s: float) -> str:
-    """Tell Ray that the node is to go, as an autoscaler does before a preemption."""
+    """Have Ray drain the node, as an autoscaler does before a preemption."""
     import ray
     from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
     from ray.core.generated import autoscaler_pb2

@@ -1,4 +1,5 @@
-"""Whether freezing pays: what it saves against what it lets through, step by step. Pure: events in, a warning out."""
+"""Checks at each step whether freezing pays: time saved against updates kept. Pure: events in, a warning
+out."""
 
 from __future__ import annotations
 
@@ -13,17 +14,17 @@ from planner.freeze.time_to_accuracy import RunningUpdate, warning
 from workers.protocol import FreezeStarted, StepReport
 
 EVERY = 10
-"""Frozen steps from one look at measured times to the next: a few that were disturbed are no median then."""
+"""Frozen steps between two checks of measured times: enough that a few slow steps do not move the median."""
 NEWEST = 1000
-"""Of so many of the newest steps the times are compared."""
+"""How many of the newest steps are compared."""
 
 
 class FreezeWatch:
     """Warns once when kappa is above the average effective update probability of this run's steps since freezing began
     (TimelyFreeze eq. 13, definition D.8).
 
-    Where no kappa was foretold, as without a freeze program and in a replay, it is measured, and steps with full
-    freezing are held against those with none.
+    Without a predicted kappa, as without a freeze program and in a replay, kappa is measured: steps with full
+    freezing are compared with those without any.
 
     Args:
         history: of earlier runs of the job.
@@ -36,23 +37,23 @@ class FreezeWatch:
         self._freeze: Mapping[str, Any] = {}
         """The resolved `[freeze]` section."""
         self._shape: object = None
-        """What of the plan the time of a step depends on."""
+        """The part of the plan that the time of a step depends on."""
         self._times_s = _no_times()
-        """Of the steps that are compared where nothing was foretold."""
+        """Of the steps that are compared if no kappa was predicted."""
         self._frozen = 0
         """How many of them were frozen."""
         self._average = RunningUpdate()
         self._warned = False
 
     def take(self, event: Event) -> Warned | None:
-        """Take in an event that was logged; a warning, if it is due now."""
+        """Process a logged event; return a warning if one is due."""
         match event:
             case Submitted(spec=spec):
                 self._freeze = spec.get("freeze", {})
             case Issued(plan=plan):
                 shape = (cut(plan), plan.windows)
                 if shape != self._shape:
-                    # Steps take another time now, whatever is frozen.
+                    # Step times change with the plan, whatever is frozen.
                     self._times_s = _no_times()
                 self._shape = shape
             case FreezeSolved(kappa=kappa):
@@ -79,7 +80,8 @@ class FreezeWatch:
         return Warned(text=text)
 
     def _counts(self, report: StepReport) -> bool:
-        """Whether what the step lets through is averaged; its time is kept where that may be needed."""
+        """Whether the step's effective update counts for the average; also keeps the step's time if
+        needed."""
         if self._foretold is not None:
             return self._start is not None and report.step >= self._start
         of = side(report, self._freeze, self._start)

@@ -1,6 +1,7 @@
-"""When a rank counts as hung: it answers nothing, or computes one action for far longer than whole steps take.
+"""When a rank counts as hung: it does not answer, or computes one action for far longer than whole steps
+take.
 
-Decides only: times come in as arguments or by a clock that is given.
+Decides only: times and clocks come in as arguments.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from orchestrator.quantities import seconds
 from workers.protocol import StepReport, Working
 
 KEPT_STEPS = 20
-"""Newest steps by which the usual time of a step is told."""
+"""How many of the newest steps give the usual time of a step."""
 MANY = 10.0
-"""An action that takes as many times as long as a usual step has hung."""
+"""An action that takes this many times as long as a usual step has hung."""
 TELL_AT = 0.5
 """The share of its limit at which a slow action is reported."""
 
@@ -29,7 +30,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Pace:
-    """What steps take, as far as the log tells."""
+    """Step times, as the log has them."""
 
     step_s: tuple[float, ...] = ()
     """Of the newest steps."""
@@ -39,7 +40,7 @@ class Pace:
     """Whether the newest generation has committed a step: the first one loads kernels and compiles."""
 
     def after(self, event: Event) -> Pace:
-        """The pace once `event` is known."""
+        """Return the pace after `event`."""
         match event:
             case Formed(generation=generation):
                 return replace(self, generation=generation.number, steady=False)
@@ -51,7 +52,7 @@ class Pace:
 
     @property
     def usual_s(self) -> float | None:
-        """The median step; None: no step is known."""
+        """The median step time; None: no step is known."""
         return statistics.median(self.step_s) if self.step_s else None
 
 
@@ -60,19 +61,19 @@ class Verdict(StrEnum):
 
     FINE = "fine"
     SLOW = "slow"
-    """To be reported."""
+    """Warn about it."""
     HUNG = "hung"
-    """The rank is to be killed."""
+    """Kill the rank."""
 
 
 def judge(
     working: Working | None, pace: Pace, *, hang_timeout_s: float, timeout_s: float
 ) -> tuple[Verdict, str]:
-    """Whether a rank that answers has hung, and why.
+    """Decide whether a rank that answers has hung, and say why.
 
     Args:
         working: what it computes; None: nothing.
-        timeout_s: a generation's first step may take as long, whatever steps take.
+        timeout_s: what a generation's first step may take, whatever later steps take.
     """
     if working is None:
         return Verdict.FINE, ""
@@ -91,13 +92,13 @@ def judge(
 async def within(
     answer: Awaitable[Answer], limit_s: float, every_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Answer:
-    """What `answer` gives. Time in which this process itself stood still does not count: it then begins again.
+    """Return the result of `answer`. If this process itself was suspended, the limit starts again.
 
     Args:
-        every_s: between two looks at the clock; one that comes twice as late shows that this process stood still.
+        every_s: between two looks at the clock; twice that shows that this process was suspended.
 
     Raises:
-        TimeoutError: nothing came within `limit_s`.
+        TimeoutError: there was no answer within `limit_s`.
     """
     future = asyncio.ensure_future(answer)
     began_s = looked_s = clock()

@@ -1,6 +1,6 @@
-"""Writes a job's event log in a thread of its own, in order, so that a slow disk never holds up the event loop.
+"""Writes a job's event log in its own thread, in order, so that a slow disk never blocks the event loop.
 
-Knows no lifecycle. What was appended before is on the file once `written` returns.
+Knows no lifecycle. Once `written` returns, all earlier records are in the file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from orchestrator.history.snapshot import position, write_snapshot
 
 
 class Log(Protocol):
-    """A file that records are appended to, or several."""
+    """One or more files to which records are appended."""
 
     @property
     def path(self) -> Path:
-        """The file that is being written."""
+        """The current file."""
         ...
 
     @property
@@ -37,10 +37,10 @@ class Log(Protocol):
 
 
 class LogWriter:
-    """The writer of one log. To be made and used on an event loop.
+    """The writer of one log. Create and use it on an event loop.
 
     Args:
-        snapshot: the file that keeps the view.
+        snapshot: the file for the view.
     """
 
     def __init__(self, log: Log, snapshot: Path) -> None:
@@ -52,7 +52,7 @@ class LogWriter:
         self._thread.start()
 
     def append(self, record: Record) -> None:
-        """Write `record` after all that came before it."""
+        """Write `record` after all earlier ones."""
         self._work.put(record)
 
     def keep(self, view: bytes) -> None:
@@ -60,7 +60,7 @@ class LogWriter:
         self._work.put(view)
 
     async def written(self) -> None:
-        """Return once all that was appended so far is on the file, or the disk has refused it."""
+        """Return once all that was appended so far is in the file, or writing it has failed."""
         done: asyncio.Future[None] = self._loop.create_future()
         self._work.put(done)
         await done
@@ -73,10 +73,10 @@ class LogWriter:
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             if isinstance(item, asyncio.Future):
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with suppress(RuntimeError):  # the loop is closed: there is no waiter any more
                     self._loop.call_soon_threadsafe(_resolve, item)
                 continue
-            # A full disk costs the log a line, not the job its training; the checkpoint says what it costs.
+            # A full disk costs a line of the log, not the training; the checkpoint reports the error.
             with suppress(OSError):
                 if isinstance(item, Record):
                     self._log.append(item)
@@ -86,5 +86,5 @@ class LogWriter:
 
 
 def _resolve(done: asyncio.Future[None]) -> None:
-    if not done.done():  # whoever waited may be gone
+    if not done.done():  # the waiter may be gone
         done.set_result(None)

@@ -1,4 +1,4 @@
-"""What becomes of a wish for another plan: checked against the job as it stands, and by people's own words. Pure."""
+"""Parses requests for a move of layers and checks them against the current job. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.protocol import JobError
 
 
 def parse_layers(text: str) -> tuple[int, int]:
-    """`3` or `3-4` as [first, stop).
+    """Parse `3` or `3-4` to [first, stop).
 
     Raises:
         JobError: it is neither.
@@ -32,10 +32,10 @@ def parse_layers(text: str) -> tuple[int, int]:
 def move_of_layers(
     job: Job, replanner: Replanner, layers: tuple[int, int], rank: int, *, mode: Mode, asked_s: float
 ) -> Move:
-    """The move of the layers [first, stop) to `rank`.
+    """Return the move of the layers [first, stop) to `rank`.
 
     Raises:
-        JobError: no such layer or rank, not next to it, or too much for its memory.
+        JobError: there is no such layer or rank, they are not adjacent, or they do not fit its memory.
     """
     if rank not in job.membership.members:
         there = ", ".join(str(one) for one in sorted(job.membership.members))
@@ -53,7 +53,7 @@ def move_of_layers(
 
 
 def move_to(job: Job, replanner: Replanner, plan: Plan, *, mode: Mode, asked_s: float) -> Move:
-    """The move to `plan`, which the same ranks in the same places can follow.
+    """Return the move to `plan`, for the same ranks in the same places.
 
     Raises:
         PlanError: it does not fit the memory.
@@ -66,7 +66,7 @@ def move_to(job: Job, replanner: Replanner, plan: Plan, *, mode: Mode, asked_s: 
 
 
 def described(job: Job, move: Move) -> str:
-    """The move in words."""
+    """Describe the move in words."""
     layers = moved_layers(job.progress.plan, move.plan)
     plans = path(job.progress.plan, move.plan)
     told = f"{counted(len(layers), 'layer')} ({', '.join(map(str, layers))}) to move, {move.mode}"

@@ -1,4 +1,4 @@
-"""Tries one thing again and again for a bounded time. Knows no Ray."""
+"""Retries an operation for a bounded time. Knows no Ray."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ async def persist(
     every_s: float,
     hopeless: type[Exception],
 ) -> str | None:
-    """Make attempts until one succeeds; why the last one failed, if none does within `for_s`.
+    """Make attempts until one succeeds; return why the last one failed, if none succeeds within `for_s`.
 
     Args:
-        trouble: is given in words why an attempt failed, and nothing once one has not.
-        hopeless: an error after which there is no other attempt.
+        trouble: takes the reason of each failed attempt, and an empty string after a success.
+        hopeless: an error after which it does not try again.
     """
     deadline_s = time.monotonic() + for_s
     while True:

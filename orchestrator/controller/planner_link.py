@@ -1,6 +1,6 @@
-"""The controller's side of the planner: feeds it what the log says, asks it what to freeze, replaces it when it dies.
+"""The controller's side of the planner: sends it events, asks it what to freeze, replaces it when it dies.
 
-Nothing that becomes of a planner ends the job or makes a rank wait: without one the job trains on as it is.
+A planner's failure never ends the job or makes a rank wait: without one the job trains on as it is.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from planner.plan import Plan
 from workers.protocol import StepReport, TimelineReport
 
 LIVES = 6
-"""How many planners a controller starts before it does without."""
+"""How many planners a controller starts before it gives up."""
 GRACE_STEPS = 2
-"""After monitoring, in which its last timelines come; one that has not come by then went with a rank that was lost."""
+"""After monitoring, for its last timelines to arrive; later ones were lost with a failed rank."""
 
 
 class PlannerLink:
@@ -36,8 +36,8 @@ class PlannerLink:
 
     Args:
         history: what earlier runs of the job measured.
-        epoch: the controller's; its freeze plans bear it.
-        tell: takes what comes of the planner.
+        epoch: of the controller, for its freeze plans.
+        post: takes the planner's results.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class PlannerLink:
         self._actor: Any = None
         self._answered = False
         self._waits = True
-        """For the end of monitoring to be observed by all ranks."""
+        """Whether the planner waits for timelines of all ranks to the end of monitoring."""
         for report in history.monitored_with(question.plan):
             self.take(report)
 
     def take(self, event: Event) -> None:
-        """Pass on what the planner needs of an event that was logged, and keep it for the next planner."""
+        """Pass on what the planner needs of a logged event, and keep it for the next planner."""
         phases = self._question.phases
         match event:
             case TimelineReport(step=step) if phases.of(step) in (Phase.UPPER, Phase.LOWER):
@@ -71,15 +71,15 @@ class PlannerLink:
                 pass
 
     def serves(self, plan: Plan) -> bool:
-        """Whether what it has seen, or decided, is good for `plan` too."""
+        """Whether its observations or its decision are valid for `plan` too."""
         return self._answered or cut(plan) == cut(self._question.plan)
 
     def void_after(self, step: int) -> None:
-        """Forget what was seen of later steps: they are run anew."""
+        """Forget observations of later steps: those steps run again."""
         self._observations = {key: seen for key, seen in self._observations.items() if seen.step <= step}
 
     async def run(self, step: int) -> None:
-        """Have a planner until cancelled; `step` steps are committed already."""
+        """Keep a planner running until cancelled; `step` steps are committed already."""
         self._waits = self._waits and step < self._question.phases.monitoring
         try:
             for life in range(1, LIVES + 1):
@@ -88,24 +88,24 @@ class PlannerLink:
                 except RayError as error:
                     self._drop()
                     self._warn(f"the planner died: {_reason(error)}{self._consequence(life)}")
-        except Exception as error:  # our own mistake: it costs the freezing, not the job
+        except Exception as error:  # a bug of ours costs the freezing, not the job
             self._warn(f"the planner failed: {type(error).__name__}: {error}{self._consequence(LIVES)}")
         finally:
             self._drop()
 
     async def _live(self, life: int) -> None:
-        """One planner's life, up to the error that ends it."""
+        """Run one planner up to the error that ends it."""
         remote: Any = ray.remote(PlannerActor)
         actor = remote.options(
             num_cpus=0,
             max_restarts=0,
-            # Beside the controller, which owns it: they come and go together.
+            # On the controller's node: the controller owns it, and both start and end together.
             scheduling_strategy=NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
             ),
         ).remote(self._question)
         self._actor = actor
-        # Awaited: calls need not reach it in order, and a solution must rest on all that is known.
+        # Awaited: calls may arrive out of order, and a solution must use all observations.
         await actor.observe.remote(tuple(self._observations.values()))
         home: PlannerHome = await actor.home.remote()
         self._tell(Noted(PlannerStarted(life=life, node=home.node, pid=home.pid)))
@@ -162,10 +162,10 @@ def link_planner(
     *,
     first: bool,
 ) -> PlannerLink | None:
-    """The link to the planner of a job that trains with `plan`; None if there is nothing left to ask it.
+    """Return the link to the planner of a job that trains with `plan`; None if no planner is needed.
 
     Args:
-        first: whether it is the controller's first: others know nothing of earlier runs.
+        first: whether it is the controller's first link: only that one gets the history of earlier runs.
     """
     freeze = setup.config.freeze
     if freeze.phases is None or order.freezing.replayed or order.freezing.plans:
@@ -177,7 +177,7 @@ def link_planner(
 
 
 def _reason(error: Exception) -> str:
-    """What Ray says of a death, in one line."""
+    """Return Ray's reason for a death in one line."""
     text = str(error).strip()
     if isinstance(error, RayActorError) and "creation task" not in text:
         return "killed, out of memory, or its node is gone"

@@ -1,6 +1,6 @@
-"""What a job would run on other ranks: plans made when they are asked for, and ahead, and whether a change pays.
+"""Plans for other sets of ranks, made on request and ahead of failures, and whether a regroup pays.
 
-The runtime's side of the `Replanner`, which knows no loop: its work is done in threads. Moves nothing.
+The runtime's side of the `Replanner`, which knows no event loop: its work runs in threads.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from workers.protocol import StepReport
 FIRST_REGROUP_S = 2.0
 """What a regroup is expected to cost until one has been seen."""
 SEEN_STEPS = 20
-"""Of so many of the newest steps the median tells what a step takes."""
+"""How many of the newest steps give the median step time."""
 
 
 class PrecomputedPlans:
-    """Of one job.
+    """The plans of one job.
 
     Args:
-        steps: of the whole job.
+        steps: number of steps of the whole job.
     """
 
     def __init__(self, replanner: Replanner, steps: int) -> None:
         self._replanner = replanner
         self._steps = steps
         self._steps_s: list[float] = []
-        """What the newest steps of this generation took."""
+        """Times of the newest steps of this generation."""
         self._regroup_s = FIRST_REGROUP_S
 
     @property
     def most_ranks(self) -> int:
-        """As many as the job is to have."""
+        """How many ranks the job is to have."""
         return self._replanner.first.world_size
 
     def take(self, event: Event) -> None:
-        """Learn from what was logged what steps and regroups take."""
+        """Learn the times of steps and regroups from a logged event."""
         match event:
             case StepReport(step_s=step_s):
                 self._steps_s = [*self._steps_s[1 - SEEN_STEPS :], step_s]
@@ -55,7 +55,7 @@ class PrecomputedPlans:
                 pass
 
     async def make(self, command: MakePlan) -> Planned | Unplannable:
-        """The plan for those who go on."""
+        """Return the plan for the ranks that continue."""
         recovery_plan, replanner = command.recovery_plan, self._replanner
         domains = [command.nodes[rank] for rank in recovery_plan.lineup]
         try:
@@ -75,10 +75,10 @@ class PrecomputedPlans:
         return Planned(plan, schedule, command.round)
 
     async def look_ahead(self, nodes: Sequence[str]) -> None:
-        """Work out plans for the loss of any one rank, and of any one node, before there is one.
+        """Make plans for the failure of any one rank, and of any one node, before it happens.
 
         Args:
-            nodes: per place.
+            nodes: node id by place.
         """
         left = [[*nodes[:place], *nodes[place + 1 :]] for place in range(len(nodes))]
         left += [[other for other in nodes if other != node] for node in dict.fromkeys(nodes)]
@@ -95,7 +95,7 @@ class PrecomputedPlans:
                     )
 
     async def weigh(self, command: Weigh) -> Weighed:
-        """Whether more ranks are worth a regroup."""
+        """Decide whether more ranks are worth a regroup."""
         try:
             pays, why = await asyncio.to_thread(
                 self._replanner.pays,

@@ -1,4 +1,4 @@
-"""Copies a job's event log to where its folder is, every few seconds. Knows no Ray."""
+"""Copies a job's event log to the store of the job's folder, every few seconds. Knows no Ray."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Publisher:
     """Copies one log.
 
     Args:
-        publish: copies what is new, in whichever thread; raises what the store raises.
-        warn: is given in words, once per outage, why it cannot.
+        publish: copies what is new, in any thread; raises what the store raises.
+        warn: takes the reason of a failure, once per outage.
     """
 
     def __init__(self, publish: Callable[[], None], warn: Callable[[str], None]) -> None:
@@ -33,9 +33,9 @@ class Publisher:
             await asyncio.sleep(every_s)
 
     async def publish(self) -> str | None:
-        """Copy now; why that failed, if it did."""
+        """Copy now; return why that failed, if it did."""
         try:
             await asyncio.to_thread(self._publish)
-        except Exception as error:  # whatever the store raises: the next copy has it all
+        except Exception as error:  # whatever the store raises: the next copy includes everything
             return f"{type(error).__name__}: {error}"
         return None

@@ -1,6 +1,7 @@
-"""What the lifecycle's commands do to rank processes: calls to them, with bounds, and what becomes of each.
+"""Carries out the lifecycle's commands on rank processes, by calls with timeouts.
 
-Every answer comes back as a stimulus through `tell`. Decides nothing; runs on one event loop, over any `Hosts`.
+Every answer comes back as a stimulus through `post`. Decides nothing; runs on one event loop, over any
+`Hosts`.
 """
 
 from __future__ import annotations
@@ -66,32 +67,32 @@ from workers.protocol import CheckpointReport, Outcome, Parted
 PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""
 UNHEARD_S = 0.1
-"""Before a rank is called again that could not be reached."""
+"""Before a rank that could not be reached is called again."""
 STACKS_S = 1.0
-"""How long a rank that is about to be killed may take to say where its threads are."""
+"""How long a rank that is about to be killed may take to return its threads' stacks."""
 OUTPUT_S = 1.0
-"""How long what a dead rank printed may take to be read."""
+"""How long reading a dead rank's output may take."""
 OUTPUT_LINES = 40
-"""Quoted of it: room for the stack of one thread that crashed in a layer."""
+"""How many lines of it are quoted: enough for the stack of one thread that crashed in a layer."""
 LOOK_FOR_ROOM_S = 1.0
-"""Between two looks whether the cluster has room for more ranks."""
+"""Between two checks whether the cluster has room for more ranks."""
 
 Work = Coroutine[Any, Any, None]
 
 
 @dataclass(frozen=True)
 class _LastOutput:
-    """What a rank's process left of itself in the job's folder."""
+    """The last output of a rank's process, from the job's folder."""
 
     cause: str | None = None
-    """The signal or exit code by which it ended, if that is told there."""
+    """The signal or exit code by which it ended, if its output says so."""
     place: str = ""
     """Where its output is, in words that follow the cause."""
     lines: str = ""
 
     @classmethod
     def read(cls, path: Path) -> _LastOutput:
-        """From the file at `path`. Blocks."""
+        """Read the file at `path`. Blocks."""
         if not path.exists():
             return cls()
         return cls(
@@ -103,8 +104,8 @@ class Runtime:
     """The ranks of one job.
 
     Args:
-        tell: takes each answer.
-        spawn: runs work beside everything else; ends it with the job.
+        post: takes each answer.
+        spawn: runs work in the background; ends it with the job.
     """
 
     def __init__(
@@ -122,9 +123,9 @@ class Runtime:
         self._homes: dict[int, Home] = {}
         """Of all ranks that are up."""
         self._calling: set[int] = set()
-        """Ranks that are on their way up."""
+        """Ranks that are starting."""
         self._going: set[int] = set()
-        """Ranks that are to go, or went."""
+        """Ranks that are draining, or are gone."""
         self._training: dict[int, asyncio.Future[Any]] = {}
         """Calls under way that end with a generation."""
         self._precomputed = PrecomputedPlans(setup.replanner, setup.config.steps)
@@ -132,11 +133,11 @@ class Runtime:
 
     @property
     def homes(self) -> Mapping[int, Home]:
-        """Where the ranks live that are up."""
+        """Where the ranks that are up run."""
         return self._homes
 
     def carry_out(self, command: Command) -> Work | None:
-        """The work that `command` takes; None: it is done."""
+        """Return the work that `command` takes; None: it is done."""
         match command:
             case Place(ranks):
                 return self._place(ranks)
@@ -196,17 +197,17 @@ class Runtime:
                 raise AssertionError(f"{command} is not the runtime's")
 
     def take(self, event: Event) -> None:
-        """Learn from what was logged what steps and regroups take, and who is to go."""
+        """Learn the times of steps and regroups, and the draining ranks, from a logged event."""
         self._precomputed.take(event)
         self._pace = self._pace.after(event)
         if isinstance(event, Noticed):
             self._going |= set(event.ranks)
-            # A signal came to one process: its node stays.
+            # A signal reaches one process: its node stays.
             if event.source != "sigterm":
                 self._hosts.shun(event.node)
 
     async def watch_room(self) -> None:
-        """Tell where there is room for ranks that the job lacks, until cancelled."""
+        """Post when there is room for ranks that the job lacks, until cancelled."""
         most = self._precomputed.most_ranks + self._elastic.spares
         while True:
             await asyncio.sleep(LOOK_FOR_ROOM_S)
@@ -216,12 +217,12 @@ class Runtime:
                         self._tell(Room(room))
 
     async def release(self) -> None:
-        """End all ranks and give their resources back; safe at any point, and again."""
+        """End all ranks and give their resources back; safe at any point, and more than once."""
         self._homes.clear()
         self._training.clear()
         await self._hosts.release()
 
-    # Ranks come and go
+    # Ranks start and end
 
     async def _place(self, ranks: Sequence[int]) -> None:
         self._calling |= set(ranks)
@@ -303,7 +304,7 @@ class Runtime:
             self._tell(Reclaimed(rank, home.node, home.host, number))
 
     async def _listen(self, rank: int) -> None:
-        """Heartbeats of one rank, until it is lost: whether it answers, and whether it gets on."""
+        """Send heartbeats to one rank until it is gone: check that it answers and makes progress."""
         limit_s, every_s = self._elastic.hang_timeout_s, self._ping_every_s
         slow = False
         while rank in self._homes:
@@ -333,7 +334,7 @@ class Runtime:
         return min(PING_EVERY_S, self._elastic.hang_timeout_s / 4)
 
     async def _reached(self, rank: int, method: str, *arguments: Any) -> Any:
-        """What a call returns that may be made again, once the rank can be reached."""
+        """Make an idempotent call, again until the rank can be reached; return its result."""
         while True:
             try:
                 return await self._hosts.call(rank, method, *arguments)
@@ -348,9 +349,10 @@ class Runtime:
             await self._hosts.end(rank)
 
     async def _found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
-        """The rank's process is dead; by `cause`, unless its own output says more.
+        """Report that the rank's process is dead: by `cause`, unless its own output says more.
 
-        Who found it may be cancelled, as the lifecycle gives an attempt up: the death is reported all the same.
+        The caller may be cancelled when the lifecycle abandons an attempt: the death is reported all the
+        same.
         """
         await asyncio.shield(self._spawn(self._report_death(rank, cause)))
 
@@ -361,7 +363,7 @@ class Runtime:
         await self._bury(rank, f"its process{where} died: {words.cause or cause}{words.place}", words.lines)
 
     async def _last_output(self, rank: int) -> _LastOutput:
-        """What the process of `rank` left in the job's folder; nothing where that takes long."""
+        """Return the last output of the process of `rank`; nothing if reading takes too long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(OUTPUT_S):
                 path = rank_log_path(self._setup.config.output, rank)
@@ -369,10 +371,10 @@ class Runtime:
         return _LastOutput()
 
     async def _bury(self, rank: int, why: str, details: str = "") -> None:
-        """See that the rank is dead, and report it: whatever it may still be doing, nobody hears of it any more.
+        """Kill the rank, if it lives, and report it dead: anything it still does is ignored.
 
         Args:
-            details: where its threads were, or what it printed last.
+            details: its threads' stacks, or its last output.
         """
         self._homes.pop(rank, None)
         self._tell(RankLost(rank, why, dead=True, details=details))
@@ -380,18 +382,18 @@ class Runtime:
         await self._hosts.end(rank)
 
     async def _bury_late(self, rank: int, why: str) -> None:
-        """Kill a rank that took too long, once it has told where its threads are, if it still can."""
+        """Kill a rank that took too long, after asking for its threads' stacks."""
         up, details = rank in self._homes, ""
         with suppress(TimeoutError, Gone, RankError):
             async with asyncio.timeout(STACKS_S):
                 details = await self._hosts.call(rank, "stacks")
-        if rank in self._homes or not up:  # else it was found dead meanwhile, and that was told
+        if rank in self._homes or not up:  # else it was found dead meanwhile, and that was reported
             await self._bury(rank, why, details)
 
     # Generations
 
     async def _save(self, command: Save) -> None:
-        """Have ranks that do not train write what they hold, and tell how that ended."""
+        """Have idle ranks write a checkpoint of what they hold, and report the result."""
         rescue, config = command.rescue, self._setup.config
         begun_s = time.monotonic()
         path = checkpoint_folder(config.output, rescue.step, command.generation)
@@ -440,17 +442,17 @@ class Runtime:
 
     async def _ask_position(self, rank: int, number: int, generation: int) -> None:
         left = self._spawn(self._leave(rank, generation))
-        # One that hangs is found by its heartbeats. This one answers, and may be loading, or in a long action.
+        # Heartbeats find a rank that hangs. This one answers, and may be loading, or in a long action.
         patience_s = self._setup.timeout_s
         training = self._training.pop(rank, None)
-        # It queues behind what the rank is doing.
+        # The call queues behind what the rank is doing.
         position = asyncio.ensure_future(self._reached(rank, "position"))
         try:
             async with asyncio.timeout(patience_s):
                 if training is not None:
                     await self._last_words(rank, training)
                 told = await position
-                # Word of the end that came later would break off what follows.
+                # A `leave` that arrived later would interrupt what follows.
                 await asyncio.shield(left)
                 self._tell(Positioned(told, number))
         except TimeoutError:
@@ -465,12 +467,12 @@ class Runtime:
             position.cancel()
 
     async def _leave(self, rank: int, generation: int) -> None:
-        """Have a rank leave `generation`; returns once it has, or is dead."""
+        """Have a rank leave `generation`; return once it has, or is dead."""
         with suppress(Gone, RankError):
             await self._reached(rank, "leave", generation)
 
     async def _last_words(self, rank: int, training: asyncio.Future[Any]) -> None:
-        """Hear why a rank's training ended, which may be why the generation did."""
+        """Report why a rank's training ended, which may be why the generation did."""
         try:
             await training
         except RankError as error:
@@ -488,14 +490,14 @@ class Runtime:
         await asyncio.gather(*hearing, self._precomputed.look_ahead(nodes))
 
     async def _hear_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
-        """Tell how the training of one rank ends."""
+        """Post how the training of one rank ends."""
         try:
             end = await asyncio.shield(training)
         except Gone as error:
             if not error.unheard:
                 await self._found_dead(rank, str(error))
             elif self._training.get(rank) is training:
-                # Its heartbeats tell whether it lives; if so, it trains on.
+                # Its heartbeats show whether it lives; if so, it trains on.
                 self._training[rank] = again = asyncio.ensure_future(self._reached(rank, "outcome"))
                 await self._hear_end(rank, again, number)
         except RankError as error:
@@ -511,15 +513,15 @@ class Runtime:
                     self._tell(RankLost(rank, "is in no generation", cut_off=True, round=number))
 
     async def _propose(self, plan: FreezePlan, ranks: Sequence[int]) -> None:
-        """Have every rank hold `plan` ready; the commit to which all bring it takes it up."""
+        """Have every rank prepare `plan`; they adopt it at the first commit at which all have it."""
         calls = [self._hosts.call(rank, "prepare", plan) for rank in ranks]
         for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
-            # A rank that died is heard of where it trains.
+            # A rank that died is reported by its training call.
             if isinstance(answer, RankError):
                 self._tell(Noted(Warned(text=f"rank {rank} refuses the freeze plan: {answer}")))
 
     async def _switch(self, command: Switch) -> None:
-        """Have every rank hold another plan ready."""
+        """Have every rank prepare another plan."""
         ranks = command.ranks
         calls = [
             self._hosts.call(rank, "prepare_plan", command.plan, command.schedule, command.held)
@@ -533,7 +535,7 @@ class Runtime:
         self._tell(await answer)
 
     async def _unheard(self, rank: int, method: str, *arguments: Any) -> None:
-        """A call whose answer nobody waits for: if it fails, the rank is heard of otherwise."""
+        """Make a call and ignore errors: other calls report a rank that failed."""
         with suppress(Gone, RankError):
             await self._hosts.call(rank, method, *arguments)
 
@@ -544,7 +546,7 @@ class Runtime:
         what: str,
         number: int,
     ) -> None:
-        """Tell what becomes of one call to each rank."""
+        """Make one call to each rank and post the results."""
         answers = {rank: self._hosts.call(rank, *call) for rank, call in calls.items()}
         await asyncio.gather(
             *(self._hear(rank, answer, told, what, number) for rank, answer in answers.items())
