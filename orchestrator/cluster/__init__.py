@@ -1,4 +1,4 @@
-"""The Ray cluster: joining or starting it, where ranks go, and the processes that hold them.
+"""The Ray cluster: joining or starting it, where ranks go, and their processes.
 
-Not here: What the ranks are told to do.
+Not here: what the ranks do.
 """

@@ -1,6 +1,6 @@
 """The names of Freshet's actors and placement groups: `JOB` for a controller, `JOB/rank-N` for a rank.
 
-Nothing else makes or reads such names. Ray is imported at the first look into the cluster.
+No other module makes or parses such names. Ray is imported at the first query of the cluster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMESPACE = "freshet"
-"""Of all of Freshet's actors in a Ray cluster."""
+"""The namespace of all of Freshet's actors in a Ray cluster."""
 _RANK = "/rank-"
 
 
@@ -23,18 +23,18 @@ class JobActors:
 
 
 def rank_name(job: str, rank: int) -> str:
-    """Of the actor and of the placement group of a rank."""
+    """Return the name of a rank's actor and of its placement group."""
     return f"{job}{_RANK}{rank}"
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """(job, number of the rank; None: the name is a controller's)."""
+    """Return (job, number of the rank; None: the name is a controller's)."""
     job, separator, number = name.rpartition(_RANK)
     return (job, int(number)) if separator and number.isdecimal() else (name, None)
 
 
 def jobs_among(names: Iterable[str]) -> dict[str, JobActors]:
-    """Job -> those of its actors that are among `names`."""
+    """Return job -> those of its actors that are among `names`."""
     controllers: set[str] = set()
     ranks: dict[str, set[int]] = {}
     for job, rank in map(split_name, names):
@@ -49,13 +49,13 @@ def jobs_among(names: Iterable[str]) -> dict[str, JobActors]:
 
 
 def ranks_among(job: str, names: Iterable[str]) -> frozenset[int]:
-    """Numbers of the ranks of `job` among `names`."""
+    """Return the numbers of the ranks of `job` among `names`."""
     found = jobs_among(names).get(job)
     return found.ranks if found is not None else frozenset()
 
 
 def living_names() -> tuple[str, ...]:
-    """Names of all of Freshet's actors that live, or are about to, in the cluster that this process is connected to."""
+    """Return the names of all of Freshet's actors that live or are starting in the connected cluster."""
     import ray.util
 
     actors: Any = ray.util.list_named_actors(all_namespaces=True)
@@ -63,10 +63,10 @@ def living_names() -> tuple[str, ...]:
 
 
 def living_jobs() -> dict[str, JobActors]:
-    """Job -> its living actors."""
+    """Return job -> its living actors."""
     return jobs_among(living_names())
 
 
 def living_ranks(job: str) -> frozenset[int]:
-    """Numbers of the ranks of `job` that live, or are about to."""
+    """Return the numbers of the ranks of `job` that live or are starting."""
     return ranks_among(job, living_names())

@@ -1,4 +1,4 @@
-"""What an address of a Ray cluster looks like. Knows neither Ray nor the network."""
+"""Parses addresses of Ray clusters. Knows neither Ray nor the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HOST_PORT = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+\]):(?P<po
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
-    """Where `address` points; None for `local` and `auto`, which name no host.
+    """Return where `address` points; None for `local` and `auto`, which name no host.
 
     Raises:
         JobError: it is no address.

@@ -1,4 +1,5 @@
-"""Which nodes get no rank for a while, because ranks did not start there. Pure: the time comes in as an argument."""
+"""Keeps ranks off nodes for a while after ranks did not start there. Pure: the time comes in as an
+argument."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ class Backoff:
     _until_s: dict[str, float] = field(default_factory=dict)
 
     def failed(self, node: str, now_s: float) -> float:
-        """A rank did not start on `node`; returns how long the node gets no other."""
+        """Record that a rank did not start on `node`; return how long the node gets no other."""
         self._failures[node] = self._failures.get(node, 0) + 1
         pause_s = min(MOST_S, FIRST_S * 2 ** (self._failures[node] - 1))
         self._until_s[node] = now_s + pause_s
         return pause_s
 
     def started(self, node: str) -> None:
-        """A rank is up on `node`."""
+        """Record that a rank is up on `node`."""
         self._failures.pop(node, None)
         self._until_s.pop(node, None)
 

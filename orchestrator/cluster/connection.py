@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one on this machine for the length of a job.
+"""Joins a Ray cluster, or starts one on this machine for the duration of a job.
 
 A cluster of our own listens on the loopback interface only, asks for its token, and leaves no process behind.
 """
@@ -28,21 +28,21 @@ from workers.protocol import JobError
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only small messages pass through Ray; the ranks exchange tensors among themselves."""
 ATTEMPTS = 2
-"""To start a cluster of our own: Ray gives one up that is not there within half a minute, as on a busy machine."""
+"""To start our own cluster: Ray gives up after half a minute, which a busy machine can take."""
 SHUTDOWN_S = 10.0
 CONNECT_S = 10.0
 
 
 def prepare_local(environment: dict[str, str]) -> None:
-    """Set what Ray reads from `environment` when it is first imported, for a cluster of our own, and see that there is
-    a token.
+    """Set what Ray reads from `environment` when it is first imported, for our own cluster, and ensure that
+    there is a token.
 
-    Call it before `import ray`. What the user has set stays.
+    Call it before `import ray`. Values that the user has set stay.
     """
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Despite its name: 0 makes Ray treat this machine as a cluster of one, bound to 127.0.0.1.
     environment.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    # Ray's default adds 15: whatever else runs on the machine would come before training.
+    # Ray's default adds 15: any other process on the machine would take precedence over training.
     environment.setdefault("RAY_worker_niceness", "0")
     environment.setdefault("RAY_AUTH_MODE", "token")
     if environment["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in environment:
@@ -58,13 +58,13 @@ def prepare_local(environment: dict[str, str]) -> None:
 
 
 class Connection:
-    """A driver's hold on a cluster; `own` are the processes that it started for itself."""
+    """A driver's connection to a cluster; `own` are the processes that the driver started for it."""
 
     def __init__(self, own: set[psutil.Process]) -> None:
         self._vital = {process for process in own if process.name() in ("gcs_server", "raylet")}
 
     def broken(self) -> bool:
-        """Whether processes without which our own cluster cannot work are gone: calls into it may never return."""
+        """Whether vital processes of our own cluster are gone: calls into it may never return."""
         return any(
             not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in self._vital
         )
@@ -72,11 +72,12 @@ class Connection:
 
 @contextmanager
 def connected(address: str, *, cpus: float) -> Iterator[Connection]:
-    """Be a driver of the cluster at `address`; a process that is one already stays what it is.
+    """Connect as a driver of the cluster at `address`; keep the connection if there is one already.
 
     Args:
         address: `local`, `auto`, `HOST:PORT` or `ray://HOST:PORT`.
-        cpus: what the job needs of a local cluster; it claims at least that many, whatever the machine has.
+        cpus: what the job needs of a local cluster, which claims at least that many, whatever the machine
+            has.
 
     Raises:
         JobError: there is no such cluster.
@@ -103,7 +104,7 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
-    # Ray ends what it has fully started; what an interruption leaves half started is ours to end.
+    # Ray ends what it has fully started; we end what an interruption leaves half started.
     patience_s = 0.0
     try:
         _initialise(address, options)
@@ -118,8 +119,8 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
 
 @contextmanager
 def _without_ray_errors() -> Iterator[None]:
-    """Keep what Ray's processes publish to every driver off the terminal: a raylet's death alone makes fifty lines of
-    Ray's own state. Freshet says in its own words what failed, and Ray's log files have the rest."""
+    """Keep what Ray's processes publish to every driver off the terminal: a raylet's death alone prints fifty
+    lines of Ray's state. Freshet reports what failed, and Ray's log files have the rest."""
     from ray._private import worker
 
     printed = worker.print_to_stdstream
@@ -152,7 +153,7 @@ def _initialise(address: str, options: Mapping[str, Any]) -> None:
                 ray.init(address, **options)
             return
         except Exception as error:  # Ray raises no narrower type
-            # What is half there must not come later.
+            # A half-started cluster must not come up later.
             family = _family(set(psutil.Process().children()) - before)
             ray.shutdown()
             _wait_or_kill(family, 0.0)
@@ -180,7 +181,7 @@ def _in_groups_of_their_own() -> Iterator[None]:
 
 
 def nodes() -> tuple[Node, ...]:
-    """The nodes of the cluster that this process is connected to, without those that are to go."""
+    """Return the nodes of the connected cluster, without draining ones."""
     import ray
     from ray._private.state import available_resources_per_node
 
@@ -199,8 +200,8 @@ def nodes() -> tuple[Node, ...]:
 
 
 def import_paths() -> list[str]:
-    """The entries of this process's import path that are not the interpreter's own: the user's code, and ours
-    where it is not installed."""
+    """Return the entries of this process's import path that are not the interpreter's own: the user's code,
+    and ours if it is not installed."""
     own = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
     found = [os.path.realpath(path or os.curdir) for path in sys.path]
     return list(
@@ -225,7 +226,7 @@ def _is_on_loopback(environment: Mapping[str, str]) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Knock before Ray does: it would wait for minutes."""
+    """Try to connect before Ray does, which would wait for minutes."""
     target = host_and_port(address)
     if target is None:
         return
@@ -246,7 +247,7 @@ def _unreachable(address: str, error: Exception) -> str:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Write a file for its owner alone; if another process was first, its content stays. Nobody sees half of it."""
+    """Write a file for its owner alone, atomically; if another process was first, its content stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:
         file.write(text)
@@ -263,7 +264,8 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _family(started: set[psutil.Process]) -> set[psutil.Process]:
-    """`started` and all beneath them: detached actors are children of the raylet, they are gone when it is."""
+    """Return `started` and all their descendants: detached actors are the raylet's children and end with
+    it."""
     return started | {child for process in started for child in _descendants(process)}
 
 

@@ -9,7 +9,7 @@ Table = Mapping[str, int]
 
 
 def draining() -> Table:
-    """Those of the cluster that this process is connected to."""
+    """Return the draining nodes of the connected cluster."""
     from ray._private.state import state
 
     return state.get_draining_nodes()

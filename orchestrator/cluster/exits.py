@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 UNKNOWN = "killed, crashed, out of memory, or its node is gone"
-"""Ray tells neither the signal nor the exit code of a process that closed its connection without a word."""
+"""Ray knows neither the signal nor the exit code of a process that just closed its connection."""
 _EXIT_CODE = re.compile(r"exits? with an exit code (-?\d+)")
 
 
 def cause_of_death(text: str) -> str:
-    """The cause that `text`, Ray's message, names."""
+    """Return the cause that Ray's message `text` names."""
     if (code := _EXIT_CODE.search(text)) is not None:
         return f"exit code {code[1]}"
     if "node has died" in text or "node was terminated" in text:

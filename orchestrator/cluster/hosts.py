@@ -1,6 +1,6 @@
-"""What rank processes live in, as the runtime sees it: it reserves, starts, calls and kills. An interface, and no more.
+"""The interface through which the runtime reserves resources, and starts, calls and kills rank processes.
 
-`ray_hosts.py` is the real one; tests have one of plain processes, so that the same lifecycle runs without Ray.
+`ray_hosts.py` implements it; tests implement it with plain processes, to run the same lifecycle without Ray.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from workers.actor import Home
 
 CONNECT_S = 1.0
-"""How long a machine that is there takes at most to accept or refuse a connection."""
+"""How long a reachable machine takes at most to accept or refuse a connection."""
 
 
 class Gone(Exception):
@@ -25,16 +25,16 @@ class Gone(Exception):
     def __init__(self, cause: str, *, stillborn: bool = False, unheard: bool = False) -> None:
         super().__init__(cause)
         self.stillborn = stillborn
-        """It never came up."""
+        """It never started."""
         self.unheard = unheard
-        """It cannot be reached just now, which need not mean that it is dead."""
+        """It cannot be reached now, but may not be dead."""
 
 
 class Hosts(Protocol):
     """The processes of one job's ranks."""
 
     async def reserve(self, ranks: Sequence[int], wait_s: float) -> str | None:
-        """Reserve resources for each of `ranks`; why there are none, in words."""
+        """Reserve resources for each of `ranks`; return in words why that failed, or None."""
         ...
 
     def start(self, rank: int) -> None:
@@ -59,34 +59,34 @@ class Hosts(Protocol):
         ...
 
     async def end(self, rank: int) -> None:
-        """Kill the rank's process, if it lives, and give its resources back; safe again."""
+        """Kill the rank's process, if it lives, and release its resources; safe more than once."""
         ...
 
     async def room(self) -> int:
-        """For how many more ranks the cluster has room now."""
+        """Return for how many more ranks the cluster has room now."""
         ...
 
     def started(self, rank: int) -> None:
-        """The rank is up: its node is like any other."""
+        """Record that the rank is up: its node is usable again."""
         ...
 
     def failed(self, rank: int) -> str:
-        """The rank did not start: its node gets no other for a while, each time for longer; what that means, in words,
-        or nothing where its node is not known."""
+        """Record that the rank did not start: its node gets no other for a while, each time for longer.
+        Return that in words, or nothing if its node is not known."""
         ...
 
     def shun(self, node: str) -> None:
-        """Start no rank on `node` any more: it is to go. Ids of nodes are never used again."""
+        """Start no more ranks on the draining `node`. Node ids are never reused."""
         ...
 
     async def release(self) -> None:
-        """End all ranks; safe at any point, and again."""
+        """End all ranks; safe at any point, and more than once."""
         ...
 
 
 async def stands(home: Home) -> bool:
-    """Whether the process at `home` lives, as its machine tells at once: who is dead listens no more."""
-    # Twice: where this process itself stood still meanwhile, the answer is there and the time is up.
+    """Whether the process at `home` lives: a dead one no longer listens, and its machine says so at once."""
+    # Twice: if this process itself was suspended, the first attempt times out although the answer is there.
     for _ in range(2):
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -1,4 +1,4 @@
-"""Which node each rank goes to, and what to say when the cluster cannot take the job. Pure."""
+"""Assigns ranks to nodes, and says why the cluster cannot take a job. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Node:
 
 
 def assign(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> tuple[str | None, ...]:
-    """Per rank, the id of the node to put it on; None where the cluster has no room now.
+    """Return per rank the id of the node to put it on; None if the cluster has no room now.
 
-    The ranks are spread over as many nodes as have room, as evenly as they have it; neighbours in rank order
+    The ranks are spread over as many nodes as have room, as evenly as possible; neighbours in rank order
     share a node, so that few edges of the pipeline cross the network.
     """
     room = {node.id: fits(node.available, per_rank) for node in nodes}
@@ -40,12 +40,12 @@ def assign(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> tuple[str 
 
 
 def capacity(nodes: Sequence[Node], per_rank: Resources) -> int:
-    """How many ranks of `per_rank` each the cluster holds, were it idle."""
+    """Return how many ranks of `per_rank` each the cluster would hold if it were idle."""
     return sum(fits(node.total, per_rank) for node in nodes)
 
 
 def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | None:
-    """Why `ranks` ranks of `per_rank` each do not fit into the cluster, were it idle; None if they do."""
+    """Return why `ranks` ranks of `per_rank` each would not fit into the idle cluster; None if they would."""
     missing = []
     for name, each in per_rank.items():
         needed, there = each * ranks, sum(node.total.get(name, 0.0) for node in nodes)
@@ -63,7 +63,7 @@ def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | No
 
 
 def congestion(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str:
-    """What others hold, where the cluster is large enough but busy."""
+    """Describe what others hold in a cluster that is large enough but busy."""
     room = sum(fits(node.available, per_rank) for node in nodes)
     held = {
         name: sum(node.total.get(name, 0.0) - node.available.get(name, 0.0) for node in nodes)
@@ -76,12 +76,12 @@ def congestion(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str:
 
 
 def fits(resources: Resources, per_rank: Resources) -> int:
-    """How many ranks fit."""
+    """Return how many ranks fit."""
     return min(math.floor(resources.get(name, 0.0) / each + 1e-9) for name, each in per_rank.items())
 
 
 def preferring(node: str) -> dict[str, Any]:
-    """Ray's options for an actor that runs on `node` while that lives, and anywhere else afterwards.
+    """Return Ray's options for an actor that runs on `node` while that lives, and anywhere else afterwards.
 
     Soft node affinity does not: Ray 2.60 places about half of such actors elsewhere although the node is there.
     """

@@ -1,4 +1,4 @@
-"""What the process of a rank is started with. A value."""
+"""The arguments with which a rank's process starts. A value."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from workers.config import WorkerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RankSetup:
-    """The same for every rank of a job. It goes to no log: it holds the job's secret."""
+    """The same for every rank of a job. Never log it: it holds the job's secret."""
 
     config: WorkerConfig
     per_rank: Mapping[str, float]
     """Resources that each rank reserves."""
     marker: tuple[str, bytes] | None
-    """File in the job's folder by which a node knows it, and its content."""
+    """File by which a node recognizes the job's folder, and its content."""
     secret: bytes = field(repr=False)
-    """By which ranks know each other where they hand layers over."""
+    """Authenticates ranks to each other when they transfer layers."""

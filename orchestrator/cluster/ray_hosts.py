@@ -1,4 +1,4 @@
-"""Rank processes as detached Ray actors, each with a placement group of its own, so that none takes others along.
+"""Rank processes as detached Ray actors, each in its own placement group, so that each fails alone.
 
 Runs on the controller's event loop; decides nothing.
 """
@@ -35,7 +35,7 @@ from workers.actor import CONTROL, Home, RankActor, RankError
 CONTROL_THREADS = 4
 """Calls of a rank's control group that may be under way at once."""
 FIRST_LOOK_S, LOOK_EVERY_S = 0.01, 0.2
-"""Between two looks whether placement groups are placed, at first and in the end."""
+"""Between two checks whether placement groups are placed, at first and later."""
 GIVEN_BACK_S = 10.0
 """How long the cluster may take to give reservations back."""
 
@@ -55,7 +55,7 @@ class RayHosts:
         self._placed: dict[int, str] = {}
         """Rank -> the id of the node on which its placement group is."""
         self._names: dict[str, str] = {}
-        """Node id -> the host by which people know it."""
+        """Node id -> host, for messages."""
         self._shunned: set[str] = set()
         self._backoff = Backoff()
         hosted: Any = ray.remote(concurrency_groups={CONTROL: CONTROL_THREADS})  # pyright: ignore[reportCallIssue]
@@ -76,7 +76,7 @@ class RayHosts:
         if placed is not None:
             self._placed |= dict(zip(ranks, placed, strict=True))
             return None
-        # What the cluster has now, what was free when the job came: our own groups hold some of it.
+        # Total resources as of now, free ones as of before: our own groups hold some of them.
         nodes = await self._nodes()
         why = shortage(nodes, len(ranks), setup.per_rank) or congestion(seen, len(ranks), setup.per_rank)
         return f"{why}. Waited {wait_s:g} s (cluster.wait_s)"
@@ -89,7 +89,7 @@ class RayHosts:
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=0,
-            # A heartbeat is a call: the record of each would stay in the cluster's memory.
+            # Each heartbeat is a call, whose record would stay in the cluster's memory.
             enable_task_events=False,
             scheduling_strategy=strategy,
             **actor_resources(setup.per_rank),
@@ -118,7 +118,7 @@ class RayHosts:
         if actor is not None:
             ray.kill(actor)
         if group is not None:
-            # Who waits for it may be cancelled as the job ends: it must be given back all the same.
+            # The caller may be cancelled as the job ends: the group must be released all the same.
             await asyncio.shield(asyncio.to_thread(remove_placement_group, group))
 
     async def room(self) -> int:
@@ -140,7 +140,7 @@ class RayHosts:
         self._shunned.add(node)
 
     async def _nodes(self) -> tuple[Node, ...]:
-        """Where ranks may be started."""
+        """Return the nodes on which ranks may start."""
         now_s, nodes = time.monotonic(), await asyncio.to_thread(cluster.nodes)
         self._names |= {node.id: node.host for node in nodes}
         return tuple(
@@ -166,17 +166,17 @@ def reap(job: str, ranks: Collection[int] | None = None) -> None:
     """
     for rank in living_ranks(job):
         if ranks is None or rank in ranks:
-            with suppress(ValueError):  # it went just now
+            with suppress(ValueError):  # it has just ended
                 ray.kill(ray.get_actor(rank_name(job, rank), namespace=NAMESPACE))
     groups = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
     for rank in ranks_among(job, groups):
         if ranks is None or rank in ranks:
-            with suppress(ValueError):  # it went just now: the driver clears up, too
+            with suppress(ValueError):  # it has just been removed: the driver cleans up, too
                 remove_placement_group(get_placement_group(rank_name(job, rank)))
 
 
 def actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:
-    """`per_rank` as the options of an actor."""
+    """Return `per_rank` as the options of an actor."""
     custom = {name: amount for name, amount in per_rank.items() if name not in ("CPU", "GPU", "memory")}
     options: dict[str, Any] = {"num_cpus": per_rank.get("CPU", 0), "num_gpus": per_rank.get("GPU", 0)}
     if "memory" in per_rank:
@@ -185,7 +185,7 @@ def actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:
 
 
 async def _answered(reference: Any) -> Any:
-    """What the call returns, with Ray's errors in the runtime's words."""
+    """Return the call's result, with Ray's errors as `Gone` or `RankError`."""
     if reference is None:
         raise Gone("nobody saw how")
     try:
@@ -206,15 +206,15 @@ async def _answered(reference: Any) -> Any:
 
 
 def _heard(answer: asyncio.Task[Any]) -> None:
-    """An error that nobody waits for any more is no news."""
+    """Retrieve the error, so that asyncio does not warn about one that no caller awaits."""
     if not answer.cancelled():
         answer.exception()
 
 
 async def _placed(groups: list[PlacementGroup], wait_s: float) -> list[str] | None:
-    """Per group the id of its node, once all are placed; None if they are not within `wait_s`.
+    """Return per group the id of its node, once all are placed; None if they are not within `wait_s`.
 
-    It looks now and then, for a wait inside Ray would hold a thread of the pool on which planning depends.
+    It polls, because a wait inside Ray would block a thread of the pool on which planning depends.
     """
     deadline_s, pause_s = time.monotonic() + wait_s, FIRST_LOOK_S
     while (nodes := await asyncio.to_thread(_nodes_of, groups)) is None:
@@ -227,7 +227,7 @@ async def _placed(groups: list[PlacementGroup], wait_s: float) -> list[str] | No
 
 
 def _nodes_of(groups: list[PlacementGroup]) -> list[str] | None:
-    """Per group the id of its node; None: not all are placed."""
+    """Return per group the id of its node; None if not all are placed."""
     nodes = []
     for group in groups:
         table = placement_group_table(group)
