@@ -1,5 +1,4 @@
-"""Keeps ranks off nodes for a while after ranks did not start there. Pure: the time comes in as an
-argument."""
+"""Keeps ranks off nodes on which ranks did not start, for a while. Pure: the time is an argument."""
 
 from __future__ import annotations
 

@@ -264,8 +264,7 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _family(started: set[psutil.Process]) -> set[psutil.Process]:
-    """Return `started` and all their descendants: detached actors are the raylet's children and end with
-    it."""
+    """Return `started` and all their descendants: detached actors end with the raylet, their parent."""
     return started | {child for process in started for child in _descendants(process)}
 
 

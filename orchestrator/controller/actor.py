@@ -120,7 +120,7 @@ class Controller:
         self._own = ray.get_runtime_context().current_actor
         self._take_on(order)
         if ray.get_runtime_context().was_current_actor_reconstructed:
-            # Ray creates this object on the actor's loop. A call to itself would not arrive if the driver is dead.
+            # Ray creates this object on the actor's loop. A call to itself fails if the driver is dead.
             self._spawn(self._resume())
 
     def _take_on(self, order: Order) -> None:
@@ -381,8 +381,7 @@ class Controller:
         raise JobError(f"no such command: {name} {arguments}")
 
     def _go_on_with(self, entry: Entry) -> None:
-        """Repeat a command that the previous controller may not have carried out, if that is safe to do
-        twice."""
+        """Repeat a command that the previous controller may not have carried out, if repeating is safe."""
         match entry.command.name:
             case "checkpoint":
                 self._loop.post(Asked(Request.CHECKPOINT))
@@ -406,8 +405,7 @@ class Controller:
         self._record(events.Answered(id=id, done=done, step=self._view.step, text=text))
 
     async def _move(self, layers: str, rank: int) -> str:
-        """Move layers to a rank while the job trains, as `elastic.migration` says; return in words what will
-        happen.
+        """Move layers while the job trains, as `elastic.migration` says; return in words what will happen.
 
         Args:
             layers: `3` or `3-4`.

@@ -93,8 +93,7 @@ class EventLoop:
         self.state: State = Pending()
         self._history: deque[Stimulus] = deque(maxlen=KEPT_HISTORY)
         self._stimuli: asyncio.Queue[Stimulus | Exception | asyncio.Future[None]] = asyncio.Queue()
-        """An exception is a bug of ours in background work; a future is resolved once all before it is
-        done."""
+        """An exception is a bug of ours in background work; a future resolves once all before it is done."""
         self._tasks: set[asyncio.Task[None]] = set()
         """All background work."""
         self._attempt: set[asyncio.Task[None]] = set()

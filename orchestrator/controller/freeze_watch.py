@@ -1,5 +1,4 @@
-"""Checks at each step whether freezing pays: time saved against updates kept. Pure: events in, a warning
-out."""
+"""Checks at each step whether freezing pays: time saved against updates kept. Pure."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ class FreezeWatch:
         return Warned(text=text)
 
     def _counts(self, report: StepReport) -> bool:
-        """Whether the step's effective update counts for the average; also keeps the step's time if
-        needed."""
+        """Whether the step counts for the average; also keeps the step's time if needed."""
         if self._foretold is not None:
             return self._start is not None and report.step >= self._start
         of = side(report, self._freeze, self._start)

@@ -1,5 +1,4 @@
-"""When a rank counts as hung: it does not answer, or computes one action for far longer than whole steps
-take.
+"""When a rank counts as hung: it does not answer, or computes one action far longer than whole steps take.
 
 Decides only: times and clocks come in as arguments.
 """

@@ -82,8 +82,7 @@ class Settle:
 
 @dataclass(frozen=True)
 class Save:
-    """Have idle ranks write a checkpoint of what they hold -> `Reported`, with the checkpoint or the
-    error."""
+    """Have idle ranks write a checkpoint of what they hold -> `Reported`, with the error if it failed."""
 
     rescue: Rescue
     plan: Plan
@@ -160,8 +159,7 @@ class Propose:
 
 @dataclass(frozen=True)
 class Switch:
-    """Put another plan into the mailbox of each of `ranks`; they switch to it at a commit at which all are
-    ready."""
+    """Put another plan into the mailbox of each of `ranks`; they switch at a commit at which all are ready."""
 
     plan: Plan
     schedule: Schedule

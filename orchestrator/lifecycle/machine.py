@@ -88,8 +88,7 @@ class InvalidTransition(Exception):
 
 
 def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Stimulus] = ()) -> Step:
-    """Return the job's next state and the commands to carry out. `history` goes into the error for an illegal
-    pair.
+    """Return the job's next state and the commands to carry out. `history` is for the error message.
 
     Raises:
         InvalidTransition: the table has no entry for the pair.
@@ -103,8 +102,7 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
 
 
 def _stale(job: Job, stimulus: Stimulus) -> bool:
-    """Whether `stimulus` answers a command of an abandoned attempt, or comes from a rank that is known to be
-    dead."""
+    """Whether `stimulus` answers a command of an abandoned attempt, or comes from a rank known to be dead."""
     match stimulus:
         case RankLost(rank=rank) | Ready(rank=rank):
             return rank not in job.membership.alive | job.membership.starting

@@ -127,8 +127,7 @@ def _choices(now: Plan, rank: int) -> str:
 
 
 def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
-    """Return the plans that lead from `now` to `then`, `then` included; plans that change nothing are left
-    out.
+    """Return the plans that lead from `now` to `then`, `then` included, without plans that change nothing.
 
     First each rank gets copies of the layers that it will own. Then ownership changes, and ranks that had a
     layer or a copy of it keep it until the copies that `then` plans are up to date.

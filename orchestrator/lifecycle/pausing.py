@@ -58,8 +58,7 @@ def written(state: Waiting) -> Step:
 
 
 def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step:
-    """All ranks have ended after the same step. If its checkpoint could not be written, regroup and try
-    again."""
+    """All ranks have ended after the same step. If its checkpoint was not written, regroup and try again."""
     step = outcomes[0].step
     if _newest(job) >= step:
         return _halt(job, step)

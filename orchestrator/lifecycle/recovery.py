@@ -186,8 +186,7 @@ def _interrupted(now: Situation, held: int | None) -> bool:
 
 
 def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
-    """Return what to write if step `held`, of which all layers are there, is beyond the `newest`
-    checkpoint."""
+    """Return what to write of step `held` if it is beyond the `newest` checkpoint."""
     if held is None or held <= newest:
         return None
     settlement = Settlement(step=held, vector=_vector(now, held), heard=now.step)

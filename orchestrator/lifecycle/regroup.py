@@ -66,8 +66,7 @@ Step = tuple[State, tuple[Command, ...]]
 
 
 def assess(order: Order, job: Job, troubles: tuple[RankLost, ...]) -> Step:
-    """The generation, or the attempt to form the next one, is over: ask all living ranks for their
-    positions."""
+    """The generation, or the attempt to form the next, is over: ask all living ranks for positions."""
     for loss in troubles:
         if loss.dead:
             job = without(job, loss.rank)

@@ -1,5 +1,4 @@
-"""Applies ranks' reports to the job: each fact once, and steps in order, however many ranks report them.
-Pure.
+"""Applies ranks' reports to the job: each fact once, and steps in order, whichever ranks report them. Pure.
 
 After a failure every rank reports what the first one may not have reported; a controller that takes over
 receives again what the previous one did not log.

@@ -110,8 +110,7 @@ class Progress:
     round: int = 0
     """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
     failures: int = 0
-    """How often the job has failed with no step committed beyond `failed_at`, whichever rank. A pause keeps
-    it."""
+    """How often the job has failed with no step committed beyond `failed_at`. A pause keeps it."""
     failed_at: int = -1
     pauses: int = 0
     """How often the job has waited for capacity."""

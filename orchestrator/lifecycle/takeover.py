@@ -1,5 +1,4 @@
-"""Restores the job from the view of its log for a controller that takes over. Pure: a view in, an order
-out."""
+"""Restores the job from the view of its log for a controller that takes over. Pure."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def _start(order: Order) -> int:
 
 
 def _checkpoints(order: Order, view: JobView) -> list[CheckpointRef]:
-    """Return checkpoints, newest first: those the job started from and those it wrote, without damaged
-    ones."""
+    """Return checkpoints, newest first: those the job started from and those it wrote, no damaged ones."""
     written = {ref.path for ref in view.ranks.checkpoints}
     given = [ref for ref in order.checkpoints if ref.path not in {*written, *view.ranks.damaged}]
     known = sorted((*view.ranks.checkpoints, *given), key=lambda ref: ref.step, reverse=True)
