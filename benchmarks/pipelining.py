@@ -9,7 +9,6 @@ is the median over rounds of our throughput over theirs.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import tempfile
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -34,6 +33,7 @@ from workers.config import (
 )
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
+from workers.launch.processes import forkserver
 from workers.launch.ranks import Job, run_processes
 from workers.models.registry import build_definition
 from workers.protocol import StepReport
@@ -167,8 +167,7 @@ def theirs(job: Job) -> tuple[list[float], list[float]]:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "workers.rank"])
+    context: Any = forkserver()
     pipes, processes = [], []
     for rank in range(RANKS):
         here, there = context.Pipe()

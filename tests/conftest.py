@@ -7,6 +7,10 @@ from hypothesis import HealthCheck, settings
 
 from orchestrator.cluster.connection import prepare_local
 
+# Threads of one test would wait for each other in busy loops, on cores that the next test needs. The engine's ranks
+# have one thread each in any case.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Ray reads its environment when it is first imported, by whichever test that is: it is set before any of them.
 prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
 

@@ -7,9 +7,8 @@ reach a rank while it trains. Knows nothing of what is trained.
 from __future__ import annotations
 
 import os
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from planner.plan import Plan
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
+from workers.control.rank_error import RankError, travelling_errors
 from workers.control.report_mail import ReportMail
 from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
@@ -65,25 +65,6 @@ class Home:
     """Where the rank offers layers; it refuses connections as soon as the process is dead."""
 
 
-class RankError(Exception):
-    """What a rank raised, without the types of torch: any process can read it."""
-
-    def __init__(
-        self, message: str, user_error: bool = False, cut_off: bool = False, details: str = ""
-    ) -> None:
-        super().__init__(message, user_error, cut_off, details)
-        self.message = message
-        self.user_error = user_error
-        """The user can mend it."""
-        self.cut_off = cut_off
-        """The rank lost another one, or was told to leave: the cause lies elsewhere."""
-        self.details = details
-        """The traceback, where the message alone does not say enough."""
-
-    def __str__(self) -> str:
-        return self.message
-
-
 class RankActor:
     """One rank.
 
@@ -104,9 +85,6 @@ class RankActor:
         secret: bytes = b"",
     ) -> None:
         _set_environment(config)
-        # PyTorch loads this at its first backward; the ranks of a pipeline would do so one after the other.
-        import torch.fx.experimental.symbolic_shapes  # noqa: F401
-
         from workers.rank import Rank
 
         self._config = config
@@ -309,23 +287,3 @@ def _set_environment(config: WorkerConfig) -> None:
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
     # Without workspaces of fixed size cuBLAS is not deterministic.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-
-
-@contextmanager
-def travelling_errors(cut_off: bool = False) -> Iterator[None]:
-    """Raise whatever is raised inside as a `RankError`; `cut_off`: blame none of it on this rank."""
-    try:
-        yield
-    except JobError as error:
-        details = traceback.format_exc() if error.__cause__ is not None else ""
-        raise RankError(str(error), user_error=True, details=details) from None
-    except SystemExit as error:
-        text = f"the job's code called sys.exit({error.code!r}): raise an exception where something is wrong"
-        raise RankError(text, user_error=True, details=traceback.format_exc()) from None
-    except Exception as error:
-        from workers.state_stream.frames import StateStreamError
-        from workers.transport.channel import ChannelError
-
-        elsewhere = isinstance(error, ChannelError | StateStreamError)
-        message = f"{type(error).__name__}: {error}"
-        raise RankError(message, cut_off=cut_off or elsewhere, details=traceback.format_exc()) from None

@@ -30,7 +30,8 @@ from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
 from orchestrator.cluster.rank_setup import RankSetup
-from workers.actor import CONTROL, Home, RankActor, RankError
+from workers.actor import CONTROL, Home, RankActor
+from workers.control.rank_error import RankError
 
 CONTROL_THREADS = 4
 """Calls of a rank's control group that may be under way at once."""

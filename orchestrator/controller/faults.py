@@ -108,7 +108,7 @@ async def _arm(job: str, rank: int, fault: Fault) -> None:
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
-    from workers.actor import RankError
+    from workers.control.rank_error import RankError
 
     try:
         actor: Any = ray.get_actor(rank_name(job, rank), namespace=NAMESPACE)

@@ -59,8 +59,9 @@ from orchestrator.lifecycle.stimuli import (
     Unplaceable,
 )
 from planner.freezing import FreezePlan
-from workers.actor import Home, RankError
+from workers.actor import Home
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
+from workers.control.rank_error import RankError
 from workers.process.output import cause_of_death, last_lines, rank_log_path
 from workers.protocol import CheckpointReport, Outcome, Parted
 

@@ -17,8 +17,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import assign, congestion, shortage
 from orchestrator.cluster.ray_hosts import actor_resources
-from workers.actor import CONTROL, RankActor, RankError
+from workers.actor import CONTROL, RankActor
 from workers.config import WorkerConfig
+from workers.control.rank_error import RankError
 from workers.profiling.measured import Measured
 from workers.protocol import Generation, JobError
 

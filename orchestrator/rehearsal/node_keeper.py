@@ -17,6 +17,8 @@ import psutil
 
 from orchestrator.cluster.connection import OBJECT_STORE_BYTES, prepare_local
 
+NODE = {"object_store_memory": OBJECT_STORE_BYTES, "include_log_monitor": False}
+"""Every node. Ray's log monitor would carry the ranks' output to the driver; the job's folder has it."""
 HEALTH_CHECK_MS = 200
 """How often Ray asks a node whether it lives. By default Ray takes 15 s to see that one is gone, and offers its room
 for new ranks until then."""
@@ -40,7 +42,7 @@ def keep_nodes(orders: IO[str], answers: IO[str]) -> None:
         head_node_args={
             "num_cpus": 0,
             "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE_BYTES,
+            **NODE,
             "_system_config": {"health_check_period_ms": HEALTH_CHECK_MS},
         },
     )
@@ -75,7 +77,7 @@ def _add_node(cluster: Any, resources: Mapping[str, float]) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
         before = set(psutil.Process().children())
         try:
-            return cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, **options)
+            return cluster.add_node(**NODE, **options)
         except Exception:  # Ray raises no narrower type
             for stray in set(psutil.Process().children()) - before:
                 with suppress(psutil.NoSuchProcess):

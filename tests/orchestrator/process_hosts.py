@@ -6,11 +6,8 @@ Each process obeys calls as the Ray actor does: one thread for what takes its tu
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
-import queue
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -19,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import psutil
+from served_rank import SECRET, serve
 
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import Gone
@@ -30,94 +28,13 @@ from orchestrator.lifecycle.states import Finished, Order, State
 from orchestrator.lifecycle.stimuli import Reported, Stimulus
 from orchestrator.prepare.planning import replanner_of
 from orchestrator.prepare.resolve import Resolved
-from workers.actor import Home, RankError, travelling_errors
+from workers.actor import Home
 from workers.config import WorkerConfig
-from workers.process.stacks import stacks
-from workers.protocol import Outcome, Parted, Report
+from workers.control.rank_error import RankError
+from workers.launch.processes import forkserver
+from workers.protocol import Report
 
 Kind = TypeVar("Kind")
-
-CONTROL = ("ping", "stacks", "leave", "request", "prepare", "prepare_plan", "arm")
-"""What must not wait for training."""
-PRELOAD = [
-    "torch",
-    # PyTorch loads it at its first backward, each process by itself.
-    "torch.fx.experimental.symbolic_shapes",
-    "workers.rank",
-    # What this module imports: the forkserver does not find this module itself.
-    "orchestrator.controller.runtime",
-    "planner.search.replan",
-]
-"""Imported once, for the processes of all ranks."""
-SECRET = b"known to this job alone"
-
-
-class _Served:
-    """One rank in its process."""
-
-    def __init__(self, config: WorkerConfig, number: int, pipe: Connection) -> None:
-        from workers.rank import Rank
-
-        self._pipe = pipe
-        self._turn = threading.Lock()
-        self._outcome: Outcome | Parted | None = None
-        self._rank = Rank(config, number, lambda report: self._send(("report", report)), secret=SECRET)
-
-    def _send(self, message: object) -> None:
-        with self._turn, suppress(OSError):
-            self._pipe.send(message)
-
-    def run(self) -> None:
-        calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, args=(calls,), daemon=True).start()
-        while (call := calls.get()) is not None:
-            self._answer(*call)
-        self._rank.close()
-
-    def _listen(self, calls: queue.SimpleQueue[Any]) -> None:
-        while True:
-            try:
-                call = self._pipe.recv()
-            except (EOFError, OSError):
-                # Whoever started it is gone: no process may stay behind.
-                os.kill(os.getpid(), signal.SIGKILL)
-                return
-            if call is None:
-                calls.put(None)
-            elif call[1] in CONTROL:
-                threading.Thread(target=self._answer, args=call, daemon=True).start()
-            else:
-                calls.put(call)
-
-    def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        try:
-            with travelling_errors(cut_off=method == "join"):
-                self._send((number, True, self._call(method, arguments)))
-        except RankError as error:
-            self._send((number, False, error))
-
-    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        rank = self._rank
-        match method:
-            case "setup":
-                rank.setup()
-                return os.getpid(), rank.port
-            case "host_store":
-                return "127.0.0.1", rank.host_store()
-            case "ping":
-                return rank.working()
-            case "stacks":
-                return stacks()
-            case "arm":
-                return rank.faults.arm(*arguments)
-            case _:
-                return getattr(rank, method)(*arguments)
-
-
-def _serve(config: WorkerConfig, number: int, pipe: Connection, rig: Callable[[int], None] | None) -> None:
-    if rig is not None:
-        rig(number)
-    _Served(config, number, pipe).run()
 
 
 @dataclass
@@ -149,8 +66,7 @@ class ProcessHosts:
         self._node_of = node_of
         self.most = room
         self._rig = rig
-        self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOAD)
+        self._context: Any = forkserver()
         self._processes: dict[int, _Process] = {}
         self._reserved: set[int] = set()
         self._next = 0
@@ -167,7 +83,7 @@ class ProcessHosts:
     def start(self, rank: int) -> None:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_serve, args=(self._config, rank, theirs, self._rig), daemon=True
+            target=serve, args=(self._config, rank, theirs, self._rig), daemon=True
         )
         process.start()
         theirs.close()

@@ -52,22 +52,18 @@ def kill_controller(job: str) -> None:
     os.kill(controller_pid(job), signal.SIGKILL)
 
 
-def start_two_nodes() -> Cluster:
-    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 2**27}
-    nodes = started(lambda: Cluster(initialize_head=True, head_node_args=head))
-    started(lambda: nodes.add_node(num_cpus=2, object_store_memory=2**27))
-    return nodes
+NODE = {"object_store_memory": 2**27, "include_log_monitor": False}
+"""Of every node. Its log monitor would be a process that takes a second to start, and shows what no test reads."""
 
 
-@contextmanager
-def two_node_cluster() -> Iterator[None]:
-    """Make this process a driver of a cluster of its own, for tests that change its nodes."""
-    nodes = start_two_nodes()
-    try:
-        with driver_of(nodes):
-            yield
-    finally:
-        nodes.shutdown()
+def start_head(cpus: int, **options: Any) -> Cluster:
+    """A cluster with one node, which takes `cpus` ranks."""
+    head = {**NODE, "num_cpus": cpus, "include_dashboard": False, **options}
+    return started(lambda: Cluster(initialize_head=True, head_node_args=head))
+
+
+def add_node(cluster: Cluster, cpus: int) -> Any:
+    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus))
 
 
 @contextmanager

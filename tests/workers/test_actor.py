@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.actor import RankError, check_folder, travelling_errors
+from workers.actor import check_folder
+from workers.control.rank_error import RankError, travelling_errors
 from workers.protocol import JobError
 from workers.transport.channel import ChannelError
 

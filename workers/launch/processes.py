@@ -9,11 +9,22 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any
 
 GRACE_S = 5.0
 """How long ranks may go on after one of them has failed."""
+
+
+def forkserver() -> BaseContext:
+    """The process that forks ranks: it imports once what each of them needs.
+
+    Python has one for all, and what it imports is settled when it forks for the first time.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "workers.rank"])
+    return context
 
 
 class Died:
@@ -29,9 +40,7 @@ class RankProcesses:
     """
 
     def __init__(self, ranks: int, target: Callable[[Any, int, Connection], None], argument: Any) -> None:
-        context: Any = multiprocessing.get_context("forkserver")
-        # PyTorch loads the last one at its first backward, each process by itself.
-        context.set_forkserver_preload(["torch", "workers.rank", "torch.fx.experimental.symbolic_shapes"])
+        context: Any = forkserver()
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(ranks):

@@ -117,7 +117,9 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -> None:
     """SIGTERM, as from a batch system: Ray's own processes would end at once."""
     spec = write_spec(tmp_path, "long")
-    with freshet(tmp_path, "train", str(spec), "--set", "job.steps=100000") as process:
+    endless = ("--set", "job.steps=100000", "--set", "pipeline.ranks=2")
+    slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.02")
+    with freshet(tmp_path, "train", str(spec), *endless, *slow) as process:
         read_until(process, "step ")
         os.killpg(process.pid, signal.SIGTERM)
         output = assert_ends(process, INTERRUPTED)

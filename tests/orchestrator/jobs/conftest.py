@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 from ray.cluster_utils import Cluster
-from ray_jobs import assert_nothing_left, driver_of, start_two_nodes
+from ray_jobs import add_node, assert_nothing_left, driver_of, start_head
 
 
 @pytest.fixture(scope="session")
 def shared_nodes() -> Iterator[Cluster]:
-    nodes = start_two_nodes()
+    nodes = start_head(2)
     try:
+        add_node(nodes, 2)
         yield nodes
     finally:
         nodes.shutdown()

@@ -1,4 +1,4 @@
-"""Rows of the table of faults on a real Ray cluster of five nodes, and a whole node after them.
+"""Rows of the table of faults on a real Ray cluster of four nodes, and a whole node after them.
 
 All strike one job, one after the other. The other rows strike plain processes: `test_fault_table.py`.
 """
@@ -14,8 +14,7 @@ import psutil
 import pytest
 import ray
 from fault_rows import Row, Running, Table, Told
-from ray.cluster_utils import Cluster
-from ray_jobs import Log, assert_nothing_left, driver_of, resolved, started
+from ray_jobs import Log, add_node, assert_nothing_left, driver_of, resolved, start_head
 from resting import Resting
 from tiny_jobs import tiny
 
@@ -31,7 +30,7 @@ from workers.protocol import Request, StepReport
 
 pytestmark = pytest.mark.timeout(900)
 
-RANKS, SPARES, NODES = 4, 2, 4
+RANKS, SPARES, NODES = 4, 2, 3
 JOB = "struck"
 HANG_S = 15.0
 TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.005)
@@ -70,12 +69,8 @@ class Nodes:
     """A head that takes no ranks, and nodes that take two each."""
 
     def __init__(self) -> None:
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 2**27}
-        self.cluster = started(lambda: Cluster(initialize_head=True, head_node_args=head))
-        self._nodes: list[Any] = [
-            started(lambda: self.cluster.add_node(num_cpus=2, object_store_memory=2**27))
-            for _ in range(NODES)
-        ]
+        self.cluster = start_head(0)
+        self._nodes: list[Any] = [add_node(self.cluster, 2) for _ in range(NODES)]
 
     def kill(self, name: str) -> None:
         """As a machine is lost: all its processes at once."""

@@ -9,13 +9,11 @@ from typing import Any
 import psutil
 import pytest
 from command_line import freshet_here
-from ray_jobs import Log, assert_nothing_left, state_sha256, two_node_cluster, wait_for
+from ray_jobs import Log, assert_nothing_left, state_sha256, wait_for
 from tiny_jobs import tiny
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.cli.jobs import fault_job
-from orchestrator.cluster import connection as cluster
-from orchestrator.cluster.draining import draining
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
@@ -28,12 +26,6 @@ CLUSTER = {
     # Steps of a fifth of a second: drills are armed while the ranks join.
     "emulated": {"forward_s": 0.006, "input_grad_s": 0.006, "weight_grad_s": 0.006},
 }
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[None]:
-    with two_node_cluster():
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -161,26 +153,6 @@ def test_a_drained_rank_is_let_go_before_its_deadline(tmp_path: Path, expected: 
     assert (notice.source, notice.ranks, notice.left_s) == ("sigterm", (3,), 600.0)
     (regrouped,) = log.of(events.Regrouped)
     assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (3,), 0)
-    assert result.error is None
-    assert result.metrics is not None
-    assert result.metrics["state_sha256"] == expected
-
-
-def test_a_drained_node_is_drained_in_the_eyes_of_ray(tmp_path: Path, expected: str) -> None:
-    """The last test: the cluster is short of a node afterwards."""
-    said: list[str] = []
-    seen: list[str] = []
-
-    def act() -> None:
-        head = next(node.id for node in cluster.nodes() if "node:__internal_head__" in node.total)
-        (other,) = [node.id for node in cluster.nodes() if node.id != head]
-        said.append(fault_job("drained", "auto", Drill(node=other[:16], deadline_s=3600).to_json()))
-        seen.extend(node for node in draining() if node == other)
-
-    log = when_all_have_started(act)
-    result = PipelineTrainer(job(tmp_path, "drained"), observe=log).fit()
-    (node,) = seen
-    assert said[0].startswith(f"drain of node {node[:12]}")
     assert result.error is None
     assert result.metrics is not None
     assert result.metrics["state_sha256"] == expected

@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray_jobs import assert_nothing_left, controller_pid
 from ray_jobs import wait_for as wait_until
-from test_ray_recovery import DRIVER, job, logged, wait_for
+from test_ray_recovery import DRIVER, ONE, job, logged, wait_for
 
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
 from orchestrator.cli.jobs import (
@@ -39,7 +39,7 @@ from orchestrator.trainer import PipelineTrainer
 from workers.protocol import CheckpointReport, JobError, StepReport
 
 STEPS = 120
-LONG = {"forward_s": 0.008, "input_grad_s": 0.008, "weight_grad_s": 0.008}
+LONG = {"forward_s": 0.004, "input_grad_s": 0.004, "weight_grad_s": 0.004}
 """Long enough for three drivers to come, one after the other."""
 
 
@@ -71,7 +71,7 @@ def steps_of(log: Path) -> list[int]:
 def test_another_driver_follows_a_job_whose_own_was_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = job(tmp_path, "led", job={"steps": STEPS}, pipeline={"ranks": 2}, cluster={"emulated": LONG})
+    spec = job(tmp_path, "led", job={"steps": STEPS}, pipeline=ONE, cluster={"emulated": LONG})
     file, log = tmp_path / "spec.json", tmp_path / "led" / "events.jsonl"
     file.write_text(spec.model_dump_json())
     with driver("-c", DRIVER, str(file)) as own:
@@ -84,7 +84,7 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
         # As another driver that looked before the job was there.
         patched.setattr("orchestrator.client.submit._make_way", lambda name: None)
         with pytest.raises(JobError, match="a job 'led' has been started in this cluster just now"):
-            PipelineTrainer(job(tmp_path / "other", "led", pipeline={"ranks": 2})).fit()
+            PipelineTrainer(job(tmp_path / "other", "led", pipeline=ONE)).fit()
     with pytest.raises(JobError, match="no job 'lead' is running at auto; did you mean 'led'"):
         follow_command("lead", "auto")
 
@@ -119,7 +119,7 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
 
 
 def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) -> None:
-    spec = job(tmp_path, "told", job={"steps": 100_000}, pipeline={"ranks": 2})
+    spec = job(tmp_path, "told", job={"steps": 100_000}, pipeline=ONE)
     client = BlockingJobClient()
     submitted = client.submit(spec)
     assert (submitted.name, submitted.folder, submitted.end) == ("told", str(tmp_path / "told"), None)
@@ -162,7 +162,7 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
 def test_a_controller_that_hangs_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = job(tmp_path, "hung", job={"steps": 100_000}, pipeline={"ranks": 2})
+    spec = job(tmp_path, "hung", job={"steps": 100_000}, pipeline=ONE)
     file, log = tmp_path / "spec.json", tmp_path / "hung" / "events.jsonl"
     file.write_text(spec.model_dump_json())
     with driver("-c", DRIVER, str(file)) as own:
@@ -187,10 +187,10 @@ def test_a_controller_that_hangs_keeps_nobody_waiting(
             ask()
     marker = (tmp_path / "hung" / "job.json").read_bytes()
     assert list(status_lines("auto")) == [
-        "hung: its controller does not answer: being started again, or hung; 2 ranks there"
+        "hung: its controller does not answer: being started again, or hung; 1 rank there"
     ]
     assert all(psutil.pid_exists(pid) for pid in ranks)
-    assert reap_job("hung", "auto", force=True).startswith("hung: 2 ranks and its controller cleared away")
+    assert reap_job("hung", "auto", force=True).startswith("hung: 1 rank and its controller cleared away")
     assert (tmp_path / "hung" / "job.json").read_bytes() == marker
     assert_nothing_left()
     deadline = time.monotonic() + 60

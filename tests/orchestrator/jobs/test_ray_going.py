@@ -4,82 +4,85 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
-from ray_jobs import Log, assert_nothing_left, drain, driver_of, started, state_sha256, wait_for
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_jobs import (
+    Log,
+    add_node,
+    assert_nothing_left,
+    drain,
+    driver_of,
+    start_head,
+    state_sha256,
+    wait_for,
+)
 from tiny_jobs import tiny
 
-from orchestrator.cluster.connection import nodes
+from orchestrator.cli.jobs import fault_job
+from orchestrator.cluster import connection
 from orchestrator.cluster.draining import draining
+from orchestrator.controller.drains import drained
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
+from workers.actor import Home
+from workers.fault_injection.drill import Drill
 from workers.protocol import CheckpointReport, StepReport
 
 TIMES = {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005}
 
 
-@dataclass
 class Nodes:
     """A head that takes no ranks, and nodes that hold one each."""
 
-    cluster: Cluster
-    added: list[Any] = field(default_factory=list)
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.up: list[Any] = []
 
-    def add(self) -> None:
-        self.added.append(started(lambda: self.cluster.add_node(num_cpus=1, object_store_memory=2**27)))
+    def add(self) -> Any:
+        self.up.append(add_node(self.cluster, 1))
+        return self.up[-1]
+
+    def settle_at(self, count: int) -> None:
+        """Have `count` nodes that no one drains: those that were drained are of no use to the next job."""
+        staying = {node.id for node in connection.nodes()}
+        good = [node for node in self.up if node.node_id in staying]
+        for node in [node for node in self.up if node not in good] + good[count:]:
+            if node.any_processes_alive():
+                self.cluster.remove_node(node)
+        self.up = good[:count]
+        while len(self.up) < count:
+            self.add()
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[Cluster]:
-    arguments = {
-        "num_cpus": 0,
-        "include_dashboard": False,
-        "object_store_memory": 2**27,
-        # A busy machine is not to pass for a dead one.
-        "_system_config": {"health_check_failure_threshold": 20},
-    }
-    nodes = started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
-    with driver_of(nodes):
-        yield nodes
-    nodes.shutdown()
+def there() -> Iterator[Nodes]:
+    # A busy machine is not to pass for a dead one.
+    cluster = start_head(0, _system_config={"health_check_failure_threshold": 20})
+    try:
+        with driver_of(cluster):
+            yield Nodes(cluster)
+    finally:
+        cluster.shutdown()
 
 
-@contextmanager
-def nodes_for(head: Cluster, ranks: int) -> Iterator[Nodes]:
-    """Nodes for one job: those that were drained are of no use to the next one."""
-    there = Nodes(head)
-    for _ in range(ranks):
-        there.add()
+@pytest.fixture
+def nodes(there: Nodes, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    """As many as the test asks for. Tests that ask for fewer come first: they leave nodes to the others."""
+    there.settle_at(request.param)
     yield there
     assert_nothing_left()
-    for node in there.added:
-        if node.any_processes_alive():
-            head.remove_node(node)
 
 
-@pytest.fixture
-def one_node(head: Cluster) -> Iterator[Nodes]:
-    with nodes_for(head, 1) as there:
-        yield there
-
-
-@pytest.fixture
-def two_nodes(head: Cluster) -> Iterator[Nodes]:
-    with nodes_for(head, 2) as there:
-        yield there
-
-
-@pytest.fixture
-def four_nodes(head: Cluster) -> Iterator[Nodes]:
-    with nodes_for(head, 4) as there:
-        yield there
+def with_nodes(count: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("nodes", [count], indirect=True)
 
 
 def slow(folder: Path, name: str, steps: int, **sections: dict[str, Any]) -> Spec:
@@ -94,8 +97,123 @@ def quiet_sha256(folder: Path, steps: int) -> str:
     return state_sha256(slow(folder, "quiet", steps, pipeline={"ranks": 1}, cluster=device))
 
 
-@pytest.mark.usefixtures("four_nodes")
-def test_told_by_a_file_a_signal_and_ray_ranks_leave_one_after_the_other(tmp_path: Path) -> None:
+class Holder:
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+@with_nodes(1)
+def test_a_node_that_ray_drains_is_seen_with_its_deadline_and_takes_no_ranks_any_more(nodes: Nodes) -> None:
+    head = ray.get_runtime_context().get_node_id()
+    other = nodes.up[0].node_id
+    assert {node.id for node in connection.nodes()} == {head, other}
+    # A node with nothing on it would be gone at once.
+    remote: Any = ray.remote(Holder).options(
+        num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)
+    )
+    holder = remote.remote()
+    assert ray.get(holder.node.remote()) == other
+    assert draining() == {}
+    before_s = time.time()
+    drain(other, 60.0)
+    homes = {0: Home(node=head, host="10.0.0.1", pid=1), 7: Home(node=other, host="10.0.0.2", pid=2)}
+    (going,) = drained(draining(), homes, time.time())
+    assert (going.node, going.source, set(going.ranks)) == (other, "ray", {7})
+    assert going.left_s is not None
+    assert 0 < going.left_s <= 60.0 + 1.0
+    assert draining()[other] >= int((before_s + 60.0) * 1000)
+    assert {node.id for node in connection.nodes()} == {head}
+    ray.kill(holder)
+    wait_for(lambda: draining() == {})
+
+
+@with_nodes(1)
+def test_a_drain_of_the_only_node_pauses_the_job_with_its_state_safe(nodes: Nodes, tmp_path: Path) -> None:
+    saved: list[int] = []
+
+    def act(record: events.Record) -> None:
+        match record.event:
+            case StepReport(step=4):
+                drain(nodes.up[0].node_id, 60.0)
+            case events.Paused():
+                saved.extend(report.step for report in log.of(CheckpointReport) if report.error is None)
+                # What its machine held goes with it.
+                (started,) = log.of(events.RankStarted)
+                os.kill(started.pid, signal.SIGKILL)
+                nodes.add()
+
+    log = Log(act)
+    spec = slow(tmp_path, "only", 30, pipeline={"ranks": 1}, elastic={"wait_s": 120.0})
+    result = PipelineTrainer(spec, observe=log).fit()
+    assert result.error is None
+    (paused,) = log.of(events.Paused)
+    assert paused.step in saved
+    (regrouped,) = log.of(events.Regrouped)
+    assert (regrouped.step, regrouped.steps_lost) == (paused.step, 0)
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 30)
+    log.assert_processes_gone()
+
+
+@with_nodes(2)
+def test_drained_below_min_ranks_a_job_pauses_and_goes_on_when_a_node_joins(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    homes: dict[int, events.RankStarted] = {}
+
+    def act(record: events.Record) -> None:
+        match record.event:
+            case events.RankStarted() as started:
+                homes[started.rank] = started
+            case StepReport(step=4):
+                drain(homes[1].node, None)
+            case events.Paused():
+                nodes.add()
+
+    log = Log(act)
+    spec = slow(tmp_path, "pausing", 30, pipeline={"ranks": 2}, elastic={"min_ranks": 2, "wait_s": 120.0})
+    result = PipelineTrainer(spec, observe=log).fit()
+    assert result.error is None
+    (paused,) = log.of(events.Paused)
+    assert "1 rank left, and elastic.min_ranks = 2" in paused.reason
+    (regrouped,) = log.of(events.Regrouped)
+    assert (regrouped.lost, regrouped.joined, regrouped.rerun, regrouped.steps_lost) == ((1,), (2,), 0, 0)
+    assert homes[2].node == nodes.up[2].node_id
+    assert [report.step for report in log.of(StepReport)] == list(range(1, 31))
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 30)
+    log.assert_processes_gone()
+
+
+@with_nodes(2)
+def test_a_node_that_a_drill_drains_is_drained_in_the_eyes_of_ray(nodes: Nodes, tmp_path: Path) -> None:
+    said: list[str] = []
+    seen: list[str] = []
+
+    def act(record: events.Record) -> None:
+        match record.event:
+            case events.RankStarted(node=node) if len(log.of(events.RankStarted)) == 2:
+                drill = Drill(node=node[:16], deadline_s=3600)
+                said.append(fault_job("drained", "auto", drill.to_json()))
+                seen.extend(each for each in draining() if each == node)
+            case _:
+                pass
+
+    log = Log(act)
+    elastic = {"allow_faults": True, "grow": False}
+    spec = slow(tmp_path, "drained", 14, pipeline={"ranks": 2}, elastic=elastic)
+    result = PipelineTrainer(spec, observe=log).fit()
+    (node,) = seen
+    assert said[0].startswith(f"drain of node {node[:12]}")
+    assert result.error is None
+    assert result.metrics is not None
+    assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 14)
+
+
+@with_nodes(4)
+def test_told_by_a_file_a_signal_and_ray_ranks_leave_one_after_the_other(
+    nodes: Nodes, tmp_path: Path
+) -> None:
     homes: dict[int, events.RankStarted] = {}
     ways: list[Callable[[], None]] = [
         lambda: (tmp_path / homes[1].node).touch(),
@@ -127,65 +245,9 @@ def test_told_by_a_file_a_signal_and_ray_ranks_leave_one_after_the_other(tmp_pat
     ]  # fmt: skip
     assert all(event.rerun == event.steps_lost == 0 for event in regrouped)
     # With nothing left on it, the drained node goes.
-    wait_for(lambda: homes[0].node not in {node.id for node in nodes()} and draining() == {})
+    wait_for(lambda: homes[0].node not in {node.id for node in connection.nodes()} and draining() == {})
     assert log.of(events.RankFailed) == []
     assert [report.step for report in log.of(StepReport)] == list(range(1, 61))
     assert result.metrics is not None
     assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 60)
-    log.assert_processes_gone()
-
-
-def test_drained_below_min_ranks_a_job_pauses_and_goes_on_when_a_node_joins(
-    two_nodes: Nodes, tmp_path: Path
-) -> None:
-    homes: dict[int, events.RankStarted] = {}
-
-    def act(record: events.Record) -> None:
-        match record.event:
-            case events.RankStarted() as started:
-                homes[started.rank] = started
-            case StepReport(step=4):
-                drain(homes[1].node, None)
-            case events.Paused():
-                two_nodes.add()
-
-    log = Log(act)
-    spec = slow(tmp_path, "pausing", 30, pipeline={"ranks": 2}, elastic={"min_ranks": 2, "wait_s": 120.0})
-    result = PipelineTrainer(spec, observe=log).fit()
-    assert result.error is None
-    (paused,) = log.of(events.Paused)
-    assert "1 rank left, and elastic.min_ranks = 2" in paused.reason
-    (regrouped,) = log.of(events.Regrouped)
-    assert (regrouped.lost, regrouped.joined, regrouped.rerun, regrouped.steps_lost) == ((1,), (2,), 0, 0)
-    assert homes[2].node == two_nodes.added[2].node_id
-    assert [report.step for report in log.of(StepReport)] == list(range(1, 31))
-    assert result.metrics is not None
-    assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 30)
-    log.assert_processes_gone()
-
-
-def test_a_drain_of_the_only_node_pauses_the_job_with_its_state_safe(one_node: Nodes, tmp_path: Path) -> None:
-    saved: list[int] = []
-
-    def act(record: events.Record) -> None:
-        match record.event:
-            case StepReport(step=4):
-                drain(one_node.added[0].node_id, 60.0)
-            case events.Paused():
-                saved.extend(report.step for report in log.of(CheckpointReport) if report.error is None)
-                # What its machine held goes with it.
-                (started,) = log.of(events.RankStarted)
-                os.kill(started.pid, signal.SIGKILL)
-                one_node.add()
-
-    log = Log(act)
-    spec = slow(tmp_path, "only", 30, pipeline={"ranks": 1}, elastic={"wait_s": 120.0})
-    result = PipelineTrainer(spec, observe=log).fit()
-    assert result.error is None
-    (paused,) = log.of(events.Paused)
-    assert paused.step in saved
-    (regrouped,) = log.of(events.Regrouped)
-    assert (regrouped.step, regrouped.steps_lost) == (paused.step, 0)
-    assert result.metrics is not None
-    assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 30)
     log.assert_processes_gone()

@@ -32,11 +32,12 @@ def job(folder: Path, name: str) -> Spec:
     return tiny(
         folder,
         name,
-        job={"steps": 80, "sample_tokens": 0},
+        job={"steps": 60, "sample_tokens": 0},
         model={"layers": 8},
+        pipeline={"microbatches": 2},
         cluster={
             "device": "emulated",
-            "emulated": {"forward_s": 0.003, "input_grad_s": 0.003, "weight_grad_s": 0.003},
+            "emulated": {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005},
         },
     )
 

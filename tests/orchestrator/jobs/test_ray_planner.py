@@ -47,12 +47,12 @@ def freezing(
     **sections: Any,
 ) -> Spec:
     """A job of steps of about an eighth of a second, `slower` times as long."""
-    times = {"forward_s": 0.002 * slower, "input_grad_s": 0.002 * slower, "weight_grad_s": 0.004 * slower}
+    times = {"forward_s": 0.004 * slower, "input_grad_s": 0.004 * slower, "weight_grad_s": 0.008 * slower}
     return tiny(
         folder,
         name,
         job={"steps": steps, "sample_tokens": 0},
-        pipeline={"ranks": 2, **sections.pop("pipeline", {})},
+        pipeline={"ranks": 2, "microbatches": 2, **sections.pop("pipeline", {})},
         freeze={
             "method": "timelyfreeze",
             "r_max": 0.8,
@@ -198,7 +198,8 @@ def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) 
 
     log = Log(act)
     # None comes to its answer before it is struck: the monitoring has no end.
-    spec = freezing(tmp_path, "doomed", Phases(warm_up=2, monitoring=FAR - 2, ramp=FAR - 1))
+    phases = Phases(warm_up=2, monitoring=FAR - 2, ramp=FAR - 1)
+    spec = freezing(tmp_path, "doomed", phases, pipeline={"ranks": 1})
     end = run(spec, resume=False, observe=log, say=lambda text: None).end
     assert [started.life for started in log.of(events.PlannerStarted)] == list(range(1, LIVES + 1))
     assert log.of(events.Warned)[-1].text.endswith(

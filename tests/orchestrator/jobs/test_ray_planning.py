@@ -83,8 +83,8 @@ def test_a_replay_takes_the_recorded_decisions_and_ends_with_the_same_bits(tmp_p
         given = tiny(
             tmp_path,
             name,
-            job={"steps": 120, "sample_tokens": 0},
-            pipeline={"ranks": 2},
+            job={"steps": 60, "sample_tokens": 0},
+            pipeline={"ranks": 2, "microbatches": 2},
             freeze={"method": "timelyfreeze", "warm_up": 8, "monitoring": 28, "ramp": 34},
             cluster=cluster,
         )
@@ -104,6 +104,6 @@ def test_a_replay_takes_the_recorded_decisions_and_ends_with_the_same_bits(tmp_p
     assert first.metrics_dataframe is not None
     rows = first.metrics_dataframe.set_index("step")
     foretold = rows["predicted_step_s"].dropna()
-    assert list(foretold.index) == list(range(decided.plan.start or 0, 121))
+    assert list(foretold.index) == list(range(decided.plan.start or 0, 61))
     for name in ("kappa", "predicted_kappa", "p_eff", "average_p_eff", "time_to_accuracy"):
         assert list(rows[name].dropna().index) == list(foretold.index), name

@@ -27,6 +27,9 @@ from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
 from workers.protocol import JobError
 
+# One process measures, for all of them.
+pytestmark = pytest.mark.xdist_group("profiling")
+
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = {"ranks": 2, "microbatches": 2, "microbatch_size": 1}
 

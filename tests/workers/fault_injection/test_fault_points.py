@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import signal
 import time
@@ -29,6 +28,7 @@ from workers.fault_injection.effects import DrillError
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.fault_injection.points import FaultPoints
+from workers.launch.processes import forkserver
 from workers.layer_state import LayerState
 from workers.protocol import FaultReport, JobError, NoticeReport, Report, WarningReport
 from workers.transport.channel import ChannelError
@@ -315,7 +315,7 @@ def test_where_there_is_no_checkpoint_nothing_is_struck_and_that_is_said(tmp_pat
 @pytest.fixture
 def rank() -> Any:
     """Starts a process that `struck` runs in; gives it and our end of its pipe."""
-    context = multiprocessing.get_context("forkserver")
+    context = forkserver()
     started: list[Any] = []
 
     def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:

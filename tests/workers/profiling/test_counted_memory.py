@@ -21,6 +21,9 @@ from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import run_processes
 from workers.profiling.measured import combine
 
+# One process measures, for all of them.
+pytestmark = pytest.mark.xdist_group("counted_memory")
+
 SIZES = {"microbatch_size": 32, "microbatches": 6}
 COUNTED: dict[str, Any] = {"count_memory": True, "open_channel": prompt_channel}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ import pytest
 import torch
 from state_streams import HOST, LIVELY, SECRET, bits, eventually, fetching, rich_state, serving
 
+from workers.launch.processes import forkserver
 from workers.state_stream.flow import Flow
 from workers.state_stream.frames import Gone
 from workers.state_stream.stream import StateServer, fetch
@@ -52,8 +52,7 @@ def take(port: int, pipe: Connection) -> None:
 @contextmanager
 def process(target: Any, *arguments: Any) -> Iterator[tuple[int, Connection]]:
     """(process id, pipe) of a process that runs `target(*arguments, pipe)`."""
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context: Any = forkserver()
     ours, theirs = context.Pipe()
     child = context.Process(target=target, args=(*arguments, theirs), daemon=True)
     child.start()

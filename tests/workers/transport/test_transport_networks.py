@@ -1,6 +1,5 @@
 """The same trade between two processes over each ordered network, NCCL where there are two GPUs; and the choice."""
 
-import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from serial_backend import serial_channel
 
+from workers.launch.processes import forkserver
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Stream
 from workers.transport.open_channel import each_has_its_own_gpu, open_channel
@@ -97,7 +97,7 @@ def pair_of(work: Any, network: str) -> Iterator[list[Connection]]:
     generation = Generation(
         number=1, epoch=1, members=(0, 1), store_host="127.0.0.1", store_port=store.port, timeout_s=60.0
     )
-    context: Any = multiprocessing.get_context("forkserver")
+    context: Any = forkserver()
     pipes, processes = [], []
     for rank in (0, 1):
         ours, theirs = context.Pipe()
