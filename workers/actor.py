@@ -51,7 +51,7 @@ CONTROL = "control"
 DELIVERY_S = 10.0
 """How long the last reports may take to arrive before a rank's training returns."""
 LAST_WORDS_S = 1.0
-"""How long a drill may take to be told of before it strikes."""
+"""How long the report of a fault may take before the fault fires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class RankActor:
         """Write layers into a checkpoint while this rank does not train; see `Rank.save`."""
         with travelling_errors():
             records = self._rank.save(folder, step, layers)
-        # Whoever hears of the checkpoint has heard of its steps.
+        # The steps are reported before their checkpoint.
         self._deliver()
         return records
 
@@ -228,7 +228,7 @@ class RankActor:
 
     @ray.method(concurrency_group=CONTROL)
     def arm(self, fault: Fault) -> None:
-        """Have a drill strike this rank; see `FaultPoints.arm`."""
+        """Arm a fault on this rank; see `FaultPoints.arm`."""
         with travelling_errors():
             self._rank.faults.arm(fault)
 

@@ -111,9 +111,9 @@ class EventLoop:
         """Queue a stimulus and return once it is handled and what it causes is logged."""
         self.post(stimulus)
         if not isinstance(self.state, Finished | Failed):
-            heeded = asyncio.get_running_loop().create_future()
-            self._stimuli.put_nowait(heeded)
-            await heeded
+            handled = asyncio.get_running_loop().create_future()
+            self._stimuli.put_nowait(handled)
+            await handled
 
     async def run(self, effects: Effects) -> None:
         """Until the job has ended: take a stimulus, ask the lifecycle, carry out its commands."""

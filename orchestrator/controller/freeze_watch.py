@@ -30,7 +30,7 @@ class FreezeWatch:
     """
 
     def __init__(self, history: FreezeHistory) -> None:
-        self._foretold = history.solved.kappa if history.solved is not None else None
+        self._predicted = history.solved.kappa if history.solved is not None else None
         self._start = history.plans[0].start if history.plans else None
         """The first step that follows solved ratios."""
         self._freeze: Mapping[str, Any] = {}
@@ -56,7 +56,7 @@ class FreezeWatch:
                     self._times_s = _no_times()
                 self._shape = shape
             case FreezeSolved(kappa=kappa):
-                self._foretold = kappa
+                self._predicted = kappa
             case FreezeStarted(plan=plan) if self._start is None:
                 self._start = plan.start
             case StepReport(skipped=False) if not self._warned:
@@ -69,7 +69,7 @@ class FreezeWatch:
         if not self._counts(report):
             return None
         self._average.add(report.effective_update, report.gradient_energy)
-        kappa = self._foretold if self._foretold is not None else self._measured()
+        kappa = self._predicted if self._predicted is not None else self._measured()
         if kappa is None:
             return None
         text = warning(kappa, self._average.share, str(self._freeze.get("method")))
@@ -80,7 +80,7 @@ class FreezeWatch:
 
     def _counts(self, report: StepReport) -> bool:
         """Whether the step counts for the average; also keeps the step's time if needed."""
-        if self._foretold is not None:
+        if self._predicted is not None:
             return self._start is not None and report.step >= self._start
         of = side(report, self._freeze, self._start)
         if of is not None:

@@ -45,7 +45,7 @@ class PlannerLink:
     ) -> None:
         self._question = question
         self._epoch = epoch
-        self._tell = post
+        self._post = post
         self._observations: dict[tuple[int, int], Observation] = {}
         self._actor: Any = None
         self._answered = False
@@ -108,14 +108,14 @@ class PlannerLink:
         # Awaited: calls may arrive out of order, and a solution must use all observations.
         await actor.observe.remote(tuple(self._observations.values()))
         home: PlannerHome = await actor.home.remote()
-        self._tell(Noted(PlannerStarted(life=life, node=home.node, pid=home.pid)))
+        self._post(Noted(PlannerStarted(life=life, node=home.node, pid=home.pid)))
         if not self._answered:
             try:
                 decision, solve_s = await actor.solve.remote(wait=self._waits)
             except RayTaskError as error:
                 self._warn(f"{error.cause}; the job trains on with nothing frozen")
             else:
-                self._tell(Solved(self._solution(decision, solve_s)))
+                self._post(Solved(self._solution(decision, solve_s)))
             self._answered = True
         await actor.stay.remote()
 
@@ -150,7 +150,7 @@ class PlannerLink:
         self._actor = None
 
     def _warn(self, text: str) -> None:
-        self._tell(Noted(Warned(text=text)))
+        self._post(Noted(Warned(text=text)))
 
 
 def link_planner(

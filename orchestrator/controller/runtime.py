@@ -118,7 +118,7 @@ class Runtime:
     ) -> None:
         self._setup = setup
         self._hosts = hosts
-        self._tell = post
+        self._post = post
         self._spawn = spawn
         self._elastic = setup.config.elastic
         self._homes: dict[int, Home] = {}
@@ -215,7 +215,7 @@ class Runtime:
             if len(self._homes.keys() - self._going) + len(self._calling) < most:
                 with suppress(Exception):  # a cluster in trouble has no room
                     if room := await self._hosts.room():
-                        self._tell(Room(room))
+                        self._post(Room(room))
 
     async def release(self) -> None:
         """End all ranks and give their resources back; safe at any point, and more than once."""
@@ -229,10 +229,10 @@ class Runtime:
         self._calling |= set(ranks)
         lacking = await self._hosts.reserve(ranks, self._setup.wait_s)
         if lacking is None:
-            self._tell(Placed())
+            self._post(Placed())
             return
         ways_out = "lower pipeline.ranks or cluster.resources_per_rank, add nodes, or wait longer"
-        self._tell(Unplaceable(f"{lacking}; {ways_out}"))
+        self._post(Unplaceable(f"{lacking}; {ways_out}"))
 
     async def _prepare(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -246,29 +246,29 @@ class Runtime:
         except TimeoutError:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
-            self._tell(RankLost(rank, f"did not start within {self._setup.wait_s:g} s"))
+            self._post(RankLost(rank, f"did not start within {self._setup.wait_s:g} s"))
         except Gone as error:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
             if error.stillborn:
-                self._tell(RankLost(rank, str(error)))
+                self._post(RankLost(rank, str(error)))
             else:
                 words = await self._last_output(rank)
                 died = f"its process died as it started: {words.cause or error}{words.place}"
-                self._tell(RankLost(rank, died, dead=True, details=words.lines))
+                self._post(RankLost(rank, died, dead=True, details=words.lines))
         except RankError as error:
             self._avoid_node_of(rank)
-            self._tell(_raised(rank, error, 0))
+            self._post(_raised(rank, error, 0))
         else:
             self._hosts.started(rank)
             self._up(rank, home)
-            self._tell(Ready(rank, home.node, home.host, home.pid))
+            self._post(Ready(rank, home.node, home.host, home.pid))
         finally:
             self._calling.discard(rank)
 
     def _avoid_node_of(self, rank: int) -> None:
         if text := self._hosts.failed(rank):
-            self._tell(Noted(Warned(text=text)))
+            self._post(Noted(Warned(text=text)))
 
     def _up(self, rank: int, home: Home) -> None:
         self._homes[rank] = home
@@ -288,7 +288,7 @@ class Runtime:
             return
         self._calling.discard(rank)
         await self._hosts.end(rank)
-        self._tell(RankLost(rank, f"could not be added: {lacking}", dead=True))
+        self._post(RankLost(rank, f"could not be added: {lacking}", dead=True))
 
     async def _reclaim(self, ranks: Iterable[int], number: int) -> None:
         await asyncio.gather(*(self._reclaim_one(rank, number) for rank in ranks))
@@ -302,7 +302,7 @@ class Runtime:
             await self._found_dead(rank, str(error))
         else:
             self._up(rank, home)
-            self._tell(Reclaimed(rank, home.node, home.host, number))
+            self._post(Reclaimed(rank, home.node, home.host, number))
 
     async def _listen(self, rank: int) -> None:
         """Send heartbeats to one rank until it is gone: check that it answers and makes progress."""
@@ -326,7 +326,7 @@ class Runtime:
                 if verdict is Verdict.HUNG:
                     await self._bury_late(rank, why)
                 elif verdict is Verdict.SLOW and not slow:
-                    self._tell(Noted(Warned(text=f"rank {rank} {why}")))
+                    self._post(Noted(Warned(text=f"rank {rank} {why}")))
                 slow = verdict is Verdict.SLOW
             await asyncio.sleep(every_s)
 
@@ -378,7 +378,7 @@ class Runtime:
             details: its threads' stacks, or its last output.
         """
         self._homes.pop(rank, None)
-        self._tell(RankLost(rank, why, dead=True, details=details))
+        self._post(RankLost(rank, why, dead=True, details=details))
         self._training.pop(rank, None)
         await self._hosts.end(rank)
 
@@ -425,7 +425,7 @@ class Runtime:
             seconds=time.monotonic() - begun_s,
             error=error,
         )
-        self._tell(Reported(report))
+        self._post(Reported(report))
 
     async def _assess(self, ranks: Iterable[int], number: int, generation: int) -> None:
         await asyncio.gather(*(self._position(rank, number, generation) for rank in ranks))
@@ -455,7 +455,7 @@ class Runtime:
                 told = await position
                 # A `leave` that arrived later would interrupt what follows.
                 await asyncio.shield(left)
-                self._tell(Positioned(told, number))
+                self._post(Positioned(told, number))
         except TimeoutError:
             text = f"did not leave its step within {patience_s:g} s (cluster.timeout_s), and was killed"
             await self._bury_late(rank, text)
@@ -477,7 +477,7 @@ class Runtime:
         try:
             await training
         except RankError as error:
-            self._tell(_raised(rank, error, -1))
+            self._post(_raised(rank, error, -1))
         except Gone:
             pass
 
@@ -503,15 +503,15 @@ class Runtime:
                 await self._hear_end(rank, again, number)
         except RankError as error:
             self._training.pop(rank, None)
-            self._tell(_raised(rank, error, number))
+            self._post(_raised(rank, error, number))
         else:
             match end:
                 case Outcome():
-                    self._tell(Ended(end, number))
+                    self._post(Ended(end, number))
                 case Parted():
-                    self._tell(Departed(end, number))
+                    self._post(Departed(end, number))
                 case _:
-                    self._tell(RankLost(rank, "is in no generation", cut_off=True, round=number))
+                    self._post(RankLost(rank, "is in no generation", cut_off=True, round=number))
 
     async def _propose(self, plan: FreezePlan, ranks: Sequence[int]) -> None:
         """Have every rank prepare `plan`; they adopt it at the first commit at which all have it."""
@@ -519,7 +519,7 @@ class Runtime:
         for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             # A rank that died is reported by its training call.
             if isinstance(answer, RankError):
-                self._tell(Noted(Warned(text=f"rank {rank} refuses the freeze plan: {answer}")))
+                self._post(Noted(Warned(text=f"rank {rank} refuses the freeze plan: {answer}")))
 
     async def _switch(self, command: Switch) -> None:
         """Have every rank prepare another plan."""
@@ -530,10 +530,10 @@ class Runtime:
         ]
         for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(answer, RankError):
-                self._tell(Noted(Warned(text=f"rank {rank} refuses the plan: {answer}")))
+                self._post(Noted(Warned(text=f"rank {rank} refuses the plan: {answer}")))
 
     async def _tell_of(self, answer: Awaitable[Stimulus]) -> None:
-        self._tell(await answer)
+        self._post(await answer)
 
     async def _unheard(self, rank: int, method: str, *arguments: Any) -> None:
         """Make a call and ignore errors: other calls report a rank that failed."""
@@ -570,9 +570,9 @@ class Runtime:
         except Gone as error:
             await self._found_dead(rank, str(error))
         except RankError as error:
-            self._tell(_raised(rank, error, number))
+            self._post(_raised(rank, error, number))
         else:
-            self._tell(told(rank, value))
+            self._post(told(rank, value))
 
 
 def _raised(rank: int, error: RankError, number: int) -> RankLost:

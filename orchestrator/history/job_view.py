@@ -127,7 +127,7 @@ class JobView:
     measured: dict[int, dict[int, TimelineReport]] = field(default_factory=dict)
     """Step -> rank -> timeline, of the monitoring phase and of the newest measured steps."""
     measured_since: int = 0
-    """Timelines of later steps are of the newest plan's partition."""
+    """The first step of the newest plan's partition: timelines of later steps belong to it."""
     freeze: FreezeRecord = field(default_factory=FreezeRecord)
     curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)

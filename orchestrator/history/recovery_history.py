@@ -141,7 +141,7 @@ class RecoveryHistory:
             if current is None or current.generation != commit.generation:
                 generation = self.generations[commit.generation] if commit.generation >= 0 else None
                 trains_s = generation.trains_s if generation is not None else None
-                # A generation that begins a run has no such time; a rank may commit before the controller hears of it.
+                # A generation that begins a run has no such time; a rank may commit before the controller learns of it.
                 if trains_s is None or trains_s > commit.time_s:
                     trains_s = commit.time_s - commit.step_s
                 start_s = max(last_s, trains_s)

@@ -295,7 +295,7 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
     closing, commands = close(
         Failed(
             f"no checkpoint is whole: {worst.file} in {worst.path}: {worst.problem}, and there is none before"
-            " it. Restore the file, or train anew in another job.output",
+            " it. Restore the file, or start again in another job.output",
             user_error=True,
         )
     )

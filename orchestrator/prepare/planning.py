@@ -49,7 +49,7 @@ class Freezing:
     @property
     def kappa(self) -> float:
         """A window with these ratios over one with nothing frozen (TimelyFreeze, eq. 12). What is outside the
-        window and the spread of draws are in the kappa that is foretold after the monitoring."""
+        window and the spread of draws are in the kappa that is predicted after the monitoring."""
         return kappa(self.solved_s, self.unfrozen_s)
 
     @property

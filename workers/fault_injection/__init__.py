@@ -1,4 +1,4 @@
-"""Faults on purpose: their kinds, the named places where one can happen, and their effects.
+"""Fault injection: the kinds of fault, the named points where one can fire, and their effects.
 
-Not here: What a job does about a fault.
+Not here: how a job recovers from a fault.
 """

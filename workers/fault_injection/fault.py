@@ -1,4 +1,4 @@
-"""What a drill does to a rank, and when: a value that travels as JSON. No torch; strikes nobody."""
+"""The fault that a drill injects into a rank, and when it fires: a value that travels as JSON. No torch, no effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AT_ANY_TIME = frozenset(
     {FaultKind.KILL, FaultKind.STOP, FaultKind.DROP_LINK, FaultKind.CORRUPT_CHECKPOINT, FaultKind.DRAIN}
 )
-"""What needs no place to strike at."""
+"""Kinds that can fire at any time, outside of a phase."""
 _ONLY_PHASE = {
     FaultKind.SLOW: Phase.FORWARD,
     FaultKind.THROTTLE_LINK: Phase.FORWARD,
@@ -38,25 +38,25 @@ _TAKEN = {
 
 
 class Fault(Section):
-    """One drill on one rank. It strikes the first time that its phase is reached in its step or a later one, and no
-    sooner than `after_s` after it was armed; without step and phase, what needs no place strikes at that time."""
+    """One fault on one rank. It fires the first time that the rank reaches its phase in its step or a later one, and no
+    sooner than `after_s` after it was armed. Without step and phase, a kind in `AT_ANY_TIME` fires at that time."""
 
     kind: FaultKind
-    """What to do."""
+    """The kind of fault."""
     step: Positive | None = None
-    """Not before this step; unset: in any."""
+    """It fires in this step or a later one; unset: in any."""
     phase: Phase | None = None
-    """Only there; unset: anywhere."""
+    """The phase it fires in; unset: any."""
     after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds from arming."""
     times: Positive = 1
-    """How often it strikes."""
+    """How often it fires."""
     seconds: PositiveFinite | None = None
-    """How long it lasts (`stop`, `fill-disk`), or is left to go (`drain`)."""
+    """How long it lasts (`stop`, `fill-disk`), or the time until the kill (`drain`)."""
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """How many times as long an action takes (`slow`)."""
+    """By how much every action is slowed down (`slow`)."""
     bytes_per_s: PositiveFinite | None = None
-    """What the link lets through (`throttle-link`)."""
+    """The bandwidth of the link (`throttle-link`)."""
     steps: Positive | None = None
     """How many steps it lasts (`slow`, `throttle-link`); unset: for good."""
 
@@ -65,7 +65,7 @@ class Fault(Section):
         kind = self.kind
         only = _ONLY_PHASE.get(kind)
         if only is not None and self.phase not in (None, only):
-            raise JobError(f"{kind} strikes in phase {only}, not in {self.phase}: leave the phase out")
+            raise JobError(f"{kind} fires in phase {only}, not in {self.phase}: leave the phase out")
         for name in _NEEDED.get(kind, ()):
             if getattr(self, name) is None:
                 raise JobError(f"{kind} needs {name}")
@@ -78,7 +78,7 @@ class Fault(Section):
 
     @property
     def where(self) -> Phase | None:
-        """The phase it strikes in; None for any."""
+        """The phase it fires in; None for any."""
         return self.phase or _ONLY_PHASE.get(self.kind)
 
     def __str__(self) -> str:

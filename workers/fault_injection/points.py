@@ -1,6 +1,7 @@
-"""Named places in a rank's life where a drill can inject a fault; no-ops while nothing is armed.
+"""Named points in a rank's life where an armed fault fires; no-ops while nothing is armed.
 
-Decides when, and reports it; `effects.py` does it. Knows no engine, no network, no checkpoint and no torch.
+This module decides when a fault fires and reports it; `effects.py` holds the effects. Knows no engine, no network,
+no checkpoint and no torch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from workers.protocol import FaultReport, JobError, NoticeReport, Report, Warnin
 __all__ = ["Fault", "FaultKind", "FaultPoints", "Phase"]
 
 ANSWER_S = 0.1
-"""What strikes at once waits so long, so that who armed it hears that it was armed."""
+"""A fault that fires at once waits so long, so that the answer to `arm` leaves first."""
 _LASTING = (FaultKind.SLOW, FaultKind.THROTTLE_LINK)
-"""What begins with a window and lasts for some."""
+"""Kinds that begin with a window and last for several."""
 
 
 @dataclass
@@ -32,7 +33,7 @@ class _Armed:
     not_before_s: float
     """On the monotonic clock."""
     left: int
-    """How often it is still to strike."""
+    """How often it will still fire."""
     began: int | None = None
     """First step that it lasts for."""
     until_s: float | None = None
@@ -40,13 +41,13 @@ class _Armed:
 
 
 class FaultPoints:
-    """The drills armed on one rank. `arm` from any thread; `reach` from those that train and save.
+    """The faults armed on one rank. Call `arm` from any thread, `reach` from those that train and save.
 
     Args:
-        report: takes a `FaultReport` before each strike (of a file: after it), on whichever thread it strikes, and must
-            have sent it when it returns: it may be the last.
+        report: takes a `FaultReport` before each fault fires (after it, where a file is damaged), on the thread where
+            it fires. The report must be sent when it returns: it may be the last.
         rank: this rank's number.
-        allowed: whether the job lets itself be struck.
+        allowed: whether the job allows faults.
         sever: closes this rank's connections to the others.
         corrupt: damages the newest checkpoint of the job; returns the damaged file, None where there is no checkpoint.
     """
@@ -61,7 +62,7 @@ class FaultPoints:
         corrupt: Callable[[], str | None] | None = None,
     ) -> None:
         self.armed = False
-        """Whether anything is: all that a place need ask before it goes on."""
+        """Whether any fault is armed: the only check on the fast path."""
         self._report = report
         self._rank = rank
         self._allowed = allowed
@@ -72,7 +73,7 @@ class FaultPoints:
         self._lock = threading.Lock()
 
     def arm(self, fault: Fault) -> None:
-        """Have `fault` strike when its time and place come.
+        """Arm `fault`.
 
         Raises:
             JobError: the job allows no faults.
@@ -87,10 +88,10 @@ class FaultPoints:
             self.armed = True
 
     def reach(self, phase: Phase, step: int) -> None:
-        """This rank is at `phase` of `step`: whatever is armed for here effects.
+        """Fire what is armed for `phase` of `step`, where this rank is now.
 
         Raises:
-            DrillError: a fault of kind RAISE struck.
+            DrillError: a fault of kind RAISE fired.
             ChannelError: one of kind BLIND.
             OSError: one of kind FILL_DISK.
         """
@@ -107,7 +108,7 @@ class FaultPoints:
         return factor
 
     def bytes_per_s(self, step: int) -> float | None:
-        """What may leave this rank in the window of `step`; None: what the link takes."""
+        """The bandwidth limit of this rank's sends in the window of `step`; None: no limit."""
         return min((f.bytes_per_s or 0.0 for f in self._lasting(FaultKind.THROTTLE_LINK, step)), default=None)
 
     def poisons(self, step: int) -> bool:
@@ -145,7 +146,7 @@ class FaultPoints:
         return self._take(lambda fault: fault.kind not in apart, phase, step)
 
     def _take(self, wanted: Callable[[Fault], bool], phase: Phase, step: int) -> list[Fault]:
-        """Those of `wanted` that strike here, each counted."""
+        """Return and count those of `wanted` that fire here."""
         now_s = time.monotonic()
         due: list[Fault] = []
         with self._lock:
@@ -214,19 +215,19 @@ class FaultPoints:
                 effects.lose_records(step)
 
     def _corrupt(self, fault: Fault, step: int, phase: Phase | None) -> None:
-        """Told of afterwards: only then is it known which file it was, and whether there was any."""
-        why_not = "the job has no checkpoint yet; set checkpoint.every_steps, or strike once one is saved"
+        """Report afterwards: only then is it known which file was damaged, if any."""
+        why_not = "the job has no checkpoint yet; set checkpoint.every_steps, or inject it once one is saved"
         try:
             file = self._corrupt_newest() if self._corrupt_newest is not None else None
         except OSError as error:
-            file, why_not = None, f"the newest checkpoint cannot be changed: {error}; strike again"
+            file, why_not = None, f"the newest checkpoint cannot be changed: {error}; inject it again"
         if file is None:
-            self._send(WarningReport(rank=self._rank, text=f"drill: {fault} struck nothing: {why_not}"))
+            self._send(WarningReport(rank=self._rank, text=f"drill: {fault} did nothing: {why_not}"))
         else:
             self._tell(fault, step, phase, file)
 
     def _drain(self, seconds: float) -> None:
-        # As a cloud does: a word to the process, and SIGKILL to what is left of it when the time is over.
+        # As a cloud does: a notice first, and SIGKILL when the time is over.
         self._send(NoticeReport(rank=self._rank, source="sigterm", left_s=seconds, text="a drill"))
         self._start_timer(seconds, effects.kill)
 
@@ -243,7 +244,7 @@ class FaultPoints:
         )
 
     def _send(self, report: Report) -> None:
-        # A drill that cannot be told of strikes all the same.
+        # A fault that cannot be reported fires all the same.
         with suppress(Exception):
             self._report(report)
 

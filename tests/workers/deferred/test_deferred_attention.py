@@ -283,6 +283,6 @@ def test_a_wrong_mask_is_refused(message: str) -> None:
 
     module = Attends(wrong, 24, batch_first=True).train()
     layer = Layer(0, "l", module, precision="float32", device=CPU, workspace=Workspace())
-    with pytest.raises(JobError, match="^the forward pass of layer l raised ValueError: ") as caught:
+    with pytest.raises(JobError, match=r"^the forward pass of layer l raised ValueError: ") as caught:
         layer.forward((torch.randn(3, 7, 24), torch.randn(3, 5, 24)), 1, keep=True)
     assert message in str(caught.value)

@@ -304,8 +304,7 @@ def test_where_there_is_no_checkpoint_nothing_is_struck_and_that_is_said(tmp_pat
     assert isinstance(warning, WarningReport)
     assert warning.rank == 3
     assert (
-        "corrupt-checkpoint struck nothing: the job has no checkpoint yet; set checkpoint.every"
-        in warning.text
+        "corrupt-checkpoint did nothing: the job has no checkpoint yet; set checkpoint.every" in warning.text
     )
 
 
