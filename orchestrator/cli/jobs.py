@@ -43,6 +43,8 @@ def status_line(job: str, view: JobView) -> str:
     """Where `job` stands."""
     alive = sorted(view.ranks.alive)
     ranks = f"ranks {', '.join(map(str, alive))}, " if alive and view.outcome is None else ""
+    if view.ranks.placing and view.outcome is None:
+        ranks += f"{counted(len(view.ranks.placing), 'rank')} starting or without resources, "
     trouble = f"; {view.trouble}" if view.trouble else ""
     return f"{job}: {view.state}, step {view.step} of {view.last_step}, {ranks}{view.folder}{trouble}"
 

@@ -58,7 +58,7 @@ def shortage(nodes: Sequence[Node], ranks: int, per_rank: Resources) -> str | No
         return f"the cluster lacks {' and '.join(missing)} for {needs}"
     room = capacity(nodes, per_rank)
     if room < ranks:
-        return f"the cluster's nodes have room for {room} of {needs}: no node holds a share of two"
+        return f"the cluster's nodes have room for {room} of {needs}: a rank needs all of its resources on one node"
     return None
 
 

@@ -103,7 +103,7 @@ class RayHosts:
         try:
             self._actors[rank] = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
         except ValueError as error:
-            raise Gone("nobody saw how") from error
+            raise Gone("cause unknown") from error
         return await self.call(rank, "attach", self._controller)
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
@@ -188,7 +188,7 @@ def actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:
 async def _answered(reference: Any) -> Any:
     """Return the call's result, with Ray's errors as `Gone` or `RankError`."""
     if reference is None:
-        raise Gone("nobody saw how")
+        raise Gone("cause unknown")
     try:
         return await reference
     except ActorUnavailableError as error:

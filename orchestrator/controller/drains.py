@@ -86,7 +86,7 @@ async def watch_drains(
         # Ray's errors here have no common base class.
         except Exception as error:
             if not said:
-                post(Noted(Warned(text=f"no word from Ray which nodes are drained: {error}")))
+                post(Noted(Warned(text=f"Ray does not say which nodes it drains: {error}")))
             said = True
         else:
             for going in fresh.take(seen, homes(), time.time()):

@@ -21,7 +21,7 @@ def parse_layers(text: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     if found is None:
-        raise JobError(f"--layers {text!r} is no layer and no run of layers: write 3, or 3-4")
+        raise JobError(f"--layers {text!r} is neither a layer nor a range of layers: write 3, or 3-4")
     first = int(found[1])
     stop = int(found[2] or found[1]) + 1
     if stop <= first:
@@ -39,7 +39,7 @@ def move_of_layers(
     """
     if rank not in job.membership.members:
         there = ", ".join(str(one) for one in sorted(job.membership.members))
-        raise JobError(f"rank {rank} has no place in the pipeline: ranks {there} have")
+        raise JobError(f"rank {rank} has no place in the pipeline; ranks with a place: {there}")
     place = job.membership.members.index(rank) % job.progress.plan.pipeline_ranks
     try:
         plan = with_layers(

@@ -463,7 +463,7 @@ class Runtime:
             if rank in self._homes:
                 await self._found_dead(rank, str(error))
         except RankError as error:
-            await self._bury(rank, f"cannot say where it stands, and was killed: {error}")
+            await self._bury(rank, f"cannot report its position, and was killed: {error}")
         finally:
             position.cancel()
 

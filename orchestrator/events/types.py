@@ -64,6 +64,13 @@ class Issued:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placing:
+    """The cluster is asked for the resources of these ranks; `RankStarted` or `RankFailed` follows for each."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankStarted:
     """A rank's process is up and has read its data."""
 
@@ -303,6 +310,7 @@ class Failed:
 Event = (
     Submitted
     | Issued
+    | Placing
     | RankStarted
     | Formed
     | Skipped
@@ -340,6 +348,7 @@ Event = (
 KINDS: dict[str, type[Event]] = {
     "submitted": Submitted,
     "plan": Issued,
+    "placing": Placing,
     "rank_started": RankStarted,
     "formed": Formed,
     "skipped": Skipped,

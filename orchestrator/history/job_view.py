@@ -23,6 +23,7 @@ from orchestrator.events.types import (
     Migrated,
     Noticed,
     Paused,
+    Placing,
     RankFailed,
     RankStarted,
     Record,
@@ -57,7 +58,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 2
+VERSION = 3
 """Of what a view holds and how it is folded: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Of so many of the newest measured steps the timelines are kept, and those of the monitoring phase."""
@@ -237,7 +238,7 @@ class JobView:
             case RankStarted() as up:
                 self.nodes.add(up.node)
                 self.ranks.take(up)
-            case RankFailed() | Regrouped() | Noticed() as change:
+            case Placing() | RankFailed() | Regrouped() | Noticed() as change:
                 self.ranks.take(change)
             case Skipped(damage=damage):
                 self.ranks.skip(damage)
@@ -266,6 +267,7 @@ class JobView:
     def _start(self, submitted: Submitted, time_s: float) -> None:
         self.epoch = submitted.epoch
         if submitted.takeover:
+            self.ranks.placing.clear()  # the next controller ends ranks that had not started
             return
         self.job, self.spec, self.state = submitted.job, submitted.spec, "starting"
         self.runs += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.events.types import Formed, Noticed, Paused, RankFailed, RankStarted, Regrouped
+from orchestrator.events.types import Formed, Noticed, Paused, Placing, RankFailed, RankStarted, Regrouped
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint
 
 KEPT_CHECKPOINTS = 8
@@ -23,6 +23,8 @@ class RanksView:
     """Of the newest generation, by place."""
     alive: set[int] = field(default_factory=set)
     """Ranks that are up: members, spares and newcomers."""
+    placing: set[int] = field(default_factory=set)
+    """Ranks that wait for resources or start."""
     going: set[int] = field(default_factory=set)
     """Ranks whose node is to go."""
     nodes: dict[int, str] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class RanksView:
         """Ranks that are up and have no place."""
         return self.alive - {*self.members} - self.going
 
-    def take(self, event: Formed | RankStarted | RankFailed | Regrouped | Paused | Noticed) -> None:
+    def take(self, event: Formed | Placing | RankStarted | RankFailed | Regrouped | Paused | Noticed) -> None:
         """Fold one more event in."""
         if isinstance(event, Formed | Paused):
             self.failures, self.failed_at = event.failures, event.failed_at
@@ -64,12 +66,17 @@ class RanksView:
                 self.members, self.generation, self.began = generation.members, generation.number, step
                 if event.start is not None or step == 0:
                     self.since = generation.number
+            case Placing(ranks=ranks):
+                self.placing |= {*ranks}
+                self.next_rank = max(self.next_rank, *(rank + 1 for rank in ranks))
             case RankStarted(rank=rank, node=node, host=host):
                 self.alive.add(rank)
+                self.placing.discard(rank)
                 self.nodes[rank], self.hosts[rank] = node, host
                 self.next_rank = max(self.next_rank, rank + 1)
             case RankFailed(rank=rank):
                 # One that only raised is found alive; the controller asks it then, like all others.
+                self.placing.discard(rank)
                 self.next_rank = max(self.next_rank, rank + 1)
             case Regrouped(lost=lost):
                 self.alive -= {*lost}
@@ -78,7 +85,7 @@ class RanksView:
                     self.hosts.pop(rank, None)
             case Paused(requested=True):
                 self.members = ()
-                for known in (self.alive, self.going, self.nodes, self.hosts):
+                for known in (self.alive, self.placing, self.going, self.nodes, self.hosts):
                     known.clear()
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}

@@ -34,7 +34,7 @@ def room(order: Order, state: Training | Waiting, stimulus: Room) -> Step:
             job.membership, starting=job.membership.starting | frozenset(ranks), next_rank=ranks[-1] + 1
         ),
     )
-    return replace(state, job=job), (Recruit(ranks),)
+    return replace(state, job=job), (Log(events.Placing(ranks=ranks)), Recruit(ranks))
 
 
 def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:

@@ -84,7 +84,7 @@ class InvalidTransition(Exception):
         self.stimulus = stimulus
         self.history = tuple(history)
         story = "\n".join(f"  {past!r}" for past in self.history) or "  (nothing)"
-        super().__init__(f"{stimulus!r} has no meaning for a job that is {state!r}. Before it came:\n{story}")
+        super().__init__(f"{stimulus!r} is not allowed in state {state!r}. Stimuli before it:\n{story}")
 
 
 def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Stimulus] = ()) -> Step:
@@ -170,7 +170,7 @@ def _end(job: Job, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
         for layer, digest in outcome.layer_digests:
             if digests.setdefault(layer, digest) != digest:
                 return Failed(
-                    f"replicas differ: rank {outcome.rank} holds other bits of layer {layer} than another",
+                    f"replicas differ: rank {outcome.rank} and another one hold different bits of layer {layer}",
                     user_error=False,
                 )
     step = max(outcome.step for outcome in outcomes)
@@ -251,7 +251,7 @@ def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step:
 
 
 def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
-    return state, (Log(events.Warned(text="the job does not train just now: no layers are moved")),)
+    return state, (Log(events.Warned(text="the job does not train now: no layers move; ask again")),)
 
 
 def _solved(order: Order, state: Training, stimulus: Solved) -> Step:

@@ -13,6 +13,7 @@ from orchestrator.lifecycle.commands import Ask, Command, Log, Switch
 from orchestrator.lifecycle.migration import Migration, Move, arrivals, moved_layers, path
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import Job, Order
+from orchestrator.quantities import named
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol import Report, Request, StepReport, SwitchReport
@@ -23,7 +24,9 @@ Moving = tuple[Job, tuple[Command, ...]]
 def begin(order: Order, job: Job, move: Move) -> Moving:
     """Have the ranks follow another plan."""
     if job.intents.asked is not None or job.intents.pausing or job.membership.going:
-        return job, (_warn("the ranks are about to regroup: the move of layers is not begun"),)
+        return job, (
+            _warn("the ranks are about to regroup: the move of layers does not start; ask again afterwards"),
+        )
     plans = path(job.progress.plan, move.plan)
     if not plans:
         return job, (_warn("the ranks follow that plan already: nothing moves"),)
@@ -32,12 +35,12 @@ def begin(order: Order, job: Job, move: Move) -> Moving:
     job = replace(job, intents=replace(job.intents, migration=migration))
     commands = void
     if move.mode == "deferred" and (held := arrivals(job.progress.plan, move.plan)):
-        layers = ", ".join(str(layer) for layer in sorted({layer for layer, _ in held}))
+        layers = named("layer", sorted({layer for layer, _ in held}))
         commands = (
             *void,
             _warn(
-                f'updates of layers {layers} are held while they move (elastic.migration = "deferred"): the weights'
-                " are no longer those of a quiet run"
+                f'updates of {layers} are held while they move (elastic.migration = "deferred"): the weights'
+                " are no longer those of a run without the move"
             ),
         )
     if move.mode == "stop":
@@ -185,8 +188,8 @@ def voided(job: Job, why: str) -> Moving:
     job = replace(job, intents=replace(job.intents, migration=None))
     if migration.told:
         return job, ()
-    layers = ", ".join(map(str, moved_layers(migration.now, migration.move.plan)))
-    return job, (_warn(f"the move of layers {layers} is void: {why}"),)
+    layers = named("layer", moved_layers(migration.now, migration.move.plan))
+    return job, (_warn(f"the move of {layers} is cancelled: {why}"),)
 
 
 def _warn(text: str) -> Log:

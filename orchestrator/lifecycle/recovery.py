@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.quantities import counted
+from orchestrator.quantities import counted, named
 from planner.plan import Plan
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
@@ -310,31 +310,26 @@ def _reason(
     if now.trouble:
         said.append(now.trouble)
     if gone := tuple(rank for rank in now.members if rank in now.positions and rank not in lineup):
-        said.append(f"{_named('rank', gone)} {'goes' if len(gone) == 1 else 'go'}")
+        said.append(f"{named('rank', gone)} {'goes' if len(gone) == 1 else 'go'}")
     if joined:
-        said.append(f"{_named('rank', joined)} {'comes' if len(joined) == 1 else 'come'} in")
+        said.append(f"{named('rank', joined)} {'comes' if len(joined) == 1 else 'come'} in")
     goes_on = f"{counted(len(lineup), 'rank')} {'goes' if len(lineup) == 1 else 'go'} on"
     if lineup == now.members:
         said.append(f"the same {goes_on}")
     else:
         said.append(f"{goes_on} where there were {len(now.members)}")
     if not at_hand and now.trained:
-        missing = _named("layer", _missing(now, max(_attainable(now))))
+        missing = named("layer", _missing(now, max(_attainable(now))))
         where = f"the checkpoint of step {step}" if step else "the beginning"
         said.append(
-            f"nobody who is left holds {missing}: back to {where}, which costs {reached - step} committed steps"
+            f"no remaining rank holds {missing}: back to {where}, which costs"
+            f" {counted(reached - step, 'committed step')}"
         )
     elif at_hand and (lost := _missing(now, step)):
         newest = now.checkpoints[0].step if now.checkpoints else 0
         moments = f"with the moments of the checkpoint of step {newest}" if newest else "with fresh moments"
         said.append(
-            f"only the weights are left of {_named('layer', lost)}: they go on {moments}, to other bits than"
-            ' otherwise (elastic.salvage = "weights")'
+            f"only the weights are left of {named('layer', lost)}: training continues {moments}, and ends with"
+            ' other bits than without the failure (elastic.salvage = "weights")'
         )
     return "; ".join(said)
-
-
-def _named(kind: str, numbers: Iterable[int]) -> str:
-    """E.g. `ranks 1, 2`."""
-    listed = [str(number) for number in numbers]
-    return f"{kind} {listed[0]}" if len(listed) == 1 else f"{kind}s {', '.join(listed)}"

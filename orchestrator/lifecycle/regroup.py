@@ -286,7 +286,7 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
             recovery_plan,
             checkpoints=tuple(older),
             step=older[0].step,
-            reason=f"{recovery_plan.reason}; {instead} {older[0].step}, which costs {cost} committed steps",
+            reason=f"{recovery_plan.reason}; {instead} {older[0].step}, which costs {counted(cost, 'committed step')}",
         )
         job = replace(state.job, progress=replace(state.job.progress, checkpoints=known))
         loading, commands = _load(job, replace(state.draft, recovery_plan=recovery_plan))

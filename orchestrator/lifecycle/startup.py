@@ -52,7 +52,7 @@ def start(order: Order, state: Pending, stimulus: Start) -> Step:
         ),
         membership=Membership(members=ranks, starting=frozenset(ranks), next_rank=len(ranks)),
     )
-    return Placing(job), (Place(ranks),)
+    return Placing(job), (Log(events.Placing(ranks=ranks)), Place(ranks))
 
 
 def placed(order: Order, state: Placing, stimulus: Placed) -> Step:
@@ -143,6 +143,6 @@ def _taken_over(order: Order, state: Reclaiming) -> Step:
     after, commands = regroup.train(order, state.job, step=state.job.progress.step, under_way=True)
     void: tuple[Command, ...] = ()
     if state.job.progress.prepared is not None:
-        text = "layers were to move when the controller was lost: they may yet, or in part; ask again for the rest"
+        text = "layers were moving when the controller failed: ask again for those that do not arrive"
         void = (Log(events.Warned(text=text)),)
     return after, (*map(regroup.log_loss, state.losses), *void, *commands)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 from command_line import freshet_here
-from elastic_run import eventful
+from elastic_run import SPEC, ElasticRun, eventful
 from safetensors.numpy import save_file
 from synthetic_run import records
 from tiny_jobs import write_spec
@@ -66,6 +66,20 @@ def test_status_says_why_nobody_leads_a_job() -> None:
     assert ";" not in line
     view.trouble = "JobError: another run is at work"
     assert status_line("a", view) == f"{line}; JobError: another run is at work"
+
+
+def test_status_counts_the_ranks_that_wait_for_resources_or_start() -> None:
+    run = ElasticRun()
+    run.submit()
+    run.put(events.Placing(ranks=(0, 1, 2)))
+    assert ": starting, step 0 of 1000, 3 ranks starting or without resources, " in status_line(
+        "a", fold(run.records)
+    )
+    run.rank(0)
+    run.put(events.RankFailed(rank=1, error="did not start"))
+    assert ", ranks 0, 1 rank starting or without resources, " in status_line("a", fold(run.records))
+    run.put(events.Submitted(job="elastic", epoch=2, spec=SPEC, resume=False, takeover=True))
+    assert "without resources" not in status_line("a", fold(run.records)), "the next controller ends it"
 
 
 def test_status_names_the_ranks_that_are_there_after_replacements() -> None:

@@ -59,7 +59,8 @@ def test_every_resource_counts() -> None:
             [node("a", {"CPU": 3}), node("b", {"CPU": 3})],
             3,
             {"CPU": 2},
-            "the cluster's nodes have room for 2 of 3 ranks of 2 CPU each: no node holds a share of two",
+            "the cluster's nodes have room for 2 of 3 ranks of 2 CPU each:"
+            " a rank needs all of its resources on one node",
         ),
     ],
 )

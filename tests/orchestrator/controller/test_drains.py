@@ -86,7 +86,7 @@ def test_the_watch_tells_drains_and_bears_a_table_that_fails() -> None:
 
     asyncio.run(asyncio.wait_for(run(), 10))
     assert told == [
-        Noted(Warned(text="no word from Ray which nodes are drained: no GCS")),
+        Noted(Warned(text="Ray does not say which nodes it drains: no GCS")),
         going("b", (2, 3), None),
         going("c", (4, 5), None),
     ]

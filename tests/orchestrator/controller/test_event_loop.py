@@ -9,7 +9,7 @@ from dataclasses import replace
 from lifecycle_jobs import ORDER, TO_TRAINING
 
 from orchestrator.controller.event_loop import EventLoop, Work
-from orchestrator.events.types import Event, RankStarted, Requested
+from orchestrator.events.types import Event, Placing, Requested
 from orchestrator.lifecycle.commands import Command, Dismiss, Train
 from orchestrator.lifecycle.states import Assessing, Training
 from orchestrator.lifecycle.stimuli import Aborted, Asked, RankLost, Room
@@ -27,14 +27,14 @@ class Idle:
         return
 
 
-def test_what_is_heeded_is_logged() -> None:
+def test_post_and_wait_returns_once_the_stimulus_is_logged() -> None:
     async def live() -> None:
         log: list[Event] = []
         loop = EventLoop(ORDER, log.append)
         asked = Asked(Request.CHECKPOINT)
         early = asyncio.ensure_future(loop.post_and_wait(asked))
         await asyncio.sleep(0)
-        # Nobody turns the crank yet: a controller that dies now has heard of nothing.
+        # The loop does not run yet: a controller that dies now has taken nothing in.
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(early), 0.05)
         assert not early.done()
@@ -42,7 +42,7 @@ def test_what_is_heeded_is_logged() -> None:
         loop.post(Aborted())
         running = asyncio.ensure_future(loop.run(Idle()))
         await early
-        assert log[:1] == [Requested(request="checkpoint")]
+        assert log[:2] == [Placing(ranks=(0, 1)), Requested(request="checkpoint")]
         await running
         await loop.post_and_wait(asked)
         await loop.close()
@@ -69,8 +69,9 @@ def test_nothing_is_carried_out_before_what_it_rests_on_is_written() -> None:
         for stimulus in TO_TRAINING[1:]:
             loop.post(stimulus)
         await asyncio.sleep(0.05)
-        # Both ranks are up; before they are told anything, the log must have it.
-        assert [type(event) for event in log] == [RankStarted, RankStarted]
+        # The cluster is asked for nothing that the log does not have.
+        assert log == [Placing(ranks=(0, 1))]
+        assert carried_out == []
         disk.set()
         await asyncio.sleep(0.05)
         assert isinstance(carried_out[-1], Train)

@@ -55,6 +55,7 @@ FREEZE_PLAN = FreezePlan(
 EVERY_KIND: tuple[events.Event, ...] = (
     events.Submitted(job="gpt", epoch=1, spec={"job": {"seed": 1}}, resume=False),
     events.Issued(plan=PLAN),
+    events.Placing(ranks=(0, 1)),
     events.RankStarted(rank=0, node="n0", host="10.0.0.1", pid=123),
     events.Formed(generation=GENERATION, start=protocol.CheckpointRef(path="/out/7", step=7), step=7),
     events.Skipped(

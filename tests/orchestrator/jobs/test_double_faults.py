@@ -100,9 +100,7 @@ def check(ran: Ran, expected: str, struck: set[int]) -> None:
 
 def cost(regrouped: events.Regrouped) -> int:
     """Committed steps, as people are told."""
-    said = re.search(
-        r"nobody who is left holds layers? .* which costs (\d+) committed step", regrouped.reason
-    )
+    said = re.search(r"no remaining rank holds layers? .* which costs (\d+) committed step", regrouped.reason)
     assert said is not None, regrouped.reason
     return int(said[1])
 

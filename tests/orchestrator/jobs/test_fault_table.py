@@ -24,6 +24,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Live
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.resolve import Resolved
+from orchestrator.quantities import counted
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
@@ -205,7 +206,7 @@ def test_a_fault_has_one_outcome(inject: Strike, one: OneJob, phase: Phase, wher
     if keeping == "checkpoint" and kind is not FaultKind.RAISE:
         assert f"back to the checkpoint of step {regrouped.step}" in regrouped.reason
         assert regrouped.step >= told.checkpoint
-        assert f"costs {regrouped.steps_lost} committed steps" in regrouped.reason
+        assert f"costs {counted(regrouped.steps_lost, 'committed step')}" in regrouped.reason
     else:
         assert regrouped.steps_lost == 0
 

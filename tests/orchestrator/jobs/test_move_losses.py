@@ -74,7 +74,7 @@ def test_a_loss_while_layers_move_costs_the_step_in_flight(
     assert struck
     check(ran, quiet, {victim})
     moved = bool(ran.of(events.Migrated))
-    void = [warned.text for warned in ran.of(events.Warned) if "is void" in warned.text]
+    void = [warned.text for warned in ran.of(events.Warned) if "is cancelled" in warned.text]
     assert moved != bool(void)
     if moment == "taken":
         assert moved

@@ -130,4 +130,4 @@ def test_a_loss_voids_the_move(tmp_path: Path, quiet: str, lost: int) -> None:
     assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("loss", (lost,), 0)
     told = [warned.text for warned in ran.of(events.Warned)]
     if not ran.of(events.Migrated):
-        assert "the move of layers 3, 4 is void: the generation ended before they had moved" in told
+        assert "the move of layers 3, 4 is cancelled: the generation ended before they had moved" in told

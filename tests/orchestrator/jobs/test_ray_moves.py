@@ -70,7 +70,7 @@ def test_layers_move_while_the_job_trains(tmp_path: Path, capsys: pytest.Capture
     assert result.error is None
     no_job, no_rank, not_next, no_layer, done, whole = said
     assert "no job 'movin'" in no_job
-    assert "rank 9 has no place in the pipeline: ranks 0, 1, 2, 3 have" in no_rank
+    assert "rank 9 has no place in the pipeline; ranks with a place: 0, 1, 2, 3" in no_rank
     assert "The rank holds layers 8 to 9 and can take layers 6 to 7 or the last of them" in not_next
     assert "there is no layer 10: the model has layers 0 to 9" in no_layer
     assert "2 layers (3, 4) to move, live" in done

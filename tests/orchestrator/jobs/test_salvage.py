@@ -152,8 +152,9 @@ def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(tmp_pa
     assert drain.regrouped.step > drain.saved
     owned = set(done.plan.layers_of_rank(1))
     assert drain.regrouped.reason.endswith(
-        f"only the weights are left of layers {', '.join(map(str, sorted(owned)))}: they go on with the moments of the"
-        f' checkpoint of step {drain.saved}, to other bits than otherwise (elastic.salvage = "weights")'
+        f"only the weights are left of layers {', '.join(map(str, sorted(owned)))}: training continues with the"
+        f" moments of the checkpoint of step {drain.saved}, and ends with other bits than without the failure"
+        ' (elastic.salvage = "weights")'
     )
     calm, calm_sha256 = quiet(tmp_path / "quiet", drain.end)
     assert drain.ran.state_sha256 == went_on_with(calm, drain, owned, tmp_path / "mixed")

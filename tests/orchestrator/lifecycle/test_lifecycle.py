@@ -70,7 +70,9 @@ def test_a_whole_life() -> None:
     assert job.state == Finished(9, stopped=False, state_sha256=state_digest(["a", "b", "c"]))
     kinds = [type(effect) for effect in job.effects]
     assert kinds == [Place, Prepare, MakePlan, Follow, HostStore, Join, Train, Release]
+    assert job.logged[0] == events.Placing(ranks=(0, 1))
     assert [type(event) for event in job.logged] == [
+        events.Placing,
         events.RankStarted,
         events.RankStarted,
         events.Issued,

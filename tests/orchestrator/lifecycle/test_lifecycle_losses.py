@@ -120,8 +120,7 @@ def test_a_rank_lost_with_its_standby_costs_the_steps_since_the_checkpoint() -> 
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert regrouped.steps_lost == 1
     assert (
-        "nobody who is left holds layer 1: back to the checkpoint of step 2, which costs 1"
-        in regrouped.reason
+        "no remaining rank holds layer 1: back to the checkpoint of step 2, which costs 1" in regrouped.reason
     )
 
 

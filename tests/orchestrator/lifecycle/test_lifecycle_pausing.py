@@ -21,7 +21,7 @@ from lifecycle_jobs import (
 
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Ask, Dismiss, LogRegroup, Place, Reclaim, Recruit, Train
+from orchestrator.lifecycle.commands import Ask, Dismiss, Log, LogRegroup, Place, Reclaim, Recruit, Train
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.states import (
     Assessing,
@@ -213,7 +213,7 @@ def test_a_paused_job_stays_paused_when_its_controller_is_lost() -> None:
     assert (state.step, commands) == (4, ())
     state, _ = handle(order, state, ResumeAsked())
     _, commands = handle(order, state, Room(3))
-    assert commands == (Recruit((3, 4, 5)),)
+    assert commands == (Log(events.Placing(ranks=(3, 4, 5))), Recruit((3, 4, 5)))
 
 
 def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
@@ -223,7 +223,7 @@ def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
     assert isinstance(state, Waiting)
     assert state.job.membership.alive == frozenset()
     _, commands = handle(order, state, Room(3))
-    assert commands == (Recruit((4, 5, 6)),)
+    assert commands == (Log(events.Placing(ranks=(4, 5, 6))), Recruit((4, 5, 6)))
 
 
 def test_a_pause_is_asked_for_again_by_the_next_controller() -> None:

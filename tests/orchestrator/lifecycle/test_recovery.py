@@ -204,13 +204,14 @@ def test_layers_of_which_only_weights_are_left_go_on_if_the_job_says_so() -> Non
         (5, 2, Part.ALL),
     ]
     assert recovery_plan.reason == (
-        "rank 1: died; 2 ranks go on where there were 3; only the weights are left of layer 3: they go on with the"
-        ' moments of the checkpoint of step 2, to other bits than otherwise (elastic.salvage = "weights")'
+        "rank 1: died; 2 ranks go on where there were 3; only the weights are left of layer 3: training continues"
+        " with the moments of the checkpoint of step 2, and ends with other bits than without the failure"
+        ' (elastic.salvage = "weights")'
     )
     fresh = decide(left_of_a_drain(checkpoints=()))
     assert isinstance(fresh, RecoveryPlan)
     assert (fresh.step, fresh.moments) == (4, ())
-    assert "they go on with fresh moments" in fresh.reason
+    assert "training continues with fresh moments" in fresh.reason
 
 
 def test_weights_alone_count_for_nothing_otherwise() -> None:
@@ -222,7 +223,7 @@ def test_weights_alone_count_for_nothing_otherwise() -> None:
         (),
         (),
     )
-    assert "nobody who is left holds layer 3: back to the checkpoint of step 2" in recovery_plan.reason
+    assert "no remaining rank holds layer 3: back to the checkpoint of step 2" in recovery_plan.reason
 
 
 @pytest.mark.parametrize("of", ["this step", "a later one"])
@@ -243,7 +244,7 @@ def test_weights_of_all_that_is_missing_or_back_to_the_checkpoint() -> None:
     )
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.step, recovery_plan.moments, recovery_plan.sources) == (2, (), ())
-    assert "nobody who is left holds layers 2, 3: back" in recovery_plan.reason
+    assert "no remaining rank holds layers 2, 3: back" in recovery_plan.reason
 
 
 def test_what_is_whole_at_an_older_step_is_better_than_newer_weights() -> None:
@@ -271,7 +272,7 @@ def test_who_was_left_aside_holds_nothing_that_counts() -> None:
     short = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5), left, checkpoints=AT_2))
     assert isinstance(short, RecoveryPlan)
     assert (short.step, short.reached, short.settling) == (2, 4, frozenset({0, 2}))
-    assert "nobody who is left holds layer 3: back to the checkpoint of step 2, which costs 2" in short.reason
+    assert "no remaining rank holds layer 3: back to the checkpoint of step 2, which costs 2" in short.reason
 
 
 def test_before_the_first_step_nothing_is_said_of_what_is_missing() -> None:
