@@ -1,4 +1,4 @@
-"""What a person asks of a running job, to see how it takes it. Values only."""
+"""Requests to disturb a running job on purpose, to see how it recovers. Values only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Drill(Section):
     """A `fault` on a rank, or a `node` to drain. It travels as JSON."""
 
     rank: NonNegative | None = None
-    """The number of the rank that has the `fault`; unset, where any will do: the lowest."""
+    """The number of the rank that has the `fault`; unset, where any rank will do: the lowest."""
     fault: Fault | None = None
     """What happens, and when."""
     node: str | None = None
-    """To drain: its id, the beginning of it, or its host."""
+    """The node to drain: its id, a prefix of it, or its host."""
     deadline_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """Seconds until the node is gone."""
 
@@ -32,7 +32,7 @@ class Drill(Section):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What drills do to the process that they run in. Knows no phase and no step."""
+"""Effects of faults on the process that they run in. Knows no phase and no step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if not select.select([life], [], [], seconds)[0]:
 
 
 class DrillError(RuntimeError):
-    """What a drill raised."""
+    """An exception that an injected fault raised."""
 
 
 def kill() -> None:
@@ -30,10 +30,10 @@ def kill() -> None:
 def stop(seconds: float) -> None:
     """Stop all threads of this process for `seconds`; returns afterwards.
 
-    Another process does it, as a stopped one cannot continue itself.
+    Another process does it, as a stopped process cannot continue itself.
 
     Raises:
-        DrillError: this system has no means to.
+        DrillError: this system cannot stop a process.
     """
     # Without a copy of this process, and without its sockets: neighbours would think them open after a kill.
     done = subprocess.run(

@@ -94,7 +94,7 @@ class Fault(Section):
         return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @staticmethod
