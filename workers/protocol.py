@@ -112,14 +112,14 @@ class SwitchReport:
     brought_s: float
     """From the beginning of that plan until the last of them had come and was up to date."""
     stall_s: float
-    """That this rank stood still for it."""
+    """How long this rank stood still for it."""
     switched_s: float
     """When it did it, in seconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultReport:
-    """A drill struck a rank; the last thing that it says, if it was killed."""
+    """A fault was injected into a rank; the last report of the rank if it was killed."""
 
     rank: int
     """Its number."""
@@ -130,12 +130,12 @@ class FaultReport:
     struck_s: float
     """Seconds since the Unix epoch."""
     file: str = ""
-    """What was struck, where that is a file."""
+    """The file that was damaged, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoticeReport:
-    """Word came to a rank that it or its node is to go: `workers.notices`."""
+    """A rank received notice that it or its node is to go: `workers.notices`."""
 
     rank: int
     """Its number."""
@@ -352,15 +352,15 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """What became of the commit in which a generation ended; the same for all that are left of it."""
+    """The outcome of the commit in which a generation ended; the same for all its surviving ranks."""
 
     step: int
     """The step at which all stand from here on."""
     vector: tuple[bytes, ...] | None = None
-    """All ranks' records of the commit of `step`, for who is undecided about it. None: who is undecided rolls back."""
+    """All ranks' records of the commit of `step`, for ranks undecided about it. None: undecided ranks roll back."""
     heard: int
-    """The newest step that the controller has heard of: later ones are told again, the first rank may have died with
-    them."""
+    """The newest step reported to the controller. Later steps are reported again: the first rank may have died before
+    it reported them."""
 
 
 @dataclass(frozen=True, kw_only=True)

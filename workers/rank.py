@@ -536,8 +536,8 @@ class Rank:
         check_plan(plan, len(self._definition.layers), self._config.microbatches)
 
     def leave(self, generation: int = 0) -> None:
-        """Drop the process group: whoever waits in it, here or at a neighbour, gets an error. So does who waits to join
-        one, or for layers of others.
+        """Drop the process group. Every call that waits in it, here or at a neighbour, raises; so do calls here that
+        wait to join a group, or for layers of other ranks.
 
         Args:
             generation: it is over, and so are those before it: a `join` that is yet to come raises. Whoever is in a
