@@ -1,8 +1,8 @@
-"""What was sent and has not left yet. A thread waits for the oldest message, so that its memory is free when it has
+"""Messages that were sent and have not left yet. A thread waits for the oldest, so that its memory is freed when it has
 left and the sender never waits in between.
 
-Gloo says that a send is complete to who waits for it, and to nobody else; and to wait before the next send could
-deadlock: a message leaves when its receiver has come to post its receive, which may need what is yet to be sent.
+Gloo reports that a send is complete only to the thread that waits for it. To wait before the next send could deadlock:
+a message leaves when its receiver posts its receive, which may need a message yet to be sent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from workers.transport.waiter import Waiter
 
 MOST = 4
-"""Messages that wait for nobody's attention. The thread wakes when there are more and leaves half of these, as it would
-slow the sender down to wake for each."""
+"""Messages that may be held before the thread wakes. It then waits until half as many are left: to wake for each would
+slow the sender down."""
 
 
 class Outbox:
@@ -32,7 +32,7 @@ class Outbox:
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self._waiter = Waiter("outbox", lost)
         self._asked = 0
-        """How often the thread was woken of which nobody has heard."""
+        """How often the thread was woken and its result not yet taken."""
 
     def put(self, work: Any, tensor: Tensor) -> None:
         """Keep `tensor` until `work` is complete; does not wait."""
@@ -58,7 +58,7 @@ class Outbox:
             raise
 
     def close(self) -> None:
-        """Wake who waits, and end the thread; from any thread. The works are complete, or have been made to fail."""
+        """Wake waiting callers, and end the thread; from any thread. The works are complete, or were made to fail."""
         self._waiter.leave()
 
     @property

@@ -1,7 +1,7 @@
-"""A thread that waits in calls which nothing can interrupt, so that whoever needs what comes of them can be woken.
+"""A thread that waits in calls which nothing can interrupt, so that a thread that needs their results can be woken.
 
-Gloo wakes all that wait in a connection as it breaks, but for who waits for a message of which a part has come or gone:
-that one it leaves waiting until the group's timeout, whatever is closed meanwhile.
+When a connection breaks, Gloo wakes all calls that wait in it, except one that waits for a partly transferred message:
+that call waits until the group's timeout, whatever is closed meanwhile.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 LOOK_S = 0.1
-"""Between two looks whether what is waited for can still come."""
+"""Seconds between two checks whether the result can still come."""
 
 
 class Waiter:
     """Calls one after the other, on a thread that begins with the first of them. One thread asks, any may leave.
 
     Args:
-        lost: whether what the calls wait for can come no more, though the calls do not say so.
+        lost: whether the calls wait in vain, though they do not raise.
     """
 
     def __init__(self, name: str, lost: Callable[[], bool] = lambda: False) -> None:
@@ -42,10 +42,10 @@ class Waiter:
         self._calls.put(call)
 
     def get(self) -> Any:
-        """What the oldest call returned whose end nobody has heard of; waits for it. Once this raised, it always does.
+        """Wait for the oldest call whose result was not yet taken, and return it. Once this raised, it always does.
 
         Raises:
-            RuntimeError: it is lost, or `leave` was called.
+            RuntimeError: the result is lost, or `leave` was called.
             Exception: what the call raised.
         """
         lost = False
@@ -69,7 +69,7 @@ class Waiter:
         raise RuntimeError(self._over)
 
     def leave(self) -> None:
-        """Have `get` raise once it has told what has ended, and the thread end once it is free; from any thread."""
+        """Make `get` raise after the results it has, and the thread end once it is free. Call from any thread."""
         self._calls.put(None)
         self._heard.put((None, RuntimeError("the channel is closed")))
 
