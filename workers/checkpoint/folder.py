@@ -178,7 +178,7 @@ def export(
     Args:
         output: the job's folder.
         out_file: path or URI of the file to write, atomically.
-        on_damaged: told of each damaged checkpoint that is skipped for the one before.
+        on_damaged: called with each damaged checkpoint that is skipped for the one before.
 
     Returns:
         (step, number of tensors, bytes of the file).
