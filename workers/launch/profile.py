@@ -33,7 +33,7 @@ FAILURE = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be measured, as the process is told."""
+    """What a process measures."""
 
     config: WorkerConfig
     ranks: int

@@ -57,14 +57,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is told."""
+    """What every rank receives at startup."""
 
     config: WorkerConfig
     plan: Plan
     schedule: Schedule
     start: CheckpointRef | None = None
     stop_at: int | None = None
-    """The step whose commit is to carry a STOP."""
+    """The step whose commit carries a STOP."""
     generation: int = 1
     freeze_plans: tuple[FreezePlan, ...] = ()
     """With known start; see `Assignment.freeze`."""
@@ -77,7 +77,7 @@ class Job:
 
 
 def assignment(job: Job, place: int) -> Assignment:
-    """What the rank at `place` of the job's first generation is told."""
+    """Return the assignment of the rank at `place` of the job's first generation."""
     return Assignment(
         place=place,
         plan=job.plan,
