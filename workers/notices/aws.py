@@ -1,7 +1,7 @@
 """AWS: the notice two minutes before a spot instance is interrupted, and the advice to leave one before that.
 
 EC2 user guide, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations": both are items of the
-instance metadata that answer 404 until there is something to say. Only version 2 of the service, with a session token.
+instance metadata that answer 404 while there is no notice. Only version 2 of the service, with a session token.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the service said."""
+    """An answer of the service."""
 
     status: int
     headers: Message
@@ -30,7 +30,7 @@ class Answer:
         """The body as a JSON object.
 
         Raises:
-            NoticeError: it is none.
+            NoticeError: it is not one.
         """
         try:
             value = json.loads(self.body)

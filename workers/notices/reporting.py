@@ -18,7 +18,7 @@ def watch_node(
     """Watch the sources that `config` names. Call it in the main thread, which alone can take SIGTERM over.
 
     Args:
-        run: of the job that the rank is part of: one of its ranks on each node looks for all.
+        run: identifies the run of the job: one of its ranks on each node looks for all.
         node: this node's id in the cluster.
         rank: this rank's number.
         report: takes a report of each notice, and one of each source that does not work; on any thread.

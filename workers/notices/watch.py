@@ -18,7 +18,7 @@ class Watch:
     Args:
         report: takes each notice, once; one that was withdrawn and comes again is another. Called on any thread.
         warn: takes a sentence on why a source has no answer, once for each source.
-        turn: among the job's processes on this node, of which one looks at the sources of the node. None: this one is
+        turn: of the job's processes on this node, one of which looks at the node's sources. None: this process is
             alone.
     """
 
