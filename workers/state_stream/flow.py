@@ -102,7 +102,7 @@ class Pace:
 
 
 class Ahead(Generic[Item]):
-    """`items`, made in a thread of its own, at most `length` ahead of who takes them; it ends with the context."""
+    """`items`, made in a thread of its own, at most `length` ahead of the consumer; it ends with the context."""
 
     def __init__(self, items: Iterable[Item], length: int, name: str) -> None:
         self._length = length

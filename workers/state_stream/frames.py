@@ -153,7 +153,7 @@ class Line:
         return data
 
     def _sleep_until(self, count: int) -> None:
-        """Let who reads sleep until `count` bytes are there: with every packet it would take the interpreter from
+        """Let the reader sleep until `count` bytes are there: with every packet it would take the interpreter from
         training."""
         if count != self._wake_after:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
@@ -262,7 +262,7 @@ def ask(line: Line, secret: bytes) -> tuple[Seal, Seal]:
 
 
 def answer(line: Line, secret: bytes) -> tuple[Seal, Seal]:
-    """The server's side of the handshake: it proves nothing to who has proved nothing.
+    """The server's side of the handshake: it proves nothing to a client that has proved nothing.
 
     Returns:
         Seals for what it sends and what it receives.
