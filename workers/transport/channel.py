@@ -128,4 +128,4 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the channel; whoever waits in it, here or at a neighbour, gets an error."""
+        """Give up the channel; calls that wait in it, here or at a neighbour, raise."""

@@ -47,7 +47,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up; whoever waits gets an error or wakes."""
+        """Give up; waiting calls raise or return."""
         ...
 
 

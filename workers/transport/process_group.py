@@ -171,7 +171,7 @@ class ProcessGroupChannel(Channel):
 
     def close(self) -> None:
         sever(self._group)
-        # Now whoever Gloo did not wake.
+        # Now wake the calls that Gloo did not wake.
         with self._closing:
             self._closed = True
             for waiter in (self._gathers, self._arrivals, *self._ahead.values()):
