@@ -128,7 +128,7 @@ class Rank:
         )
 
     def setup(self) -> None:
-        """Fix threads and kernels, resolve the model definition, open the data, and listen for who needs layers.
+        """Fix threads and kernels, resolve the model definition, open the data, and serve layers to other ranks.
 
         Raises:
             JobError: the factory, the data or the device is not what it should be.
