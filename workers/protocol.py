@@ -393,7 +393,7 @@ class Assignment:
     """The checkpoint of `step` that all begin with."""
     sources: tuple[Source, ...] = ()
     moments: CheckpointRef | None = None
-    """Where those layers' moments come from of which the sources have only the weights; None: they start at zero."""
+    """Where those layers' moments come from of which the sources have only the weights; None: initial values."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts; what is prepared later is taken up only after the last of them."""
 
