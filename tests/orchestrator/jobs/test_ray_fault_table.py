@@ -30,7 +30,7 @@ from workers.protocol import Request, StepReport
 
 pytestmark = pytest.mark.timeout(900)
 
-RANKS, SPARES, NODES = 4, 2, 3
+RANKS, SPARES, NODES = 3, 2, 3
 JOB = "struck"
 HANG_S = 15.0
 TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.005)
@@ -128,7 +128,7 @@ def job(folder: Path) -> Spec:
         folder,
         JOB,
         job={"steps": 100_000, "sample_tokens": 0},
-        pipeline={"microbatches": 2, "microbatch_size": 1},
+        pipeline={"ranks": RANKS, "microbatches": 2, "microbatch_size": 1},
         checkpoint={"every_steps": 2},
         elastic={"spares": SPARES, "grow": False, "allow_faults": True, "hang_timeout_s": HANG_S},
         cluster={"device": "emulated", "emulated": TIMES, "resources_per_rank": {"CPU": 1.0}},

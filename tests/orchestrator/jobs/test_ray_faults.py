@@ -24,7 +24,7 @@ STEPS = 14
 CLUSTER = {
     "device": "emulated",
     # Steps of a fifth of a second: drills are armed while the ranks join.
-    "emulated": {"forward_s": 0.006, "input_grad_s": 0.006, "weight_grad_s": 0.006},
+    "emulated": {"forward_s": 0.004, "input_grad_s": 0.004, "weight_grad_s": 0.004},
 }
 
 
@@ -39,6 +39,7 @@ def job(folder: Path, name: str, **elastic: Any) -> Spec:
         folder,
         name,
         job={"steps": STEPS},
+        pipeline={"ranks": 2},
         elastic={"allow_faults": True, "grow": False, **elastic},
         cluster=CLUSTER,
     )
@@ -53,7 +54,7 @@ def when_all_have_started(act: Callable[[], None]) -> Log:
     """A log that acts once the last rank's process is there: before the first step."""
 
     def see(record: events.Record) -> None:
-        if isinstance(record.event, events.RankStarted) and len(log.of(events.RankStarted)) == 4:
+        if isinstance(record.event, events.RankStarted) and len(log.of(events.RankStarted)) == 2:
             act()
 
     log = Log(see)
@@ -77,8 +78,8 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
     def arm() -> None:
         for rank, fault in (
             (1, {"kind": "stop", "seconds": 0.3, "step": 8, "phase": "backward"}),
-            (2, {"kind": "slow", "factor": 3, "step": 9, "steps": 2}),
-            (3, {"kind": "throttle-link", "bytes_per_s": 1e6, "step": 10, "steps": 1}),
+            (0, {"kind": "slow", "factor": 3, "step": 9, "steps": 2}),
+            (1, {"kind": "throttle-link", "bytes_per_s": 1e6, "step": 10, "steps": 1}),
         ):
             drill = Drill.from_json({"rank": rank, "fault": fault})
             said.append(fault_job("drilled", "auto", drill.to_json()))
@@ -89,7 +90,7 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
 
     def see(record: events.Record) -> None:
         match record.event:
-            case events.RankStarted() if len(log.of(events.RankStarted)) == 4:
+            case events.RankStarted() if len(log.of(events.RankStarted)) == 2:
                 arm()
             case StepReport(step=2):
                 ask("drilled", "kill", "--rank", "0", "--step", "2")
@@ -99,19 +100,19 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
     assert result.error is None
     assert said == [
         "stop for 0.3 s on rank 1, in phase backward of step 8",
-        "slow 3 times for 2 steps on rank 2, in phase forward of step 9",
-        "throttle-link to 1e+06 bytes/s for 1 steps on rank 3, in phase forward of step 10",
+        "slow 3 times for 2 steps on rank 0, in phase forward of step 9",
+        "throttle-link to 1e+06 bytes/s for 1 steps on rank 1, in phase forward of step 10",
     ]
     assert sorted(struck(log)) == [
+        (0, "slow 3 times for 2 steps", 9, "forward"),
         (1, "stop for 0.3 s", 8, "backward"),
-        (2, "slow 3 times for 2 steps", 9, "forward"),
-        (3, "throttle-link to 1e+06 bytes/s for 1 steps", 10, "forward"),
+        (1, "throttle-link to 1e+06 bytes/s for 1 steps", 10, "forward"),
     ]
     no_job, no_rank, which, no_node, past = refused
     assert "no job 'drille'" in no_job
     assert "did you mean 'drilled'?" in no_job
-    assert "no rank 9; it has 0, 1, 2, 3" in no_rank
-    assert "kill of which rank? The job has 0, 1, 2, 3" in which
+    assert "no rank 9; it has 0, 1" in no_rank
+    assert "kill of which rank? The job has 0, 1" in which
     assert "no node 'nowhere'" in no_node
     assert "step 2 is past" in past
     assert result.metrics is not None
@@ -121,16 +122,16 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
 def test_a_kill_by_the_command_is_told_of_before_its_rank_is_missed(tmp_path: Path) -> None:
     codes: list[int | str | None] = []
 
-    words = ("--rank", "2", "--step", "7", "--phase", "before-commit")
+    words = ("--rank", "1", "--step", "7", "--phase", "before-commit")
     log = when_all_have_started(lambda: codes.append(freshet_here("fault", "killed", "kill", *words)))
     result = PipelineTrainer(job(tmp_path, "killed", redundancy="none"), observe=log).fit()
     assert codes == [DONE]
     assert result.error is not None
-    assert struck(log) == [(2, "kill", 7, "before-commit")]
+    assert struck(log) == [(1, "kill", 7, "before-commit")]
     failed = log.of(events.RankFailed)[0]
-    assert failed.rank == 2
+    assert failed.rank == 1
     assert log.events.index(log.of(FaultReport)[0]) < log.events.index(failed)
-    (pid,) = [started.pid for started in log.of(events.RankStarted) if started.rank == 2]
+    (pid,) = [started.pid for started in log.of(events.RankStarted) if started.rank == 1]
     wait_for(lambda: not psutil.pid_exists(pid))
     assert max(report.step for report in log.of(StepReport)) < 7
 
@@ -139,20 +140,20 @@ def test_a_drained_rank_is_let_go_before_its_deadline(tmp_path: Path, expected: 
     codes: list[int | str | None] = []
 
     def act() -> None:
-        drain = ("drain", "--rank", "3", "--step", "6", "--deadline", "600")
+        drain = ("drain", "--rank", "1", "--step", "6", "--deadline", "600")
         codes.append(freshet_here("fault", "leaving", *drain))
         # The job must not be over before the controller has come to ask for another generation.
-        stop = ("stop", "--rank", "1", "--step", "7", "--seconds", "5")
+        stop = ("stop", "--rank", "0", "--step", "7", "--seconds", "5")
         codes.append(freshet_here("fault", "leaving", *stop))
 
     log = when_all_have_started(act)
     result = PipelineTrainer(job(tmp_path, "leaving"), observe=log).fit()
     assert codes == [DONE, DONE]
-    assert struck(log) == [(3, "drain for 600 s", 6, "forward"), (1, "stop for 5 s", 7, "forward")]
+    assert struck(log) == [(1, "drain for 600 s", 6, "forward"), (0, "stop for 5 s", 7, "forward")]
     (notice,) = log.of(events.Noticed)
-    assert (notice.source, notice.ranks, notice.left_s) == ("sigterm", (3,), 600.0)
+    assert (notice.source, notice.ranks, notice.left_s) == ("sigterm", (1,), 600.0)
     (regrouped,) = log.of(events.Regrouped)
-    assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (3,), 0)
+    assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1,), 0)
     assert result.error is None
     assert result.metrics is not None
     assert result.metrics["state_sha256"] == expected
