@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 
 class PlanError(ValueError):
@@ -18,11 +19,24 @@ def recomputable(layers: int) -> tuple[int, ...]:
     return tuple(range(layers - 1))
 
 
+class Place(NamedTuple):
+    """Where a rank is in a plan. Places are numbered pipeline by pipeline: `pipeline * P + rank`."""
+
+    pipeline: int
+    rank: int
+    """The pipeline rank, 0..P-1."""
+
+    @staticmethod
+    def of(number: int, pipeline_ranks: int) -> Place:
+        """Return the place with this number, in pipelines of `pipeline_ranks` ranks."""
+        return Place(*divmod(number, pipeline_ranks))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How the model is cut and executed from one commit on.
 
-    Ranks here are pipeline ranks 0..P-1; with R replicas the global rank is `replica * P + rank`.
+    Ranks here are pipeline ranks 0..P-1; places are the ranks of all pipelines, by number.
     """
 
     epoch: int
@@ -45,7 +59,7 @@ class Plan:
     """Copies of the pipeline that run; None: one per replica. Fewer than replicas: pipeline p executes the replicas r
     with r % pipelines == p, one after the other, with the same bits."""
     standbys: tuple[tuple[int, ...], ...] = ()
-    """Per layer, the places (pipeline * P + pipeline rank) that keep an up-to-date copy of its state; the owner in the
+    """Per layer, the numbers of the places that keep an up-to-date copy of its state; the owner in the
     first pipeline sends them its gradients. Empty: no layer has a standby."""
     recompute: tuple[int, ...] = ()
     """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
@@ -80,9 +94,21 @@ class Plan:
         """The most replicas that one pipeline executes one after the other."""
         return -(-self.replicas // self.pipeline_count)
 
+    def place(self, number: int) -> Place:
+        """Return the place with this number."""
+        return Place.of(number, self.pipeline_ranks)
+
+    def siblings(self, rank: int) -> tuple[int, ...]:
+        """Return the numbers of the places at pipeline rank `rank`, one in each pipeline."""
+        return tuple(range(rank, self.world_size, self.pipeline_ranks))
+
     def standbys_of(self, place: int) -> tuple[int, ...]:
         """The layers of which `place` keeps a copy, ascending."""
         return tuple(layer for layer, places in enumerate(self.standbys) if place in places)
+
+    def layers_of_place(self, number: int) -> tuple[int, ...]:
+        """The layers that the rank at this place owns, ascending."""
+        return self.layers_of_rank(self.place(number).rank)
 
     def layers_of_rank(self, rank: int) -> tuple[int, ...]:
         """The layers that pipeline rank `rank` holds, ascending."""

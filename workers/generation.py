@@ -68,11 +68,11 @@ class GenerationSetup:
 
     @property
     def pipeline_rank(self) -> int:
-        return self.place % self.plan.pipeline_ranks
+        return self.plan.place(self.place).rank
 
     @property
     def pipeline(self) -> int:
-        return self.place // self.plan.pipeline_ranks
+        return self.plan.place(self.place).pipeline
 
     @property
     def replicas(self) -> tuple[int, ...]:

@@ -51,10 +51,8 @@ class Minibatch:
             for index, (layer, _) in sorted(setup.layers.items())
             for name, parameter in sorted(layer.module.named_parameters())
         }
-        base = setup.pipeline * plan.pipeline_ranks
-        self._siblings = [
-            pipeline * plan.pipeline_ranks + setup.pipeline_rank for pipeline in range(plan.pipeline_count)
-        ]
+        base = setup.place - setup.pipeline_rank
+        self._siblings = plan.siblings(setup.pipeline_rank)
         groups = tied_uses(setup)
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
         self.counted = {place: p for place, p in self._parameters.items() if place not in repeated}

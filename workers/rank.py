@@ -181,7 +181,7 @@ class Rank:
         for known in assignment.freeze:
             self._check_freeze_plan(known)
         plan = assignment.plan
-        owned = plan.layers_of_rank(assignment.place % plan.pipeline_ranks)
+        owned = plan.layers_of_place(assignment.place)
         copied = plan.standbys_of(assignment.place)
         salvaged: dict[int, LayerState] = {}
         if assignment.start is not None:

@@ -40,7 +40,7 @@ def move_of_layers(
     if rank not in job.membership.members:
         there = ", ".join(str(one) for one in sorted(job.membership.members))
         raise JobError(f"rank {rank} has no place in the pipeline; ranks with a place: {there}")
-    place = job.membership.members.index(rank) % job.progress.plan.pipeline_ranks
+    place = job.progress.plan.place(job.membership.members.index(rank)).rank
     try:
         plan = with_layers(
             job.progress.plan, *layers, place, frozen_stages=job.progress.schedule.frozen_stages

@@ -180,9 +180,7 @@ def _rank_of(plan: Plan, layer: int) -> int:
 
 def _places(plan: Plan, layer: int) -> tuple[int, ...]:
     """The owners, one in each pipeline."""
-    return tuple(
-        pipeline * plan.pipeline_ranks + _rank_of(plan, layer) for pipeline in range(plan.pipeline_count)
-    )
+    return plan.siblings(_rank_of(plan, layer))
 
 
 def _span(first: int, stop: int) -> str:

@@ -278,11 +278,8 @@ def _sources(now: Situation, step: int) -> tuple[Source, ...]:
     """Return each layer's source: its owner, else a standby, the one that sends the fewest layers so far. If
     no rank has all of a layer, a rank that has its weights."""
     given = dict.fromkeys(_current(now, step), 0)
-    ranks = now.plan.pipeline_ranks
     owned = {
-        rank: set(now.plan.layers_of_rank(place % ranks))
-        for place, rank in enumerate(now.members)
-        if rank in given
+        rank: set(now.plan.layers_of_place(place)) for place, rank in enumerate(now.members) if rank in given
     }
     sources = []
     for layer in range(_layers(now.plan)):

@@ -13,6 +13,7 @@ from statistics import mean, median
 
 from planner.freezing import Phase, Phases
 from planner.ir import FREEZABLE, Action, Kind, Schedule
+from planner.plan import Place
 from planner.schedule.graph import build_graph
 from planner.simulation.simulate import Costs
 
@@ -179,11 +180,11 @@ def _message_s(schedule: Schedule, observations: Iterable[Observation]) -> float
     ]
     both_ways: list[float] = []
     for step in _by_step(observations):
-        for replica in {seen.rank // schedule.ranks for seen in step}:
+        for pipeline in {Place.of(seen.rank, schedule.ranks).pipeline for seen in step}:
             times = {
                 Action.parse(token): (start_s, end_s)
                 for seen in step
-                if seen.rank // schedule.ranks == replica
+                if Place.of(seen.rank, schedule.ranks).pipeline == pipeline
                 for token, start_s, end_s in seen.spans
             }
             shortest: dict[tuple[int, int], float] = {}

@@ -32,16 +32,16 @@ def assign(plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int]) -
     Raises:
         ValueError: not one domain per place, or not one size per layer.
     """
-    places, ranks = plan.world_size, plan.pipeline_ranks
+    places = plan.world_size
     layers = plan.layers[-1][1]
     if len(domains) != places:
         raise ValueError(f"the plan has {places} places, and {len(domains)} domains are given")
     if len(parameter_bytes) != layers:
         raise ValueError(f"the plan has {layers} layers, and the bytes of {len(parameter_bytes)} are given")
-    others = [_others(rank, ranks, domains) for rank in range(ranks)]
+    others = [_others(plan.siblings(rank), domains) for rank in range(plan.pipeline_ranks)]
     distances = _distances(plan, parameter_bytes)
     choices = [
-        {place: distances[place % ranks][layer] for place in others[owner]}
+        {place: distances[plan.place(place).rank][layer] for place in others[owner]}
         for (first, stop), owner in zip(plan.layers, plan.stage_ranks, strict=True)
         for layer in range(first, stop)
     ]
@@ -49,10 +49,9 @@ def assign(plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int]) -
     return tuple(() if place is None else (place,) for place in chosen)
 
 
-def _others(rank: int, ranks: int, domains: Sequence[str]) -> list[int]:
-    """The places that may keep copies of the layers of pipeline rank `rank`; none where its siblings replace them."""
+def _others(owners: Sequence[int], domains: Sequence[str]) -> list[int]:
+    """The places that may keep copies of the layers of `owners`; none where the owners replace each other."""
     places = range(len(domains))
-    owners = places[rank::ranks]
     theirs = {domains[place] for place in owners}
     elsewhere = [place for place in places if domains[place] not in theirs]
     if len(owners) > 1 and (len(theirs) > 1 or not elsewhere):

@@ -35,7 +35,7 @@ def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     seconds = [0.0] * plan.world_size
     for layer, places in zip(profile.model.layers, plan.standbys, strict=False):
         for place in places:
-            slowdown = profile.cluster.devices[place % plan.pipeline_ranks].slowdown
+            slowdown = profile.cluster.devices[plan.place(place).rank].slowdown
             seconds[place] += slowdown * layer.update_s
     return tuple(seconds)
 
@@ -46,15 +46,15 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     Each of D siblings gathers an equal part of every replica's gradients and sends back the sum. The number of messages
     is the number of matrices: smaller parameters add only their bytes.
     """
-    pipelines, ranks = plan.pipeline_count, plan.pipeline_ranks
-    seconds = [0.0] * ranks
+    pipelines = plan.pipeline_count
+    seconds = [0.0] * plan.pipeline_ranks
     if pipelines == 1:
         return tuple(seconds)
-    for rank in range(ranks):
+    for rank in range(plan.pipeline_ranks):
         layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
         part = sum(layer.gradient_bytes for layer in layers) / pipelines
         messages = sum(len(layer.matrices) for layer in layers) / pipelines
-        link = _link(profile, plan, rank, ranks + rank)
+        link = _link(profile, plan, *plan.siblings(rank)[:2])
         if link is None:
             continue
         others = pipelines - 1
@@ -105,7 +105,7 @@ def _link(profile: Profile, plan: Plan, source: int, target: int) -> Link | None
     links = profile.cluster.links
     if max(source, target) < len(links):
         return links[source][target]
-    source, target = source % plan.pipeline_ranks, target % plan.pipeline_ranks
+    source, target = plan.place(source).rank, plan.place(target).rank
     if source != target and max(source, target) < len(links):
         return links[source][target]
     return next((link for row in links for link in row if link is not None), None)

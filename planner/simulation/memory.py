@@ -141,7 +141,7 @@ def _ranks(
         layers[rank] += profile.model.layers[first:stop]
     copies = standby_bytes(profile, plan)
     for rank, own in enumerate(layers):
-        kept = max(copies[rank :: plan.pipeline_ranks])
+        kept = max(copies[place] for place in plan.siblings(rank))
         yield _steady(own, kept, plan.windows - 1), changes.of_rank(rank)
 
 

@@ -32,7 +32,7 @@ class NextPlan:
 
     def layers_of(self, place: int) -> tuple[int, ...]:
         """Return the layers that `place` owns under this plan."""
-        return self.plan.layers_of_rank(place % self.plan.pipeline_ranks)
+        return self.plan.layers_of_place(place)
 
     def ready(
         self, place: int, owned: Collection[int], current: Collection[int], coming: Collection[int]
@@ -54,7 +54,7 @@ class NextPlan:
             for layer, places in enumerate(self.plan.standbys)
             if any(
                 place not in _standbys(now, layer)
-                and now.stage_ranks[now.stage_of_layer(layer)] != place % now.pipeline_ranks
+                and now.stage_ranks[now.stage_of_layer(layer)] != now.place(place).rank
                 for place in places
             )
         )

@@ -1,0 +1,33 @@
+"""Places of a plan: numbers, pipelines and pipeline ranks."""
+
+from __future__ import annotations
+
+from planner.plan import Place, Plan
+
+
+def plan(replicas: int) -> Plan:
+    """Five layers in four stages on three pipeline ranks: the last one holds two stages."""
+    return Plan(
+        epoch=1,
+        version=1,
+        reason="",
+        layers=((0, 1), (1, 2), (2, 4), (4, 5)),
+        stage_ranks=(2, 0, 1, 2),
+        schedule="1f1b",
+        chunks=1,
+        microbatches=2,
+        replicas=replicas,
+    )
+
+
+def test_a_number_is_a_place_and_siblings_share_a_pipeline_rank() -> None:
+    whole = plan(replicas=3)
+    assert [whole.place(number) for number in (0, 2, 3, 8)] == [(0, 0), (0, 2), (1, 0), (2, 2)]
+    assert whole.place(7) == Place(pipeline=2, rank=1) == Place.of(7, 3)
+    assert whole.siblings(1) == (1, 4, 7)
+    assert {whole.place(number).rank for number in whole.siblings(1)} == {1}
+
+
+def test_the_layers_of_a_place_are_those_of_its_pipeline_rank() -> None:
+    whole = plan(replicas=2)
+    assert [whole.layers_of_place(number) for number in range(6)] == [(1,), (2, 3), (0, 4)] * 2
