@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 
 def significant(value: float) -> str:
@@ -54,14 +53,3 @@ def size(count_bytes: float) -> str:
 def percent(share: float) -> str:
     """`0.182` -> `18.2 %`."""
     return f"{100 * share:.1f} %"
-
-
-def counted(number: int, singular: str, plural: str | None = None) -> str:
-    """`1 rank`, `4 ranks`."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
-
-
-def named(kind: str, numbers: Iterable[int]) -> str:
-    """E.g. `ranks 1, 2`."""
-    listed = [str(number) for number in numbers]
-    return f"{kind} {listed[0]}" if len(listed) == 1 else f"{kind}s {', '.join(listed)}"

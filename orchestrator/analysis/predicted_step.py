@@ -13,12 +13,12 @@ from statistics import median
 from orchestrator.analysis.predicted_freezing import Ran, Ranks, observations, predict_freezing, ran_in
 from orchestrator.history.job_view import MONITORING, JobView
 from orchestrator.pictures.heat_map import Shares
-from orchestrator.quantities import counted
 from planner.freeze.monitoring import mean_costs, observed_outside_s
 from planner.freezing import Phase
 from planner.ir import Action, Kind
 from planner.schedule.passes import repeat
 from planner.simulation.simulate import Simulation, TimedAction, simulate
+from planner.wording import counted
 from workers.protocol import TimelineReport
 
 

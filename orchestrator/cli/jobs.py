@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob, joined
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.history.job_view import JobView
-from orchestrator.quantities import counted
+from planner.wording import counted
 
 ANSWER_S = 5.0
 """How long a controller may take to say how its job is, where all of a cluster are asked."""

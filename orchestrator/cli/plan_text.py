@@ -12,9 +12,10 @@ from orchestrator.analysis.outlook import MOST_SHARED, Outlook
 from orchestrator.pictures.heat_map import heat_map
 from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
 from orchestrator.prepare.planning import Freezing
-from orchestrator.quantities import counted, percent, seconds, significant, size
+from orchestrator.quantities import percent, seconds, significant, size
 from planner.plan import PlanError
 from planner.search.search import Alternative, Choice
+from planner.wording import counted
 
 SHOWN = 12
 """Rows of alternatives; JSON has them all."""

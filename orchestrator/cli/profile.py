@@ -12,10 +12,11 @@ from rich.table import Table
 
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import profile_of, write
-from orchestrator.quantities import counted, rate, seconds, significant, size
+from orchestrator.quantities import rate, seconds, significant, size
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import load
 from planner.profile import Cluster, Profile
+from planner.wording import counted
 from workers.protocol import JobError
 
 WIDTH = 100

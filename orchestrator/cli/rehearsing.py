@@ -25,6 +25,7 @@ from orchestrator.rehearsal.traces import Trace, keep, parse, to_csv, window
 from orchestrator.report.page import write_report
 from orchestrator.report.rehearsal_text import lines
 from orchestrator.spec.job_spec import Spec, load
+from planner.wording import counted
 from workers.protocol import JobError
 
 SYNTHETIC_MIN = 60.0
@@ -124,7 +125,7 @@ def _trace(options: Options, spec: Spec) -> tuple[Trace, str]:
     if span is not None:
         trace = window(trace, *span)
         source += f", minutes {options.window}"
-    return trace, f"{source}, {trace.most} nodes"
+    return trace, f"{source}, {counted(trace.most, 'node')}"
 
 
 def _read(path: Path) -> Trace:

@@ -17,9 +17,9 @@ from orchestrator.client.running import detach, run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
-from orchestrator.quantities import counted
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load
+from planner.wording import counted
 from workers.protocol import JobError
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from orchestrator.cli.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
 from orchestrator.events.wording import injected_text, noticed_text
-from orchestrator.quantities import counted, seconds
+from orchestrator.quantities import seconds
+from planner.wording import counted
 
 
 def observer(

@@ -30,7 +30,7 @@ from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Answered, Record
 from orchestrator.history.folder_view import view_in
 from orchestrator.history.job_view import JobView
-from orchestrator.quantities import counted
+from planner.wording import counted
 from workers.protocol import JobError
 
 if TYPE_CHECKING:

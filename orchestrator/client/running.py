@@ -37,6 +37,7 @@ def run(
         KeyboardInterrupt: a signal came before the job was running.
     """
     submission = Submission(spec, resume=resume, say=say)
+    submission.check_size()
     with (
         Interrupts() as interrupts,
         cluster.connected(submission.spec.cluster.address, cpus=submission.cpus) as connection,

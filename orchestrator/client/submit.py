@@ -5,6 +5,7 @@ Mistakes that can be found without an actor are found before one starts.
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.preparation import Prepared, prepare
 from orchestrator.prepare.replay import recorded
+from orchestrator.prepare.resolve import check_stages
 from orchestrator.prepare.resumption import adopt
 from orchestrator.spec.checks import AUTO, check
 from orchestrator.spec.job_spec import Spec
@@ -34,6 +36,8 @@ from workers.protocol import CheckpointRef, JobError
 
 START_S = 300.0
 """How long a new controller may take to be there: a busy machine starts a process for it."""
+MANY_RANKS = 4
+"""With more ranks per core of this machine, the model is opened before Ray starts a process for each of them."""
 DEFAULT_CPU = 1.0
 """What a rank reserves at most where the spec does not say."""
 RAY_CACHE = "working_dir_files"
@@ -94,6 +98,16 @@ class Submission:
             say(in_ray_cache(spec.job.folder))
         self.spec = spec
         self._opening = _Opening(spec)
+
+    def check_size(self) -> None:
+        """Check a job of many ranks against its model before Ray starts a process for each of them.
+
+        Raises:
+            JobError: the model has fewer layers than the job has stages, or cannot be opened.
+        """
+        schedule = self._checked.schedule
+        if schedule is not None and schedule.ranks > MANY_RANKS * (os.cpu_count() or 1):
+            check_stages(self.spec, schedule, self._opening.result())
 
     @property
     def cpus(self) -> float:

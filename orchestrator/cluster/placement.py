@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.quantities import counted
+from planner.wording import counted
 
 Resources = Mapping[str, float]
 

@@ -20,10 +20,10 @@ from orchestrator.lifecycle.commands import (
     Dismiss,
     Log,
     LogRegroup,
-    Place,
     Prepare,
     Recruit,
     Release,
+    Reserve,
     Wait,
 )
 from orchestrator.lifecycle.machine import handle
@@ -179,7 +179,7 @@ class EventLoop:
                 if work is None:
                     return
                 task = self.spawn(work)
-                if not isinstance(command, Place | Prepare | Recruit | Dismiss):
+                if not isinstance(command, Reserve | Prepare | Recruit | Dismiss):
                     self._attempt.add(task)
                     task.add_done_callback(self._attempt.discard)
 

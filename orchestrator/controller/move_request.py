@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path, with_layers
 from orchestrator.lifecycle.states import Job
-from orchestrator.quantities import counted
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
+from planner.wording import counted
 from workers.protocol import JobError
 
 

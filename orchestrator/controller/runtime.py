@@ -29,11 +29,11 @@ from orchestrator.lifecycle.commands import (
     HostStore,
     Join,
     MakePlan,
-    Place,
     Prepare,
     Propose,
     Reclaim,
     Recruit,
+    Reserve,
     Save,
     Settle,
     Switch,
@@ -140,7 +140,7 @@ class Runtime:
     def carry_out(self, command: Command) -> Work | None:
         """Return the work that `command` takes; None: it is done."""
         match command:
-            case Place(ranks):
+            case Reserve(ranks):
                 return self._place(ranks)
             case Prepare(ranks):
                 return self._prepare(ranks)

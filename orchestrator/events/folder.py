@@ -23,8 +23,8 @@ from orchestrator.events.types import Record
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import SNAPSHOT, goes_further
-from orchestrator.quantities import counted
 from planner.plan import Plan
+from planner.wording import counted
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
 from workers.protocol import CheckpointRef, JobError, StepReport

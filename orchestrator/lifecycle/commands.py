@@ -31,7 +31,7 @@ class LogRegroup:
 
 
 @dataclass(frozen=True)
-class Place:
+class Reserve:
     """Reserve the resources of `ranks` -> `Placed` or `Unplaceable`."""
 
     ranks: tuple[int, ...]
@@ -203,7 +203,7 @@ class Release:
 Command = (
     Log
     | LogRegroup
-    | Place
+    | Reserve
     | Prepare
     | Recruit
     | Reclaim

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
-from orchestrator.quantities import counted
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
+from planner.wording import counted
 
 Mode = Literal["live", "deferred", "stop"]
 

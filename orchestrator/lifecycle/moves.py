@@ -13,9 +13,9 @@ from orchestrator.lifecycle.commands import Ask, Command, Log, Switch
 from orchestrator.lifecycle.migration import Migration, Move, arrivals, moved_layers, path
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import Job, Order
-from orchestrator.quantities import named
 from planner.ir import Schedule
 from planner.plan import Plan
+from planner.wording import named
 from workers.protocol import Report, Request, StepReport, SwitchReport
 
 Moving = tuple[Job, tuple[Command, ...]]

@@ -59,7 +59,7 @@ from orchestrator.lifecycle.stimuli import (
     StoreUp,
     Unplannable,
 )
-from orchestrator.quantities import counted
+from planner.wording import counted
 from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Request
 
 Step = tuple[State, tuple[Command, ...]]

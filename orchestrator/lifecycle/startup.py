@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import pausing, regroup
-from orchestrator.lifecycle.commands import Command, Log, Place, Prepare, Reclaim
+from orchestrator.lifecycle.commands import Command, Log, Prepare, Reclaim, Reserve
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.regroup import Step, close, verdict
 from orchestrator.lifecycle.states import (
@@ -52,7 +52,7 @@ def start(order: Order, state: Pending, stimulus: Start) -> Step:
         ),
         membership=Membership(members=ranks, starting=frozenset(ranks), next_rank=len(ranks)),
     )
-    return Placing(job), (Log(events.Placing(ranks=ranks)), Place(ranks))
+    return Placing(job), (Log(events.Placing(ranks=ranks)), Reserve(ranks))
 
 
 def placed(order: Order, state: Placing, stimulus: Placed) -> Step:

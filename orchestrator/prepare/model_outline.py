@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.quantities import counted
 from orchestrator.spec.job_spec import Spec
+from planner.wording import counted
 from workers.config import EmulatedConfig, ModelConfig
 from workers.protocol import JobError
 

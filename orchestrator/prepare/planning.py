@@ -26,6 +26,7 @@ from planner.search.search import Choice, Wish, choose
 from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.simulate import simulate
+from planner.wording import counted
 from workers.protocol import JobError
 
 
@@ -268,7 +269,12 @@ def _domains(spec: Spec, profile: Profile) -> tuple[str, ...] | None:
 def _reason(choice: Choice, profile: Profile) -> str:
     """Why this plan, in words for people."""
     layers, prediction = len(profile.model.layers), choice.prediction
-    how = "as the spec asks" if choice.plan.partition == "explicit" else f"by {choice.plan.partition}"
+    agreeing = [name for name, pick in choice.programs.items() if pick.layers == choice.plan.layers]
+    how = f"by {choice.plan.partition}"
+    if choice.plan.partition == "explicit":
+        how = "as the spec asks"
+    elif agreeing and choice.plan.partition not in agreeing:
+        how += f", which takes the cut of {' and '.join(agreeing)}"
     others = {
         name: pick.predicted_step_s
         for name, pick in choice.programs.items()
@@ -276,7 +282,7 @@ def _reason(choice: Choice, profile: Profile) -> str:
     }
     instead = ", ".join(f"{name} {seconds(step_s)}" for name, step_s in others.items())
     return (
-        f"first plan: {layers} layers cut {how}; a step is predicted to take {seconds(prediction.step_s)},"
+        f"first plan: {counted(layers, 'layer')} cut {how}; a step is predicted to take {seconds(prediction.step_s)},"
         f" {percent(prediction.bubble)} of it bubble" + (f" (instead: {instead})" if instead else "")
     )
 

@@ -27,10 +27,10 @@ from orchestrator.cluster.placement import Node, capacity
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import ranks_to_profile
 from orchestrator.prepare.settling import SettledSpec, settle
-from orchestrator.quantities import counted
 from orchestrator.spec.checks import CheckedSpec
 from orchestrator.spec.job_spec import Spec
 from planner.profile import SCHEMA, Profile, ProfileError
+from planner.wording import counted
 from workers.config import WorkerConfig
 from workers.profiling.measured import combine
 from workers.protocol import JobError

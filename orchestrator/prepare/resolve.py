@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import SettledSpec
-from orchestrator.quantities import counted
 from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, settle_elastic
 from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.ir import Schedule
@@ -18,6 +17,7 @@ from planner.plan import Plan, recomputable
 from planner.schedule.expand import schedule_of
 from planner.search import unmeasured
 from planner.search.standbys import assign
+from planner.wording import counted
 from workers.config import ElasticConfig, WorkerConfig
 from workers.protocol import JobError
 
@@ -116,7 +116,7 @@ def unmeasured_plan(settled: SettledSpec) -> Plan:
     spec, found, schedule = settled.spec, settled.outline, settled.schedule
     assert schedule is not None, "a search settles the schedule: it makes the plan too"
     pipeline = spec.pipeline
-    _check_stages(spec, schedule, found)
+    check_stages(spec, schedule, found)
     counts = None if isinstance(pipeline.partition, str) else pipeline.partition
     how = "balanced by parameter count" if counts is None else "as the spec asks"
     recompute = recomputed_layers(spec, len(found.layers))
@@ -127,7 +127,7 @@ def unmeasured_plan(settled: SettledSpec) -> Plan:
             counts=counts,
             replicas=pipeline.replicas,
             recompute=recompute,
-            reason=f"first plan: {len(found.layers)} layers cut {how}",
+            reason=f"first plan: {counted(len(found.layers), 'layer')} cut {how}",
         )
     except ValueError as error:
         raise JobError(f"pipeline.{error}") from error
@@ -164,7 +164,7 @@ def recomputed_layers(spec: Spec, layers: int) -> tuple[int, ...]:
     return tuple(sorted(set(wanted)))
 
 
-def _check_stages(spec: Spec, schedule: Schedule, found: ModelOutline) -> None:
+def check_stages(spec: Spec, schedule: Schedule, found: ModelOutline) -> None:
     """Raises:
     JobError: more stages than the model has layers.
     """

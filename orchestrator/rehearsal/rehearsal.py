@@ -21,12 +21,12 @@ from orchestrator.events.log import read_log
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
-from orchestrator.quantities import counted
 from orchestrator.rehearsal.local_nodes import LocalNodes
 from orchestrator.rehearsal.trace_player import Script, TracePlayer
 from orchestrator.rehearsal.traces import Trace
 from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
+from planner.wording import counted
 from workers.protocol import JobError
 
 NODE_START_S = 60.0

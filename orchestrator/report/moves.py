@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from orchestrator.events.types import Migrated
 from orchestrator.history.job_view import JobView
-from orchestrator.quantities import counted, seconds, size
+from orchestrator.quantities import seconds, size
 from orchestrator.report.parts import Cell, Column, Table
+from planner.wording import counted
 
 MOST_ROWS = 60
 

@@ -11,10 +11,11 @@ from orchestrator.pictures.perfetto import action_lanes, chrome_trace, link_lane
 from orchestrator.pictures.timeline_picture import Picture
 from orchestrator.pictures.timeline_svg import Step, picture
 from orchestrator.prepare.planning import Freezing
-from orchestrator.quantities import counted, percent, seconds
+from orchestrator.quantities import percent, seconds
 from orchestrator.report.picture_page import picture_page
 from planner.search.search import Choice
 from planner.simulation.predict import Prediction
+from planner.wording import counted
 
 
 def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:

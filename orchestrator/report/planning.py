@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from orchestrator.history.job_view import JobView
-from orchestrator.quantities import counted, percent, seconds, significant, size
+from orchestrator.quantities import percent, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Pill, Table, Tile, tile
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
+from planner.wording import counted
 from workers.protocol import StepReport
 
 MOST_ROWS = 20

@@ -12,9 +12,10 @@ from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.history.job_view import JobView
 from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.pictures.charts import Chart, Point, Series
-from orchestrator.quantities import counted, percent, rate, seconds, significant
+from orchestrator.quantities import percent, rate, seconds, significant
 from orchestrator.report.parts import Cell, Column, Explained, Table, Tile, tile
 from orchestrator.report.rehearsal_text import USES
+from planner.wording import counted
 
 MOST_ROWS = 60
 
@@ -86,7 +87,7 @@ def _recovery_tiles(history: RecoveryHistory) -> tuple[Tile, ...]:
         (
             "Changes of ranks",
             f"{len(events):,}",
-            f"{sum(len(event.lost) for event in events):,} ranks failed or drained",
+            f"{counted(sum(len(event.lost) for event in events), 'rank')} failed or drained",
         ),
         (
             "Committed steps lost",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from orchestrator.analysis.effective_time import EffectiveTime
 from orchestrator.analysis.node_time import PARTS, Use
-from orchestrator.quantities import counted, percent, seconds, significant
+from orchestrator.quantities import percent, seconds, significant
+from planner.wording import counted
 
 USES = {
     Use.TRAINED: "in committed steps",

@@ -13,9 +13,10 @@ from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Series
-from orchestrator.quantities import counted, percent, rate, seconds, significant, size
+from orchestrator.quantities import percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
 from orchestrator.report.what_ran import device_text, model_text
+from planner.wording import counted
 from workers.protocol import CheckpointReport, StepReport
 
 MOST_NOTES = 20

@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
-from orchestrator.quantities import counted
 from planner.plan import Plan
+from planner.wording import counted
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def schedule_text(plan: Plan, pipeline: Mapping[str, Any]) -> str:
     samples = pipeline.get("microbatch_size")
     parts = [plan.schedule, f"{batch} of {counted(samples, 'sample')}" if samples else batch]
     if plan.chunks > 1:
-        parts.append(f"{plan.chunks} stages per rank")
+        parts.append(f"{counted(plan.chunks, 'stage')} per rank")
     if plan.recompute:
         parts.append(f"{counted(len(plan.recompute), 'layer')} recomputed")
     return ", ".join(parts)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cluster.address import host_and_port
-from orchestrator.quantities import counted
 from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.ir import Schedule
 from planner.schedule import registry, table_format
 from planner.schedule.validate import ScheduleError
+from planner.wording import counted
 from workers.config import ElasticConfig
 from workers.protocol import JobError
 

@@ -20,7 +20,7 @@ from orchestrator.events.types import (
     Regrouped,
     Submitted,
 )
-from orchestrator.quantities import counted
+from planner.wording import counted
 from workers.data.sampling import samples_digest, train_indices
 from workers.protocol import CheckpointReport, Outcome, StepReport
 from workers.reproducibility.digest import state_digest

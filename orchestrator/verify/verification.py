@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from orchestrator.events import types as events
 from orchestrator.events.folder import EVENTS, JobFolder
 from orchestrator.events.log import read_log
-from orchestrator.quantities import counted
 from orchestrator.spec.job_spec import Spec
 from orchestrator.verify.checkpoint_audit import audit_checkpoints
 from orchestrator.verify.ledger import Ledger, audit
+from planner.wording import counted
 from workers.protocol import JobError
 
 MOST_SHOWN = 20

@@ -12,6 +12,7 @@ from planner.plan import Plan
 from planner.schedule.registry import Family, families
 from planner.schedule.validate import ScheduleError
 from planner.search.shapes import Shape, shape_of
+from planner.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
         else:
             table = shape_of(schedule)
             found = [table] if table.ranks <= most else []
-            refusal = f"its table is of {table.ranks} ranks, and there are {most}"
+            refusal = f"its table is for {counted(table.ranks, 'rank')}, and there are {most}"
         largest = max((shape.ranks for shape in found), default=0)
         own += [Option(shape=shape, pipelines=pipelines) for shape in found]
         rivals = [
@@ -100,9 +101,11 @@ def _refusal(family: Family, ranks: int, chunks: int, microbatches: int, layers:
     """Why the family does not allow these sizes, without advice, as they are fixed. Empty if it allows them."""
     stages = family.stages(ranks, chunks)
     if stages > layers:
-        return f"{family.name} on {ranks} ranks has {stages} stages, and the model has {layers} layers"
+        there = f"{counted(stages, 'stage')}, and the model has {counted(layers, 'layer')}"
+        return f"{family.name} on {counted(ranks, 'rank')} has {there}"
     if family.whole_rounds and microbatches % ranks:
-        return f"{family.name} on {ranks} ranks needs a multiple of {ranks} microbatches, and there are {microbatches}"
+        wanted = f"a multiple of {ranks} microbatches, and there are {microbatches}"
+        return f"{family.name} on {counted(ranks, 'rank')} needs {wanted}"
     try:
         family.check(ranks, microbatches, chunks)
     except ScheduleError as error:

@@ -21,6 +21,7 @@ from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import domain_pattern, links_are_uniform, resized
+from planner.wording import counted
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Replanner:
             place = prediction.excess_bytes.index(excess)
             needed = prediction.memory.peak_bytes[place]
             raise PlanError(
-                f"place {place} would need {needed:,} bytes, which is {_counted(excess, 'byte')} more"
+                f"place {place} would need {needed:,} bytes, which is {counted(excess, 'byte')} more"
                 " than its device has: move fewer layers, or others away from it first"
             )
         return prediction
@@ -154,7 +155,7 @@ class Replanner:
         then_s = self._step_s(answer.plan, answer.schedule, pattern)
         ratio = then_s / now_s
         before_s = step_s if step_s is not None else now_s if self.profile is not None else None
-        summary = f"with {_counted(ranks, 'rank')} instead of {now.world_size} a step takes"
+        summary = f"with {counted(ranks, 'rank')} instead of {now.world_size} a step takes"
         if before_s is None:
             summary += f" {ratio:.1%} of what it takes now, by the number of stages alone"
             return ratio < 1 and remaining_steps > 0, f"{summary}; no step has been measured"
@@ -162,7 +163,7 @@ class Replanner:
         summary += f" {_seconds(ratio * before_s)} instead of {_seconds(before_s)}"
         if saved_s <= 0:
             return False, f"{summary}: nothing is saved"
-        summary += f": over {_counted(remaining_steps, 'step')} that saves {_seconds(saved_s)}"
+        summary += f": over {counted(remaining_steps, 'step')} that saves {_seconds(saved_s)}"
         return saved_s > cost_s, f"{summary}, and the change costs {_seconds(cost_s)}"
 
     def _answer(self, pattern: tuple[int, ...]) -> _Answer:
@@ -177,10 +178,10 @@ class Replanner:
         if ranks == first.world_size:
             plan = self.with_standbys(first, [str(domain) for domain in pattern])
             if self._fits(plan, self.schedule, pattern):
-                return _Answer(plan, self.schedule, f"as it began, on {_counted(ranks, 'rank')}")
+                return _Answer(plan, self.schedule, f"as it began, on {counted(ranks, 'rank')}")
         found = options(first, self._base, ranks)
         if not (found.own or found.others):
-            raise PlanError(f"no plan for {ranks} ranks: {found.why_not}")
+            raise PlanError(f"no plan for {counted(ranks, 'rank')}: {found.why_not}")
         if self.profile is None:
             return self._by_parameters(found, pattern)
         return self._as_before(self.profile, pattern) or self._by_profile(self.profile, found, pattern)
@@ -236,7 +237,7 @@ class Replanner:
                     continue
                 return _Answer(choice.plan, choice.schedule, self._why(choice.plan, why_not, len(pattern)))
         # The second refusal is of the option with the most ranks.
-        raise PlanError(f"no plan for {_counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
+        raise PlanError(f"no plan for {counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
 
     def _by_parameters(self, found: Options, pattern: tuple[int, ...]) -> _Answer:
         first = self.first
@@ -259,14 +260,14 @@ class Replanner:
         return _Answer(plan, self._schedule_of(plan), self._why(plan, found.why_not, len(pattern)))
 
     def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
-        summary = f"{_counted(plan.layers[-1][1], 'layer')} on {_counted(plan.world_size, 'rank')}"
+        summary = f"{counted(plan.layers[-1][1], 'layer')} on {counted(plan.world_size, 'rank')}"
         if plan.pipeline_count < plan.replicas:
-            summary += f" in {_counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
+            summary += f" in {counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
         summary += f", cut by {plan.partition}"
         if plan.schedule != self.first.schedule:
             summary += f"; {plan.schedule}, as {why_not}"
         if plan.world_size < ranks:
-            summary += f"; {_counted(ranks - plan.world_size, 'rank')} to spare"
+            summary += f"; {counted(ranks - plan.world_size, 'rank')} to spare"
         return summary
 
     def _fits(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> bool:
@@ -303,10 +304,6 @@ class Replanner:
 def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:
     """A step of balanced stages, in units of one microbatch on one rank that holds the whole model."""
     return (microbatches + (ranks - 1) / chunks) / ranks
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _seconds(value_s: float) -> str:

@@ -22,6 +22,7 @@ from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.shapes import shape_of, shapes
 from planner.search.shortfall import shortfall
 from planner.simulation.predict import Prediction
+from planner.wording import counted
 
 END_TO_END = "dynpipe"
 """The partition that takes the best simulated cut."""
@@ -228,7 +229,7 @@ def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alt
     ranks = max(shape.ranks for shape in built)
     if ranks > devices:
         raise PlanError(
-            f"{ranks} ranks are asked for, and the profile has {devices} devices: use {devices} at most"
+            f"pipeline.ranks = {ranks}, and the profile has {counted(devices, 'device')}: use {devices} at most"
         )
     evaluators = [
         Evaluator(profile, shape, replicas=wish.replicas, recompute=wish.recompute, domains=wish.domains)

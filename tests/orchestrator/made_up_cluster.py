@@ -19,10 +19,10 @@ from orchestrator.lifecycle.commands import (
     Log,
     LogRegroup,
     MakePlan,
-    Place,
     Prepare,
     Recruit,
     Release,
+    Reserve,
     Save,
     Settle,
     Train,
@@ -121,7 +121,7 @@ class World:
 
     def obey(self, command: Command) -> None:
         match command:
-            case Place():
+            case Reserve():
                 self.answers.append(Placed())
             case Prepare(ranks) | Recruit(ranks):
                 for rank in ranks:

@@ -13,11 +13,11 @@ from rich.table import Table
 from orchestrator.pictures.spans import seconds_text
 from orchestrator.pictures.timeline_svg import svg as draw
 from orchestrator.pictures.timeline_text import legend, terminal
-from orchestrator.quantities import counted
 from planner.ir import Schedule
 from planner.schedule import table_format
 from planner.schedule.registry import build
 from planner.simulation.simulate import Costs, Simulation, simulate
+from planner.wording import counted
 
 CSV_PREFIX = "csv:"
 

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli.progress import BarProgress, LineProgress, open_progress
-from orchestrator.quantities import counted, percent, rate, seconds, significant, size
+from orchestrator.quantities import percent, rate, seconds, significant, size
+from planner.wording import counted
 from workers.protocol import CheckpointReport, FreezeReport, FrozenAction, StepReport, ValidationReport
 
 

@@ -8,7 +8,7 @@ import pytest
 from tiny_jobs import tiny
 
 from orchestrator.client import submit
-from orchestrator.client.running import detach
+from orchestrator.client.running import detach, run
 from orchestrator.client.shadowing import OWN, shadowing
 from orchestrator.client.submit import Submission
 from workers.protocol import JobError
@@ -49,6 +49,19 @@ def test_a_folder_that_ray_may_delete_is_a_warning(tmp_path: Path) -> None:
     (warning,) = said
     assert f"job.output = {inside / 'a'} lies in Ray's copy of the working directory" in warning
     assert "--set job.output=" in warning
+
+
+def test_more_ranks_than_the_model_has_layers_are_refused_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connected(*given: object, **named: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr("orchestrator.client.running.cluster.connected", connected)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    spec = tiny(tmp_path, "a", pipeline={"ranks": 50}, cluster={"address": "local"})
+    with pytest.raises(JobError, match=r"pipeline.ranks = 50 is more than the model can fill: 50 ranks"):
+        run(spec, resume=False, observe=print, say=print)
 
 
 def test_a_job_of_a_local_cluster_cannot_be_left(tmp_path: Path) -> None:

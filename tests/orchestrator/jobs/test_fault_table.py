@@ -24,7 +24,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Live
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.resolve import Resolved
-from orchestrator.quantities import counted
+from planner.wording import counted
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads

@@ -30,9 +30,9 @@ from orchestrator.lifecycle.commands import (
     Join,
     Log,
     MakePlan,
-    Place,
     Prepare,
     Release,
+    Reserve,
     Train,
 )
 from orchestrator.lifecycle.machine import InvalidTransition, handle
@@ -69,7 +69,7 @@ def test_a_whole_life() -> None:
     job.take(Released())
     assert job.state == Finished(9, stopped=False, state_sha256=state_digest(["a", "b", "c"]))
     kinds = [type(effect) for effect in job.effects]
-    assert kinds == [Place, Prepare, MakePlan, Follow, HostStore, Join, Train, Release]
+    assert kinds == [Reserve, Prepare, MakePlan, Follow, HostStore, Join, Train, Release]
     assert job.logged[0] == events.Placing(ranks=(0, 1))
     assert [type(event) for event in job.logged] == [
         events.Placing,

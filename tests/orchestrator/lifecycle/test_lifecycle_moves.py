@@ -25,9 +25,9 @@ from orchestrator.lifecycle.commands import (
     Assess,
     Dismiss,
     LogRegroup,
-    Place,
     Prepare,
     Recruit,
+    Reserve,
     Wait,
     Weigh,
 )
@@ -70,7 +70,7 @@ def test_a_spare_takes_the_lost_ones_place() -> None:
 
 def test_room_for_a_spare_while_the_first_ranks_are_being_placed_is_looked_at_later() -> None:
     job = Job(replace(THREE, elastic=ElasticConfig(spares=1))).take(Start(), Room(1))
-    assert job.effects == [Place((0, 1, 2))]
+    assert job.effects == [Reserve((0, 1, 2))]
     job.take(Placed())
     assert job.effects[-1] == Prepare((0, 1, 2))
 

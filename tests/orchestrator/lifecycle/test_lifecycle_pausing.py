@@ -21,7 +21,7 @@ from lifecycle_jobs import (
 
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Ask, Dismiss, Log, LogRegroup, Place, Reclaim, Recruit, Train
+from orchestrator.lifecycle.commands import Ask, Dismiss, Log, LogRegroup, Reclaim, Recruit, Reserve, Train
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.states import (
     Assessing,
@@ -176,7 +176,7 @@ def test_the_last_step_ends_a_job_that_was_to_pause() -> None:
 
 def test_a_pause_that_comes_before_training_waits_for_it() -> None:
     job = Job(ORDER).take(Start(), PauseAsked())
-    assert job.effects == [Place((0, 1))]
+    assert job.effects == [Reserve((0, 1))]
     job.take(Placed())
     assert job.has.intents.halting
 

@@ -227,7 +227,7 @@ def test_a_table_of_the_users_own_gives_way_and_comes_back(tmp_path: Path) -> No
     path.unlink()
     plan, _ = made.plan_for(3, epoch=1, version=2, reason="", domains="abc")
     assert plan.schedule in families()
-    assert "as its table is of 4 ranks, and there are 3" in plan.reason
+    assert "as its table is for 4 ranks, and there are 3" in plan.reason
     again, schedule = made.plan_for(4, epoch=1, version=3, reason="", domains="abcd")
     assert (again.layers, schedule) == (made.first.layers, made.schedule)
     assert made.pays(plan, 4, 100, 0.0)[0]

@@ -68,7 +68,7 @@ def test_a_table_of_the_users_own_has_the_ranks_that_it_has() -> None:
     assert [(option.pipelines, option.shape.ranks) for option in alone.own] == [(1, 2)]
     assert alone.own[0].shape.schedule is table
     # Others can use the third rank.
-    assert alone.why_not == "its table is of 2 ranks, and there are 3"
+    assert alone.why_not == "its table is for 2 ranks, and there are 3"
     assert next(option.shape.name for option in alone.others if option.ranks == 3) == "zb-h1"
     assert options(own, table, 4).why_not == ""
 
