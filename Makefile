@@ -11,7 +11,7 @@ run: $(VENV)/.installed
 	$(BIN)/freshet train examples/gpt.toml $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -108,7 +108,7 @@ def test_the_other_ways_to_move(tmp_path: Path, quiet: str, mode: Mode) -> None:
         assert not ran.of(events.Warned)
     else:
         (warned,) = ran.of(events.Warned)
-        assert warned.text.startswith("updates of layers 3 are held while they move")
+        assert warned.text.startswith("updates of layer 3 are held while they move")
         assert migrated.bytes
         assert len(ran.of(events.Formed)) == 1
 
