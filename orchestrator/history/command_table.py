@@ -1,7 +1,7 @@
-"""Which commands a job was given from outside, and what came of each. Pure: events in, answers out.
+"""The commands that a job received from outside, and the answer to each. Pure: events in, answers out.
 
-A command has an id that its sender chose: asked twice, it is done once. The table holds the newest `KEPT` commands; it
-is part of a `JobView`, so that a controller that takes over has it from snapshot and log.
+The sender chooses a command's id: a command that is sent twice is done once. The table holds the newest `KEPT`
+commands. It is part of a `JobView`, so that a controller that takes over has it from snapshot and log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.events.types import (
 from workers.protocol import CheckpointReport, JobError, StepReport
 
 KEPT = 300
-"""Commands that are remembered; an id that is older than all of them is as good as new."""
+"""Commands that are remembered; an older id counts as new."""
 
 
 class CommandIdReused(JobError):
@@ -36,9 +36,9 @@ class Entry:
 
     command: Commanded
     step: int
-    """Steps committed when it came."""
+    """Steps committed when it arrived."""
     answer: Answered | None = None
-    """None: it is not decided yet."""
+    """None while it is not decided."""
 
 
 @dataclass
@@ -48,13 +48,13 @@ class CommandTable:
     entries: dict[str, Entry] = field(default_factory=dict)
     """By id, the oldest first."""
     step: int = 0
-    """The newest that was committed."""
+    """The newest committed step."""
 
     def find(self, id: str, name: str, arguments: Mapping[str, Any]) -> Entry | None:
-        """The entry of a command that came before; None: it is new.
+        """The entry of a command that arrived before; None if it is new.
 
         Raises:
-            CommandIdReused: the id was that of another command.
+            CommandIdReused: another command had this id.
         """
         entry = self.entries.get(id)
         if entry is None:
@@ -71,7 +71,7 @@ class CommandTable:
         return self.entries.get(id)
 
     def pending(self) -> tuple[Entry, ...]:
-        """Commands that nothing has decided yet, the oldest first."""
+        """The commands that are not decided yet, the oldest first."""
         return tuple(entry for entry in self.entries.values() if entry.answer is None)
 
     def take(self, event: Event) -> None:
@@ -91,7 +91,7 @@ class CommandTable:
                     self.entries[answer.id].answer = answer
 
     def decided(self, event: Event) -> tuple[Answered, ...]:
-        """What `event` decides of the commands that are pending. It is logged before the event itself."""
+        """The answers that `event` gives to pending commands. They are logged before the event itself."""
         return tuple(self._decided(event))
 
     def _decided(self, event: Event) -> Iterator[Answered]:

@@ -1,4 +1,4 @@
-"""How a job's gradient changed with its weights: the ranks' parts put together, one sample per step.
+"""How a job's gradient changed with its weights: the ranks' parts combined, one sample per step.
 
 Reads event values only; part of a `JobView`.
 """
@@ -13,7 +13,7 @@ from planner.search.convergence import ConvergenceError, CurvatureSample, Estima
 from workers.protocol import CurvatureReport
 
 INCOMPLETE = 50
-"""Steps of which some ranks' parts are kept while the others are awaited."""
+"""Most steps whose parts are kept while some ranks' parts are missing."""
 
 
 @dataclass
@@ -21,15 +21,15 @@ class CurvatureRecord:
     """The samples of a run."""
 
     samples: dict[int, CurvatureSample] = field(default_factory=dict)
-    """By step, those that all ranks have reported."""
+    """By step: the steps that all ranks have reported."""
     parts: dict[int, dict[int, CurvatureReport]] = field(default_factory=dict)
-    """Step -> rank, of the others."""
+    """Step -> rank -> part, of the other steps."""
 
     def take(self, report: CurvatureReport, ranks: int) -> None:
         """Add one more part.
 
         Args:
-            ranks: of one pipeline: so many parts make a sample.
+            ranks: ranks of one pipeline; as many parts make a sample.
         """
         parts = self.parts.setdefault(report.step, {})
         parts[report.rank] = report
@@ -45,7 +45,7 @@ class CurvatureRecord:
             del self.parts[min(self.parts)]
 
     def take_back(self, step: int) -> None:
-        """Forget what came after `step`."""
+        """Forget the steps after `step`."""
         self.samples, self.parts = up_to(self.samples, step), up_to(self.parts, step)
 
     def thin(self, grid: Grid) -> None:

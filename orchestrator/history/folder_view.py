@@ -1,4 +1,4 @@
-"""The view of a job from its folder alone: the newest snapshot, and what the log has after it."""
+"""The view of a job from its folder alone: the newest snapshot, and the log after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workers.protocol import JobError
 
 
 def load_folder(folder: JobFolder) -> Loaded:
-    """What the log in `folder` adds up to.
+    """Load the view of the log in `folder`.
 
     Raises:
         OSError: it cannot be read.
@@ -18,7 +18,7 @@ def load_folder(folder: JobFolder) -> Loaded:
 
 
 def view_in(folder: JobFolder) -> JobView:
-    """The job whose folder it is, as it ended or was lost.
+    """The folder's job, as it ended or was lost.
 
     Raises:
         JobError: there is no log, or it cannot be read.

@@ -1,6 +1,6 @@
 """What a job froze: decisions, solutions, ratios per step, how often each parameter was frozen.
 
-A decision stands from the step it was logged for on, also if that step is run again. Reads event values only; part of
+A decision holds from the step that it was logged for, also if that step is run again. Reads event values only; part of
 a `JobView`.
 """
 
@@ -17,21 +17,21 @@ from planner.freezing import FreezePlan
 from workers.protocol import FreezeReport, FreezeStarted, FrozenAction
 
 RECENT_STEPS = 50
-"""Of so many of the newest steps every action is kept."""
+"""Newest steps of which every action is kept."""
 RECENT_ACTIONS = 2_000
-"""But no more than these, where a step has many."""
+"""Most actions that are kept, where a step has many."""
 
 
 @dataclass
 class FrozenStep:
-    """What was frozen in one step, or in some steps in a row, over all actions of all ranks."""
+    """What was frozen in one step or in consecutive steps, over all actions of all ranks."""
 
     actions: int = 0
     planned: float = 0.0
     """Sum over the actions, like the next two: shares of weight-gradient time."""
     actual: float = 0.0
     parameters: float = 0.0
-    """Shares of all scalars."""
+    """Sum of the shares of all scalars."""
     steps: int = 1
 
     def add(self, action: FrozenAction) -> None:
@@ -43,20 +43,20 @@ class FrozenStep:
 
 @dataclass
 class FreezeRecord:
-    """Everything that a log has of freezing."""
+    """Everything in a log about freezing."""
 
     start: int | None = None
     """The first step that follows the newest ratios."""
     solved: FreezeSolved | None = None
-    """The newest solution, taken up or not."""
+    """The newest solution, adopted or not."""
     proposed: FreezePlan | None = None
-    """A decision of the newest start that the ranks have not taken up yet."""
+    """A decision of the newest start that the ranks have not adopted yet."""
     plans: dict[int, FreezePlan] = field(default_factory=dict)
     """The decisions, by the step they start at."""
     steps: dict[int, FrozenStep] = field(default_factory=dict)
     """Steps in which something could be frozen."""
     recent: dict[int, list[FrozenAction]] = field(default_factory=dict)
-    """The actions of the newest `RECENT_STEPS` of them."""
+    """The actions of the newest `RECENT_STEPS` such steps."""
     counted: CountedSteps = field(default_factory=CountedSteps)
     """How often each parameter was frozen, step by step."""
 
@@ -75,13 +75,13 @@ class FreezeRecord:
                 self._add(event)
 
     def begin(self, *, resume: bool) -> None:
-        """The job starts; unless it resumes, nothing that was decided before holds."""
+        """Start the job; unless it resumes, no earlier decision holds."""
         self.proposed = None
         if not resume:
             self.solved, self.plans = None, {}
 
     def take_back(self, step: int) -> None:
-        """Forget what was measured after `step`."""
+        """Forget the measurements after `step`."""
         self.steps, self.recent = up_to(self.steps, step), up_to(self.recent, step)
         self.counted.take_back(step)
 
@@ -90,8 +90,8 @@ class FreezeRecord:
         self.steps = thin(self.steps, grid, _sum)
 
     def average_ratio(self, steps: int) -> float | None:
-        """TimelyFreeze's average freeze ratio (section 4.2) over the first `steps` steps: the share of scalars that
-        was frozen, mean over steps, actions and scalars. None if nothing could be frozen yet."""
+        """TimelyFreeze's average freeze ratio (section 4.2) over the first `steps` steps: the share of frozen scalars,
+        mean over steps, actions and scalars. None if nothing could be frozen yet."""
         if not self.steps or steps <= 0:
             return None
         return (
@@ -104,7 +104,7 @@ class FreezeRecord:
         )
 
     def recent_ratios(self) -> list[tuple[int, int, float]]:
-        """(stage, microbatch, share of weight-gradient time that was frozen), mean over the recent steps."""
+        """(stage, microbatch, frozen share of weight-gradient time), mean over the recent steps."""
         seen: dict[tuple[int, int], list[float]] = defaultdict(list)
         for actions in self.recent.values():
             for action in actions:

@@ -1,6 +1,6 @@
 """How often each parameter was frozen over a whole run: the ranks' counts of every step, added up by layer.
 
-So it does not matter which rank held a layer when, nor what became of it. Reads event values only; part of a
+It does not matter which rank held a layer when, or whether that rank failed. Reads event values only; part of a
 `FreezeRecord`.
 """
 
@@ -12,10 +12,10 @@ from orchestrator.history.thinning import Grid, thin, up_to
 from workers.protocol import FreezeReport
 
 KEPT_NUMBERS = 20_000
-"""Counts that are kept at most: the more parameters a model has, the sooner old steps are summed up."""
+"""Most counts that are kept: the more parameters a model has, the sooner old steps are summed."""
 FEWEST_STEPS = 16
 MOST_STEPS = 100
-"""So many of the newest steps are counted singly, at least and at most, and as many sums are kept of older ones."""
+"""Fewest and most of the newest steps that are counted singly; as many sums are kept of older steps."""
 
 
 @dataclass(kw_only=True)
@@ -23,11 +23,11 @@ class LayerCounts:
     """How often the parameters of one layer were frozen."""
 
     rank: int
-    """Place of the rank that held it last, in the first pipeline that reported it."""
+    """Place of the rank that held the layer last, in the first pipeline that reported it."""
     passes: int
-    """Backward passes that are counted."""
+    """Counted backward passes."""
     counts: list[int]
-    """Of each parameter, in name order: those in which it was frozen."""
+    """Per parameter, in name order: passes in which it was frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,35 +36,35 @@ class ParameterCounts:
 
     layers: dict[int, LayerCounts]
     steps: int
-    """That the run committed."""
+    """Steps that the run committed."""
     whole: int
-    """Of these, the steps that are counted for every layer. What a rank froze in the steps that it had not reported
-    when it was killed, nobody else knows."""
+    """Committed steps that are counted for every layer. If a rank is killed before it reports a step, its counts of
+    that step are lost."""
 
 
 @dataclass(kw_only=True)
 class StepCounts:
-    """The counts of a step, or the sum over some steps in a row."""
+    """The counts of one step, or their sum over consecutive steps."""
 
     steps: int = 1
     ranks: list[int] = field(default_factory=list)
-    """That have reported the step."""
+    """Ranks that have reported the step."""
     layers: dict[int, LayerCounts] = field(default_factory=dict)
 
 
 @dataclass
 class CountedSteps:
-    """What ranks reported of each step."""
+    """The ranks' counts of each step."""
 
     by_step: dict[int, StepCounts] = field(default_factory=dict)
-    """Sums stand at their last step."""
+    """A sum is at the last of its steps."""
     first: int | None = None
-    """The first step that has any."""
+    """The first step that has counts."""
     summed: int = 0
-    """Up to this step nothing more is added."""
+    """Reports up to this step are ignored."""
 
     def take(self, report: FreezeReport) -> bool:
-        """Add `report`; False if it is known: a controller that takes over hears some reports again."""
+        """Add `report`; False if it is known: a controller that takes over receives some reports again."""
         if report.step <= self.summed:
             return False
         of_step = self.by_step.setdefault(report.step, StepCounts())
@@ -83,7 +83,7 @@ class CountedSteps:
         return True
 
     def take_back(self, step: int) -> None:
-        """Forget what came after `step`."""
+        """Forget the steps after `step`."""
         self.by_step = up_to(self.by_step, step)
         self.summed = min(self.summed, step)
         self.first = self.first if self.by_step else None
@@ -92,7 +92,7 @@ class CountedSteps:
         """The counts of the run so far; None if no step has any.
 
         Args:
-            steps: that the run committed.
+            steps: steps that the run committed.
             passes: backward passes of a layer in one step, over all replicas.
         """
         layers: dict[int, LayerCounts] = {}
@@ -114,7 +114,7 @@ class CountedSteps:
 
     @staticmethod
     def _kept(of_step: StepCounts) -> int:
-        """Steps that are counted singly, where each has as many counts as `of_step`."""
+        """How many steps are counted singly if each has as many counts as `of_step`."""
         numbers = sum(len(layer.counts) for layer in of_step.layers.values())
         return min(max(KEPT_NUMBERS // (2 * max(numbers, 1)), FEWEST_STEPS), MOST_STEPS)
 

@@ -1,4 +1,4 @@
-"""The one fold of a job's event log: where the job stands and how it came there, bounded however long it trains.
+"""The one fold of a job's event log: the job's state and history, bounded however long it trains.
 
 Controller, takeover, reports and resumed runs read this and fold nothing themselves; only the ledger audits the raw
 log. Reads event values; knows neither files nor pages.
@@ -59,15 +59,15 @@ from workers.protocol import (
 )
 
 VERSION = 3
-"""Of what a view holds and how it is folded: a snapshot of another version is not read."""
+"""Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
-"""Of so many of the newest measured steps the timelines are kept, and those of the monitoring phase."""
+"""Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
 KEPT_SPANS = 6_000
-"""Actions in the timelines that are kept at most; of more monitored steps every other one goes."""
+"""Most actions in the timelines that are kept; beyond it every other monitored step is dropped."""
 KEPT_DECISIONS = 20
 RECAPPED_STEPS = 200
 KEPT_LINES = 300
-"""The newest notes, checkpoints, moves and requests, of each."""
+"""How many of the newest notes, checkpoints, moves and requests are kept, of each."""
 MONITORING = (Phase.UPPER, Phase.LOWER)
 
 T = TypeVar("T")
@@ -75,12 +75,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A plan that was issued, and what it was chosen from."""
+    """An issued plan, and the alternatives that it was chosen from."""
 
     time_s: float
     plan: Plan
     alternatives: tuple[Alternative, ...]
-    """Itself among them; empty if nothing was searched for."""
+    """Including the plan itself; empty if there was no search."""
 
 
 @dataclass
@@ -91,39 +91,39 @@ class JobView:
     state: str = "pending"
     """`starting`, `training`, `waiting` for capacity, `paused` on request, `finished`, `stopped` or `failed`."""
     epoch: int = 0
-    """The newest controller's."""
+    """Epoch of the newest controller."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The resolved spec of the newest start."""
     step: int = 0
     """Steps committed."""
     tokens: int = 0
-    """In the committed steps, those that were run twice counted twice; samples where there are no tokens."""
+    """Tokens in committed steps; a step that ran twice counts twice. Samples if the model has no tokens."""
     runs: int = 0
     """How often the job was submitted: once, and once per resume."""
     events: int = 0
-    """Since the newest start, itself included."""
+    """Events since the newest start, including it."""
     started_s: float = 0.0
-    """Of the newest start; seconds since the Unix epoch, like the next two."""
+    """Time of the newest start; seconds since the Unix epoch, like the next two."""
     first_step_s: float | None = None
-    """When the first step of the newest start was reported."""
+    """Time of the first step report of the newest start."""
     ended_s: float = 0.0
-    """When the last event was written."""
+    """Time of the last event."""
     plan: Plan | None = None
-    """The newest one that was issued."""
+    """The newest issued plan."""
     formed: Plan | None = None
-    """That the newest generation formed with."""
+    """The plan that the newest generation formed with."""
     followed: Plan | None = None
-    """That the ranks follow."""
+    """The plan that the ranks follow."""
     decisions: list[Decision] = field(default_factory=list)
     """The newest plans, each with its reason and alternatives."""
     nodes: set[str] = field(default_factory=set)
-    """Where the ranks of the newest start live."""
+    """Nodes of the ranks of the newest start."""
     ranks: RanksView = field(default_factory=RanksView)
     steps: dict[int, StepReport] = field(default_factory=dict)
-    """The steps that led to the newest weights, by number; of older ones some stand for their neighbours."""
+    """The steps that led to the newest weights, by number; an older entry may stand for its neighbours too."""
     validations: dict[int, ValidationReport] = field(default_factory=dict)
     validated: int = 0
-    """The last step that was validated since the newest start."""
+    """The last validated step since the newest start."""
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     measured: dict[int, dict[int, TimelineReport]] = field(default_factory=dict)
     """Step -> rank -> timeline, of the monitoring phase and of the newest measured steps."""
@@ -132,37 +132,37 @@ class JobView:
     freeze: FreezeRecord = field(default_factory=FreezeRecord)
     curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
-    """Generations and what lies between them."""
+    """Generations and the gaps between them."""
     moves: list[Migrated] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     commands: CommandTable = field(default_factory=CommandTable)
-    """That came from outside since the newest start."""
+    """Commands from outside since the newest start."""
     stopping: bool = False
-    """Since the newest start someone asked for a stop."""
+    """Whether someone has requested a stop since the newest start."""
     pausing: bool = False
-    """Someone asked for a pause, and the job has not paused yet."""
+    """Whether someone has requested a pause and the job has not paused yet."""
     sample: SampleReport | None = None
     notes: list[Note] = field(default_factory=list)
     outcome: Finished | Failed | None = None
     """None while the job runs, or if it was killed."""
     trouble: str = ""
-    """Why nobody leads the job, in words. Not from the log: the controller or the client sets it."""
+    """Why the job has no controller, in words. Not from the log: the controller or the client sets it."""
     pid: int | None = None
-    """Of the controller's process; not from the log either."""
+    """Process id of the controller; not from the log either."""
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
-        """What the plan was chosen from."""
+        """The alternatives that the plan was chosen from."""
         return self.decisions[-1].alternatives if self.decisions else ()
 
     @property
     def last_step(self) -> int:
-        """That the job is to train to."""
+        """The step at which the job is done."""
         return self.spec.get("job", {}).get("steps", 0)
 
     @property
     def folder(self) -> str:
-        """The job's."""
+        """The job's folder."""
         return self.spec.get("job", {}).get("output") or ""
 
     @property
@@ -172,12 +172,12 @@ class JobView:
 
     @property
     def timelines(self) -> dict[int, TimelineReport]:
-        """By rank; all of one step, the newest that was measured."""
+        """Rank -> timeline of the newest measured step."""
         return self.measured[max(self.measured)] if self.measured else {}
 
     @property
     def phases(self) -> tuple[Band, ...]:
-        """The freezing phases that the job's steps went through; none where nothing is ever frozen."""
+        """The freezing phases that the job's steps went through; empty if nothing is ever frozen."""
         return phase_bands(self.spec.get("freeze", {}), self.step)
 
     def recap(self) -> tuple[Event, ...]:
@@ -188,7 +188,7 @@ class JobView:
         return (*self.ranks.noticed, *regrouped[-1:], *([formed] if formed is not None else []), *steps)
 
     def freeze_history(self) -> FreezeHistory:
-        """What a run that goes on from here must know of freezing."""
+        """What a run that continues from here must know of freezing."""
         monitored = (of for step, of in self.measured.items() if step > self.measured_since)
         return FreezeHistory(
             plans=tuple(plan for _, plan in sorted(self.freeze.plans.items())),
@@ -198,7 +198,7 @@ class JobView:
         )
 
     def frozen_counts(self) -> ParameterCounts | None:
-        """How often each parameter was frozen; None where none ever was counted."""
+        """How often each parameter was frozen; None if nothing was counted."""
         passes = self.plan.microbatches * self.plan.replicas if self.plan is not None else 0
         return self.freeze.counted.add_up(self.step, passes)
 
@@ -298,8 +298,8 @@ class JobView:
         self._take_back(formed.step)
 
     def _take_back(self, step: int) -> None:
-        """The one rule for steps that a return to a checkpoint voids: a generation that begins at `step` runs the later
-        ones again, and nothing that was measured in them counts. What was decided stands."""
+        """Void the steps after `step`: the new generation runs them again, and their measurements do not count.
+        Decisions stand. This is the one rule for steps that a return to a checkpoint voids."""
         undone = max(0, self.step - step)
         self.step -= undone
         self.validated = min(self.validated, step)
@@ -319,7 +319,7 @@ class JobView:
         if self.first_step_s is None:
             self.first_step_s = time_s
         if report.step > self.step:
-            # Steps are logged in order, or after a hole that no rank is left to fill.
+            # Steps are logged in order; a gap remains only where no rank is left to fill it.
             thinned, self.step = self.step // EVERY, report.step
             if report.step // EVERY != thinned:
                 self._thin()
@@ -344,7 +344,7 @@ class JobView:
                 del self.measured[step]
 
     def to_json(self) -> bytes:
-        """The view as JSON, in less than 2 MB; numbers that are not finite are written by name."""
+        """The view as JSON, less than 2 MB; numbers that are not finite are written by name."""
         return _ADAPTER.dump_json((self,))
 
     @staticmethod
@@ -352,7 +352,7 @@ class JobView:
         """The view that `to_json` wrote.
 
         Raises:
-            ValueError: it is not one of this version.
+            ValueError: the text is no view of this version.
         """
         return _ADAPTER.validate_json(text)[0]
 
@@ -366,7 +366,7 @@ def _keep(lines: list[T], line: T) -> None:
 
 
 def fold(records: Iterable[Record]) -> JobView:
-    """The job of `records`, oldest first."""
+    """Fold `records`, oldest first, into a view."""
     view = JobView()
     for record in records:
         view.take(record)

@@ -1,4 +1,4 @@
-"""The lines of a job's history that a person must know. Pure: an event in, a line out."""
+"""The lines of a job's history that a person must see. Pure: an event in, a line out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Note:
 
 
 def note_of(event: Event) -> Note | None:
-    """What a person must know of `event`, if anything."""
+    """The line about `event` that a person must see, if any."""
     match event:
         case Submitted(takeover=True, epoch=epoch):
             return Note("warning", f"The controller was lost; another one took over, as epoch {epoch}.")

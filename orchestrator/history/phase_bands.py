@@ -19,7 +19,7 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A run of steps that is tinted behind the curves."""
+    """A run of steps, tinted behind the curves."""
 
     name: str
     first: int
@@ -32,7 +32,7 @@ class Band:
 
 
 def phases_of(freeze: Mapping[str, Any]) -> Phases | None:
-    """TimelyFreeze's phases; None for methods that have none, and where a section is not resolved."""
+    """TimelyFreeze's phases; None if the method has none or the section is not resolved."""
     values = {name: freeze.get(name) for name in ("warm_up", "monitoring", "ramp")}
     if not str(freeze.get("method", "")).startswith("timelyfreeze") or None in values.values():
         return None
@@ -40,7 +40,7 @@ def phases_of(freeze: Mapping[str, Any]) -> Phases | None:
 
 
 def phase_bands(freeze: Mapping[str, Any], steps: int) -> tuple[Band, ...]:
-    """The phases that a job of `steps` steps goes through, in order; none where nothing is ever frozen."""
+    """The phases that a job of `steps` steps goes through, in order; empty if nothing is ever frozen."""
     if freeze.get("method", "none") == "none":
         return ()
     phases = phases_of(freeze)

@@ -1,4 +1,4 @@
-"""Which ranks a job has, since its newest start: what a controller that takes over needs to know of them.
+"""The ranks of a job since its newest start, as a controller that takes over needs to know them.
 
 Reads event values only; part of a `JobView`.
 """
@@ -11,26 +11,26 @@ from orchestrator.events.types import Formed, Noticed, Paused, Placing, RankFail
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint
 
 KEPT_CHECKPOINTS = 8
-"""How many of the newest checkpoints a controller remembers; the ranks delete older ones."""
+"""Newest checkpoints that a controller remembers; the ranks delete older ones."""
 KEPT_NOTICES = 100
 
 
 @dataclass
 class RanksView:
-    """The ranks of the newest start, and what they hold."""
+    """The ranks of the newest start, and their checkpoints."""
 
     members: tuple[int, ...] = ()
-    """Of the newest generation, by place."""
+    """Ranks of the newest generation, by place."""
     alive: set[int] = field(default_factory=set)
     """Ranks that are up: members, spares and newcomers."""
     placing: set[int] = field(default_factory=set)
     """Ranks that wait for resources or start."""
     going: set[int] = field(default_factory=set)
-    """Ranks whose node is to go."""
+    """Ranks on nodes under notice."""
     nodes: dict[int, str] = field(default_factory=dict)
-    """Where each rank lives, by node id."""
+    """Rank -> node id."""
     hosts: dict[int, str] = field(default_factory=dict)
-    """And by address."""
+    """Rank -> address of its node."""
     next_rank: int = 0
     """The first number that no rank has had."""
     noticed: tuple[Noticed, ...] = ()
@@ -38,18 +38,18 @@ class RanksView:
     formed: Formed | None = None
     """The newest generation."""
     generation: int | None = None
-    """Number of the newest generation; None: none has formed."""
+    """Number of the newest generation; None if none has formed."""
     began: int = 0
     """The step at which it began to train."""
     since: int | None = None
-    """The generation that went back to a checkpoint last; None: none did."""
+    """The last generation that went back to a checkpoint; None if none did."""
     failures: int = 0
     """How often the job has failed with no step committed beyond `failed_at`."""
     failed_at: int = -1
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     damaged: tuple[str, ...] = ()
-    """Paths of checkpoints that were found damaged."""
+    """Paths of damaged checkpoints."""
 
     @property
     def spares(self) -> set[int]:
@@ -75,7 +75,7 @@ class RanksView:
                 self.nodes[rank], self.hosts[rank] = node, host
                 self.next_rank = max(self.next_rank, rank + 1)
             case RankFailed(rank=rank):
-                # One that only raised is found alive; the controller asks it then, like all others.
+                # A rank that only raised may be alive; the controller asks it, like all others.
                 self.placing.discard(rank)
                 self.next_rank = max(self.next_rank, rank + 1)
             case Regrouped(lost=lost):
@@ -94,13 +94,13 @@ class RanksView:
                 pass
 
     def save(self, report: CheckpointReport) -> None:
-        """Remember a checkpoint that was written."""
+        """Remember a written checkpoint."""
         if report.error is None and all(ref.path != report.path for ref in self.checkpoints):
             known = (CheckpointRef(path=report.path, step=report.step), *self.checkpoints)
             newest = sorted(known, key=lambda ref: ref.step, reverse=True)
             self.checkpoints = tuple(newest[:KEPT_CHECKPOINTS])
 
     def skip(self, damage: DamagedCheckpoint) -> None:
-        """Forget a checkpoint that is damaged."""
+        """Forget a damaged checkpoint."""
         self.checkpoints = tuple(ref for ref in self.checkpoints if ref.path != damage.path)
         self.damaged = (*self.damaged, damage.path)[-10 * KEPT_CHECKPOINTS :]

@@ -1,6 +1,6 @@
 """A job's generations and the stretches of time in them: steps as they were trained, and gaps.
 
-Knows no node but by the id where a rank lives, and no cost; see `effective_time.py`. Part of a `JobView`.
+Knows nodes only by the ids of ranks' nodes, and no cost; see `effective_time.py`. Part of a `JobView`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from orchestrator.history.thinning import Grid, thin_runs
 from workers.protocol import StepReport
 
 KEPT_GENERATIONS = 400
-"""The newest; of earlier ones the commits are forgotten, too."""
+"""The newest generations are kept; the commits of earlier ones are forgotten too."""
 KEPT_HOMES = 2_000
 KEPT_PAUSES = 400
 
 
 @dataclass(kw_only=True)
 class Membership:
-    """A generation, as far as the log shows it."""
+    """A generation, as the log shows it."""
 
     number: int
     members: tuple[int, ...]
@@ -31,25 +31,25 @@ class Membership:
     """Steps committed where it began."""
     regrouped: Regrouped | None = None
     trains_s: float | None = None
-    """When it trained, if it took the place of another one."""
+    """When it began to train, if it replaced another one."""
     committed_s: float | None = None
-    """The first commit after it formed."""
+    """Time of the first commit after it formed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A step that was committed, or some in a row."""
+    """A committed step, or several in a row."""
 
     step: int
     """The last of them."""
     time_s: float
-    """Of the last."""
+    """Time of the last commit."""
     step_s: float
     """From the commit before, as the rank measured it."""
     samples: int
-    """Or tokens, where there are any."""
+    """Samples, or tokens if the model has them."""
     generation: int
-    """Index in `RecoveryHistory.generations`; -1: in none."""
+    """Index in `RecoveryHistory.generations`; -1 if in none."""
     voided_by: int | None = None
     """Index of the generation that went back before it."""
     steps: int = 1
@@ -57,14 +57,14 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """A stretch of time in which one generation committed steps that all stand, or were all voided."""
+    """A stretch of time in which one generation committed steps that all stand or are all voided."""
 
     start_s: float
     end_s: float
     generation: int
     """Index in `RecoveryHistory.generations`."""
     voided_by: int | None
-    """Index of the generation that went back before it; None: it stands."""
+    """Index of the generation that went back before it; None if it stands."""
 
     @property
     def stands(self) -> bool:
@@ -79,7 +79,7 @@ class RecoveryHistory:
     """Rank -> node id of the cluster."""
     generations: list[Membership] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
-    """In order of time."""
+    """Ordered by time."""
     pauses: list[float] = field(default_factory=list)
     undone: int = 0
     """Committed steps that a return to a checkpoint voided, over the whole log."""
@@ -108,7 +108,7 @@ class RecoveryHistory:
                 pass
 
     def take_back(self, step: int, undone: int) -> None:
-        """The newest generation goes on from `step`: what was committed later is void, `undone` steps."""
+        """Void the commits after `step`, from which the newest generation goes on: `undone` steps."""
         self.undone += undone
         by = len(self.generations) - 1
         self.commits = [
@@ -117,7 +117,7 @@ class RecoveryHistory:
         ]
 
     def thin(self, grid: Grid) -> None:
-        """Keep one commit per bucket of `grid`, generation and fate."""
+        """Keep one commit per bucket of `grid`, generation and `voided_by`."""
         self.commits = thin_runs(
             self.commits,
             lambda commit: (grid.bucket(commit.step), commit.generation, commit.voided_by),
@@ -126,13 +126,13 @@ class RecoveryHistory:
 
     @property
     def regroupings(self) -> tuple[Membership, ...]:
-        """The generations that took the place of others."""
+        """The generations that replaced others."""
         return tuple(generation for generation in self.generations if generation.regrouped is not None)
 
     def stretches(self) -> Iterator[Stretch]:
-        """What was trained, in order of time; what lies between is no step's.
+        """The stretches that were trained, ordered by time; a gap between them belongs to no step.
 
-        The time of a step that a failure cut off is in no stretch: only its repetition was committed.
+        The time of a step that a failure interrupted is in no stretch: only its repetition was committed.
         """
         current: Stretch | None = None
         last_s = float("-inf")
@@ -141,7 +141,7 @@ class RecoveryHistory:
             if current is None or current.generation != commit.generation:
                 generation = self.generations[commit.generation] if commit.generation >= 0 else None
                 trains_s = generation.trains_s if generation is not None else None
-                # A generation that begins a run has no such time; a rank may commit before the controller learns of it.
+                # The first generation of a run has no `trains_s`; a rank may commit before the controller learns of it.
                 if trains_s is None or trains_s > commit.time_s:
                     trains_s = commit.time_s - commit.step_s
                 start_s = max(last_s, trains_s)

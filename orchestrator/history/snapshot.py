@@ -1,7 +1,7 @@
 """A view kept beside the log it was folded from, so that a controller that takes over reads only the log's end.
 
-A snapshot says up to where in which file it goes. One that does not fit the log, or is of another version, is not used:
-then the whole log is folded.
+A snapshot names the file and offset that it covers. If it does not match the log or has another version, the whole log
+is folded instead.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from orchestrator.history.job_view import VERSION, JobView
 
 SNAPSHOT = "view.json"
 CHECKED_BYTES = 4096
-"""Of the log's last bytes before the snapshot: they show whether it is still the same log."""
+"""Bytes of the log before the snapshot that are hashed, to see whether it is still the same log."""
 RECENT_RECORDS = 2_000
-"""So many events before the snapshot are read again for drivers that have not read them yet."""
+"""Events before the snapshot that are read again, for drivers that have not read them yet."""
 RECENT_BYTES = 2 << 20
 
 
@@ -33,9 +33,9 @@ class Position:
     file: str
     """Name of one of its files."""
     offset: int
-    """Bytes of it that are folded."""
+    """Bytes of the file that are folded."""
     sha256: str
-    """Of the last `CHECKED_BYTES` before it."""
+    """Hash of the last `CHECKED_BYTES` before the offset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,12 @@ class Loaded:
     recent: tuple[Record, ...]
     """The newest events since the newest start, perhaps not all."""
     torn_bytes: int
-    """Of a last line that its writer did not finish; it is left out."""
+    """Bytes of an unfinished last line, which is left out."""
     folded: int
     """Events that were read to bring the view up to date."""
     from_snapshot: bool
     damage: DamagedLogError | None
-    """A line that is no event; names the file and the line. Nothing after it is read."""
+    """Names the file and line that is no event. Nothing after it is read."""
 
 
 def position(log: Path, offset: int) -> Position:
@@ -60,7 +60,7 @@ def position(log: Path, offset: int) -> Position:
 
 
 def write_snapshot(path: Path, view: bytes, at: Position) -> None:
-    """Keep the view, as its JSON; a reader sees the snapshot before or this one.
+    """Write the view, given as JSON, atomically: a reader sees the previous snapshot or this one.
 
     Raises:
         OSError: the disk is full or gone.
@@ -123,7 +123,7 @@ def load(files: Sequence[Path], snapshot: Path) -> Loaded:
 
 
 def _read_snapshot(path: Path, files: Sequence[Path]) -> tuple[JobView, int, int] | None:
-    """(the view, index of the file and offset that it goes up to); None: there is none that fits."""
+    """(the view, index of the file and offset up to which it is folded); None if no snapshot matches."""
     try:
         header, _, text = path.read_bytes().partition(b"\n")
         fields = json.loads(header)
@@ -164,7 +164,7 @@ def _parsed(content: bytes, log: Path, offset: int) -> Iterator[Record]:
 
 
 def _before(log: Path, offset: int, most: int) -> list[Record]:
-    """The last records before `offset`, as far as they can be read."""
+    """The last readable records before `offset`, at most `most`."""
     first = max(offset - RECENT_BYTES, 0)
     with log.open("rb") as file:
         file.seek(first)

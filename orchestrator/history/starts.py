@@ -8,8 +8,8 @@ from orchestrator.events.types import Record, Submitted
 
 
 def since_start(records: Sequence[Record]) -> tuple[Record, ...]:
-    """The records since the job was submitted last. A controller that takes over starts nothing: those of the one
-    before it are among them."""
+    """The records since the job was last submitted. A takeover is no start: the records of the controller before it
+    are included."""
     starts = [
         index
         for index, record in enumerate(records)

@@ -1,6 +1,6 @@
 """Keeps a history bounded: recent steps stay single, older ones share an entry with their neighbours.
 
-Every series of a view is thinned on the same grid, so that their entries stand at the same steps. Knows no event.
+Every series of a view is thinned on the same grid, so that their entries are at the same steps. Knows no event.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ T = TypeVar("T")
 EVERY = 500
 """Steps from one thinning to the next."""
 RECENT = 1000
-"""So many of the newest steps are never thinned."""
+"""Newest steps that are never thinned."""
 OLDER = 500
-"""Entries that all steps before them have at most."""
+"""Most entries for all earlier steps."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Grid:
 def thin(
     series: dict[int, T], grid: Grid, merge: Callable[[T, T], T] = lambda earlier, later: later
 ) -> dict[int, T]:
-    """`series`, by step, with one entry per bucket of `grid`, at the last step of those that it was made from.
+    """`series`, by step, with one entry per bucket of `grid`, at the last step of the bucket's entries.
 
     Args:
-        merge: makes one entry of two; by default the later one stands for both.
+        merge: makes one entry of two; by default the later one.
     """
     thinned: dict[int, tuple[int, T]] = {}
     for step in sorted(series):
@@ -62,7 +62,7 @@ def thin(
 def thin_runs(
     entries: Sequence[T], place: Callable[[T], tuple[object, ...]], merge: Callable[[T, T], T]
 ) -> list[T]:
-    """`entries` with one in place of all neighbours that have the same `place`."""
+    """`entries` with neighbours of the same `place` merged into one."""
     thinned: list[T] = []
     for entry in entries:
         if thinned and place(thinned[-1]) == place(entry):
