@@ -34,10 +34,10 @@ class PipelineTrainer:
         spec: the same object that a TOML file gives.
         model: builds the model in place of `spec.model.factory`; called with `spec.model.arguments`.
         data: opens the data in place of `spec.data.source`; called with `spec.data.arguments`.
-        resume: go on from the newest checkpoint in the job's folder.
+        resume: continue from the newest checkpoint in the job's folder.
         profile: plan with this file instead of measuring.
         replay: freeze as this event log says.
-        observe: takes every event of the job as it comes.
+        observe: receives every event of the job as it arrives.
         progress: show the job's progress on standard output, as `freshet train` does.
 
     Raises:
@@ -64,15 +64,15 @@ class PipelineTrainer:
         self._progress = progress
 
     def fit(self) -> ray.train.Result:
-        """Train to the end. Ctrl-C stops with a checkpoint; a job that fails has its `error` in the result.
+        """Train to the end. Ctrl-C stops the job with a checkpoint; the result of a failed job has its `error`.
 
         Returns:
-            `metrics` as `freshet train --summary` writes them, `checkpoint` the newest checkpoint's folder,
-            `path` the job's folder, `metrics_dataframe` a row per step of the newest start; of a job that freezes,
-            with the columns of `FreezeStep`.
+            `metrics`, as `freshet train --summary` writes them; `checkpoint`, the newest checkpoint's folder; `path`,
+            the job's folder; `metrics_dataframe`, a row per step of the newest start, with the columns of `FreezeStep`
+            if the job freezes.
 
         Raises:
-            JobError: something that the user can mend: the spec, the data, the cluster.
+            JobError: something that the user can fix: the spec, the data, the cluster.
         """
         started_s = time.time()
         steps: list[dict[str, object]] = []
@@ -109,7 +109,7 @@ def _with_functions(spec: Spec, model: Callable[..., Any] | None, data: Callable
 
 
 def _result(done: Run, steps: list[dict[str, object]], started_s: float) -> ray.train.Result:
-    # Imported here: Ray Train brings pandas and pyarrow along, which no other part of a job needs.
+    # Imported here: Ray Train imports pandas and pyarrow, which no other part of a job needs.
     import pandas
     import ray.train
     from ray.train import Checkpoint
@@ -140,7 +140,7 @@ def _newest_checkpoint(done: Run) -> str | None:
 
 
 def _add_freezing(steps: list[dict[str, object]], log: Path) -> None:
-    """Add what the event log has of freezing to the rows of the steps that froze."""
+    """Add the event log's freezing columns to the rows of the steps that froze."""
     freezing = {row.step: asdict(row) for row in freeze_steps(fold(read_log(log)))}
     for step in steps:
         step.update(freezing.get(cast("int", step["step"]), {}))

@@ -1,7 +1,7 @@
-"""The job's folder: whose it is, what lies in it, whether a job may start or go on there.
+"""The job's folder: which job owns it, what is in it, whether a job may start or resume there.
 
-A local path, or a URI that pyarrow's filesystems take; there the event log is cut into segments, see `segments.py`, and
-this machine keeps them in the user's cache. Knows no ranks.
+A local path, or a URI that pyarrow's filesystems accept; there the event log is cut into segments, see `segments.py`,
+and this machine keeps them in the user's cache. Knows no ranks.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PROFILE = "profile.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 _BEFORE_A_RUN = {"data", LOCK}
-"""What may lie in a folder that holds no run yet: the token cache, made when a spec is checked, and the lock of
-a start that went no further."""
+"""What a folder without a run may contain: the token cache, made when a spec is checked, and the lock of a start that
+went no further."""
 _MAY_DIFFER = {
     "data.cache",
     "data.path",
@@ -45,7 +45,7 @@ _MAY_DIFFER = {
     "model.weights",
     "optimizer.max_skipped_steps",
 }
-"""Settings of the ranks that a resumed job may change though they lie in sections that it may not."""
+"""Settings of the ranks that a resumed job may change, in sections that it otherwise may not."""
 MAY_CHANGE = (
     "job.steps, job.validate_every, job.curvature_every, job.sample_tokens, pipeline.ranks (with the same replicas),"
     " pipeline.schedule, pipeline.chunks, pipeline.partition, pipeline.recompute,"
@@ -55,12 +55,12 @@ MAY_CHANGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """`job.json`: whose folder this is."""
+    """`job.json`: which job owns the folder."""
 
     name: str
-    """Of the job."""
+    """Name of the job."""
     run: str
-    """Drawn at each start, so that a node can distinguish this folder from another at the same path."""
+    """Random for each start, so that a node can distinguish this folder from another at the same path."""
     spec: Mapping[str, Any]
     """The resolved spec of the newest start."""
 
@@ -78,7 +78,7 @@ class JobFolder:
 
     @property
     def events_path(self) -> Path:
-        """The local file that the event log is written to."""
+        """The local file of the event log."""
         if "://" not in self.location:
             return Path(self.location) / EVENTS
         key = hashlib.sha256(self.location.encode()).hexdigest()[:16]
@@ -86,14 +86,14 @@ class JobFolder:
 
     @cached_property
     def segments(self) -> Segments | None:
-        """What the event log is cut into; None where one file holds all of it."""
+        """The segments of the event log; None if one file holds all of it."""
         if "://" not in self.location:
             return None
         return Segments(self.events_path.parent / FOLDER, self._folder.child(FOLDER))
 
     def fetch_events(self) -> Path:
-        """`events_path`, with the whole log as far as folder and this machine have it; and beside it the profile that
-        was kept last, if any."""
+        """Bring `events_path` up to date with the log in the folder and on this machine, and the profile beside it, if
+        there is one. Return `events_path`."""
         path = self.events_path
         if self.segments is not None:
             if self.segments.fetch():
@@ -104,7 +104,7 @@ class JobFolder:
         return path
 
     def log_files(self) -> list[Path]:
-        """The files that hold the log, oldest first, fetched if need be."""
+        """The files that hold the log, oldest first, fetched if necessary."""
         if self.segments is not None:
             return self.segments.fetch()
         return [self.events_path] if self.events_path.exists() else []
@@ -115,7 +115,7 @@ class JobFolder:
         return self.events_path.with_name(SNAPSHOT)
 
     def fetch_snapshot(self) -> Path:
-        """`snapshot_path`, with the copy in the folder where that is newer."""
+        """Replace the local snapshot if the copy in the folder is newer. Return `snapshot_path`."""
         path = self.snapshot_path
         if self.segments is not None and self._folder.exists(SNAPSHOT):
             copy = self._folder.read(SNAPSHOT)
@@ -125,7 +125,7 @@ class JobFolder:
         return path
 
     def open_log(self, epoch: int) -> EventLog | SegmentedLog:
-        """The log, to be written by the controller of incarnation `epoch`.
+        """Open the log for the controller of incarnation `epoch`.
 
         Raises:
             OSError: it cannot be written.
@@ -145,14 +145,14 @@ class JobFolder:
         self.fetch_events()
 
     def publish_log(self) -> None:
-        """Copy what this machine has of the log, and of its view, into the folder, unless they lie there.
+        """Copy this machine's log and view into the folder, unless they are there.
 
         Raises:
             OSError: the folder cannot be written.
         """
         if self.segments is None:
             return
-        # Read first: the copy of the view goes no further than that of the log.
+        # Read first: the copy of the view must not go further than the copy of the log.
         view = _content(self.snapshot_path)
         self.segments.publish()
         if view and view != self._published_view:
@@ -160,12 +160,12 @@ class JobFolder:
             self._published_view = view
 
     def publish(self, path: Path) -> None:
-        """Copy the local file `path` into the folder, unless it lies there."""
+        """Copy the local file `path` into the folder, unless it is there."""
         if "://" in self.location:
             self._folder.write(path.name, path.read_bytes())
 
     def marker(self) -> Marker | None:
-        """Whose folder it is; None: nobody's.
+        """The folder's marker; None if no job owns the folder.
 
         Raises:
             JobError: `job.json` cannot be read.
@@ -184,7 +184,7 @@ class JobFolder:
         """Write `job.json`.
 
         Raises:
-            JobError: a controller is at work in the folder, or it cannot be written.
+            JobError: a controller uses the folder, or it cannot be written.
         """
         marker = Marker(name=name, run=secrets.token_hex(8), spec=spec)
         lock = self.lock()
@@ -198,7 +198,7 @@ class JobFolder:
         return marker
 
     def lock(self) -> IO[bytes] | None:
-        """Hold the folder against other controllers until the returned file is closed; None: no locks there.
+        """Lock the folder until the returned file is closed; None if the file system has no locks.
 
         Raises:
             JobError: another controller holds it, or it cannot be written.
@@ -223,7 +223,7 @@ class JobFolder:
         return file
 
     def admit(self, name: str, *, resume: bool) -> None:
-        """Whether the job `name` may start here, or go on.
+        """Check that the job `name` may start here, or resume.
 
         Raises:
             JobError: the folder holds another job, a run of this one while `resume` is not set, or nothing to
@@ -265,14 +265,14 @@ class JobFolder:
         return JobError(f"cannot write to job.output = {self.location}: {_reason(error)}")
 
     def steps(self) -> int:
-        """Steps that were committed here so far. Raises JobError if the event log is damaged."""
+        """Steps committed here so far. Raises JobError if the event log is damaged."""
         return max(
             (record.event.step for record in self._records() if isinstance(record.event, StepReport)),
             default=0,
         )
 
     def incarnations(self) -> tuple[int, int]:
-        """The highest epoch of a controller and the highest generation of ranks that were at work here.
+        """The highest epoch of a controller and the highest generation of ranks in the log.
 
         Raises:
             JobError: the event log is damaged.
@@ -286,13 +286,13 @@ class JobFolder:
         return epoch, generation
 
     def newest_plan(self) -> Plan | None:
-        """The plan that was issued last here. Raises JobError if the event log is damaged."""
+        """The newest issued plan. Raises JobError if the event log is damaged."""
         issued = [record.event.plan for record in self._records() if isinstance(record.event, events.Issued)]
         return issued[-1] if issued else None
 
     def keep_profile(self, text: str | None) -> None:
-        """Write the profile that the plan rests on, also beside the event log: pictures and resumed runs use it. None:
-        the plan rests on none, and the profile of an earlier start goes.
+        """Write the profile that the plan is based on, also beside the event log: pictures and resumed runs use it.
+        None deletes the profile of an earlier start: the plan is based on none.
 
         Raises:
             JobError: it cannot be written.
@@ -308,14 +308,14 @@ class JobFolder:
             raise self._unwritable(error) from error
 
     def profile(self) -> str | None:
-        """The profile that was kept last; None: there is none, or it cannot be read."""
+        """The newest profile; None if there is none or it cannot be read."""
         try:
             return self.fetch_events().with_name(PROFILE).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
 
     def freeze_history(self) -> FreezeHistory:
-        """What was measured and decided of freezing here so far. Raises JobError if the event log is damaged."""
+        """The freezing measurements and decisions so far. Raises JobError if the event log is damaged."""
         return fold(self._records()).freeze_history()
 
     def _records(self) -> Iterator[events.Record]:
@@ -334,10 +334,10 @@ class JobFolder:
 def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
     """The checkpoints to resume from, newest first. Imports torch.
 
-    A damaged one stays in: the ranks name it and take the one before.
+    A damaged one stays in: the ranks report it and take the one before.
 
     Raises:
-        JobError: there is none, none is readable, or the newest readable one is of other settings.
+        JobError: there is none, none is readable, or the newest readable one has other settings.
     """
     from workers.checkpoint.coordination import manifest_mismatch
     from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_manifest
@@ -378,7 +378,7 @@ def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
 
 
 def undamaged(ref: CheckpointRef) -> bool:
-    """Whether every file of the checkpoint is as it was written; reads them all. Imports torch."""
+    """Whether every file of the checkpoint is intact; reads them all. Imports torch."""
     from workers.checkpoint.folder import DamagedCheckpointError, read_layer, read_manifest
 
     try:
@@ -391,7 +391,7 @@ def undamaged(ref: CheckpointRef) -> bool:
 
 
 def _content(path: Path) -> bytes:
-    """Of the file; empty where there is none."""
+    """Content of the file; empty if there is none."""
     try:
         return path.read_bytes()
     except OSError:

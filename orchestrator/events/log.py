@@ -1,4 +1,4 @@
-"""The event log as a file: records appended to it, and read back. Knows no event by name."""
+"""The event log as a file: appends records and reads them back. Knows no event by name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from orchestrator.events.types import Record
 
 _BLOCK = 1 << 16
-"""Bytes that are read at once to find a log's last line."""
+"""Bytes per read when looking for a log's last line."""
 
 
 class EventLog:
-    """Appends records to a file, each flushed as it is written. `size` is what the file has of whole lines."""
+    """Appends records to a file, each flushed as it is written. `size` is the bytes of whole lines in the file."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # No buffer: what could not be written must not come back with the next line.
+        # No buffer: bytes that could not be written must not be written again with the next line.
         self._file = path.open("a+b", buffering=0)
         self.path = path
         self.size = self._drop_torn_line()
@@ -26,7 +26,7 @@ class EventLog:
         """Write `record` through to the file.
 
         Raises:
-            OSError: the disk is full or gone; no part of the line stays.
+            OSError: the disk is full or gone; no part of the line remains.
         """
         whole = self._file.seek(0, os.SEEK_END)
         line = memoryview(record.to_json().encode() + b"\n")
@@ -42,8 +42,8 @@ class EventLog:
         self._file.close()
 
     def _drop_torn_line(self) -> int:
-        """Cut what a killed writer left behind its last newline, so that the next record stands alone; what is left,
-        in bytes."""
+        """Cut what a killed writer left after its last newline, so that the next record has its own line. Return the
+        remaining bytes."""
         size = end = self._file.seek(0, os.SEEK_END)
         while end > 0:
             first = max(end - _BLOCK, 0)
@@ -59,7 +59,7 @@ class EventLog:
 
 
 class DamagedLogError(ValueError):
-    """A line of a log, not its last one, is no event."""
+    """A line of a log, other than its last, is no event."""
 
 
 def read_log(path: Path) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""What a rehearsal did to a job's nodes, as the job's event log keeps it. Values only."""
+"""What a rehearsal did to a job's nodes, as the event log records it. Values only."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLife:
-    """A node, from when the cluster had it until it was killed; seconds since the Unix epoch."""
+    """A node's life, from when the cluster had it until it was killed; seconds since the Unix epoch."""
 
     name: str
-    """In the trace."""
+    """Name in the trace."""
     node: str
     """Node id of the cluster."""
     up_s: float
     down_s: float | None = None
-    """None: it outlived the rehearsal."""
+    """None if it outlived the rehearsal."""
     noticed_s: float | None = None
-    """When word came that it was to go; None: it went unannounced."""
+    """When notice of its end came; None if there was no notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsed:
-    """A trace was replayed against the job; written once, after its end. Seconds since the Unix epoch."""
+    """A trace was replayed against the job; written once, after the replay. Seconds since the Unix epoch."""
 
     trace: str
-    """Where it came from, in words."""
+    """Source of the trace, in words."""
     speedup: float
     """Seconds of the trace per second."""
     grace_s: float | None
-    """Seconds of the trace between notice and end of a node; None: no notice is given."""
+    """Seconds of the trace between notice and end of a node; None if no notice is given."""
     began_s: float
-    """Time 0 of the trace: the job had committed steps by then."""
+    """Time 0 of the trace; the job had committed steps by then."""
     ended_s: float
     """The end of the trace, or of the job, or when someone stopped it."""
     lives: tuple[NodeLife, ...]
-    """All nodes that ranks could live on."""
+    """All nodes that could host ranks."""

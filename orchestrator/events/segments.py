@@ -1,8 +1,8 @@
-"""The event log of a job whose folder is a URI: such stores cannot append, so it is cut into segments.
+"""The event log of a job whose folder is a URI: such stores cannot append, so the log is cut into segments.
 
-Each start of a controller writes segments of its own, first to this machine's disk; they are copied to the store every
-few seconds. A segment only grows, and no two starts share one, so no copy can replace a longer one. Whoever reads takes
-the longer of each segment's two copies, in order of epoch and start.
+Each start of a controller writes its own segments, first to this machine's disk; they are copied to the store every few
+seconds. A segment only grows, and no two starts share one, so no copy can replace a longer one. A reader takes the
+longer of each segment's two copies, ordered by epoch and start.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from orchestrator.events.types import Record
 from workers.checkpoint.storage import Folder
 
 FOLDER = "events"
-"""In the job's folder."""
+"""Name in the job's folder."""
 SEGMENT_BYTES = 1 << 20
-"""A segment that has grown to this is complete, and another one follows it."""
+"""A segment of this size is complete, and another one follows it."""
 PUBLISH_S = 5.0
-"""Between copies: what the log loses at most with the controller's node."""
+"""Seconds between copies: the most that the log loses if the controller's node fails."""
 
 
 class Segments:
@@ -38,11 +38,11 @@ class Segments:
         """Name -> bytes of the copy in the store."""
 
     def files(self) -> list[Path]:
-        """Those on this machine, in order."""
+        """The segments on this machine, in order."""
         return sorted(self._local.glob("*.jsonl"))
 
     def fetch(self) -> list[Path]:
-        """`files`, after each that is longer in the store was copied from there."""
+        """Copy each segment that is longer in the store from there. Return `files`."""
         for name in self._remote.names():
             path = self._local / name
             known = path.stat().st_size if path.exists() else -1
@@ -52,22 +52,22 @@ class Segments:
         return self.files()
 
     def assemble(self, path: Path) -> None:
-        """Write what is on this machine of the whole log to the file `path`, whole or not at all."""
+        """Write all segments on this machine to the file `path`, atomically."""
         parts = (whole_lines(file.read_bytes()) for file in self.files())
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, b"".join(parts))
 
     def begin(self, epoch: int) -> SegmentedLog:
-        """A log for one start of a controller, after all segments of earlier incarnations."""
+        """Begin a log for one start of a controller, after all segments of earlier incarnations."""
         return SegmentedLog(self._local, epoch, time.time_ns() // 1_000_000)
 
     def newest_epoch(self) -> int:
-        """The newest controller that wrote a segment, as far as this machine knows."""
+        """Epoch of the newest controller with a segment on this machine."""
         files = self.files()
         return int(files[-1].name.partition("-")[0]) if files else 0
 
     def publish(self) -> None:
-        """Copy each segment that is longer on this machine to the store: what a killed controller left, too.
+        """Copy each segment that is longer on this machine to the store, also those of a killed controller.
 
         Raises:
             OSError: the store cannot be read or written.
@@ -85,8 +85,8 @@ class SegmentedLog:
     """Appends records to segments of one start.
 
     Args:
-        epoch: of the controller.
-        started_ms: orders two starts of the same epoch, where the store has nothing of the first yet.
+        epoch: the controller's epoch.
+        started_ms: orders two starts of the same epoch if the store has nothing of the first yet.
     """
 
     def __init__(self, folder: Path, epoch: int, started_ms: int) -> None:
@@ -97,7 +97,7 @@ class SegmentedLog:
 
     @property
     def path(self) -> Path:
-        """Of the segment that is being written."""
+        """Path of the segment that is being written."""
         return self._folder / f"{self._prefix}{self._number:06d}.jsonl"
 
     @property
@@ -109,7 +109,7 @@ class SegmentedLog:
         """Write `record` through to the newest segment.
 
         Raises:
-            OSError: the disk is full or gone; no part of the line stays.
+            OSError: the disk is full or gone; no part of the line remains.
         """
         if self._log.size >= SEGMENT_BYTES:
             self._log.close()
@@ -122,7 +122,7 @@ class SegmentedLog:
 
 
 def whole_lines(content: bytes) -> bytes:
-    """`content` without what a killed writer left behind its last newline."""
+    """`content` without what a killed writer left after its last newline."""
     return content[: content.rfind(b"\n") + 1]
 
 

@@ -41,7 +41,7 @@ from workers.protocol import (
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A controller took the job on."""
+    """A controller started the job, or took it over."""
 
     job: str
     epoch: int
@@ -49,7 +49,7 @@ class Submitted:
     spec: dict[str, Any]
     """The resolved spec."""
     resume: bool
-    """Whether the job goes on from a checkpoint."""
+    """Whether the job continues from a checkpoint."""
     takeover: bool = False
     """The controller before this one was lost, and its ranks may be training."""
 
@@ -60,7 +60,7 @@ class Issued:
 
     plan: Plan
     alternatives: tuple[Alternative, ...] = ()
-    """What it was chosen from, itself among it; empty if nothing was searched for."""
+    """The plans that it was chosen from, including itself; empty if there was no search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Formed:
 
     generation: Generation
     start: CheckpointRef | None
-    """The checkpoint they start from; none: from initial weights, or from what the ranks hold."""
+    """The checkpoint they start from; None: initial weights, or the state that the ranks hold."""
     step: int
     """Steps committed where it begins."""
     failures: int = 0
@@ -106,7 +106,7 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class Requested:
-    """Someone asked the job for something."""
+    """Someone requested something of the job."""
 
     request: str
     """`checkpoint`, `stop`, `abort`, `pause` or `resume`."""
@@ -114,10 +114,10 @@ class Requested:
 
 @dataclass(frozen=True, kw_only=True)
 class Commanded:
-    """A command came from outside. Logged before anything is done for it."""
+    """A command arrived from outside. Logged before anything is done for it."""
 
     id: str
-    """Its sender's: a command that comes twice with one id is done once."""
+    """Chosen by the sender: a command that arrives twice with one id is done once."""
     name: str
     """`stop`, `abort`, `checkpoint`, `move` or `fault`."""
     arguments: dict[str, Any]
@@ -125,13 +125,13 @@ class Commanded:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What came of a command."""
+    """A command was decided."""
 
     id: str
     done: bool
-    """Whether it was done; else it was refused, or something else happened first."""
+    """Whether it was done; otherwise it was refused, or something else happened first."""
     step: int
-    """Steps committed then."""
+    """Steps committed at that time."""
     text: str
     """In words: what was done, or why not."""
 
@@ -141,7 +141,7 @@ class PlannerStarted:
     """The planner's process is up."""
 
     life: int
-    """1 for the controller's first planner, then one more for each that died."""
+    """1 for the controller's first planner, plus one for each that died."""
     node: str
     """Node id of the cluster."""
     pid: int
@@ -157,17 +157,17 @@ class FreezeSolved:
     unfrozen_s: float
     """Makespan of a window with nothing frozen."""
     solved_s: float
-    """With these ratios."""
+    """Makespan with these ratios."""
     all_frozen_s: float
-    """With everything frozen."""
+    """Makespan with everything frozen."""
     outside_s: float
-    """What a step takes outside its window: exchange, commit, update."""
+    """Time of a step outside its window: exchange, commit, update."""
     measured_unfrozen_s: float | None
-    """Median step of the monitoring phase with nothing frozen; none if the times are those of the profile."""
+    """Median step of the monitoring phase with nothing frozen; None if the times are those of the profile."""
     measured_all_frozen_s: float | None
-    """And with everything frozen."""
+    """The same with everything frozen."""
     kappa: float
-    """Mean step to expect with these ratios over step without: TimelyFreeze eq. 12."""
+    """Expected mean step with these ratios over step without: TimelyFreeze eq. 12."""
     mean_per_stage: tuple[float, ...]
     """Mean ratio over a stage's freezable actions."""
     duals: tuple[float, ...]
@@ -176,32 +176,32 @@ class FreezeSolved:
     """Tokens of the actions on the solved window's critical path."""
     solve_s: float
     spread: float | None = None
-    """Mean step over one in which every draw takes what is expected of it; none if no profile says how draws spread."""
+    """Mean step over a step in which every draw takes its expectation; None if no profile says how draws spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regrouped:
-    """A new generation trains in place of an earlier one. Times are those of the controller."""
+    """A new generation trains in place of an earlier one. Times are measured by the controller."""
 
     generation: int
     cause: str
     """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, or `retry` (a step failed and no rank was lost)."""
     reason: str
-    """Of the decision, in words with its numbers."""
+    """Reason for the decision, in words with its numbers."""
     lost: tuple[int, ...]
-    """Ranks that were lost or let go."""
+    """Ranks that failed or were released."""
     joined: tuple[int, ...]
-    """Ranks that are new."""
+    """New ranks."""
     step: int
     """Steps committed where it begins."""
     rerun: int
-    """Steps that were under way and are run again: at most 1, without counting `steps_lost`."""
+    """Interrupted steps that are run again: at most 1, without `steps_lost`."""
     steps_lost: int
-    """Committed steps that a checkpoint did not have and that are run again."""
+    """Committed steps that are run again because no checkpoint has them."""
     detect_s: float
-    """From the first sign until it was known which ranks are left."""
+    """From the first sign of failure until it was known which ranks are left."""
     settle_s: float
-    """Until all stand at one step."""
+    """Until all ranks are at one step."""
     plan_s: float
     move_s: float
     """Until every rank has its layers."""
@@ -214,24 +214,24 @@ class Migrated:
     """Layers have changed ranks while the job trained."""
 
     version: int
-    """Of the plan by which they have."""
+    """Version of the plan that moved them."""
     layers: tuple[int, ...]
     source: tuple[int, ...]
     """Per layer, the pipeline rank that had it."""
     target: tuple[int, ...]
-    """Per layer, the pipeline rank that has it."""
+    """Per layer, the pipeline rank that has it now."""
     mode: str
     """`live`, `deferred` or `stop`."""
     bytes: int | None
-    """Sent to the layers' new ranks; none where that was not counted."""
+    """Bytes sent to the layers' new ranks; None if not counted."""
     seconds: float
-    """From when it was asked for until all ranks followed the plan."""
+    """From the request until all ranks followed the plan."""
     steps: int
-    """Committed in that time."""
+    """Steps committed in that time."""
     stall_s: float
-    """That training stood still: of the rank that did so longest."""
+    """Longest time that a rank did not train."""
     step: int
-    """Steps committed when they followed it."""
+    """Steps committed when the ranks followed the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ class Paused:
     reason: str
     step: int
     requested: bool = False
-    """Someone requested it: a checkpoint has the state, and the ranks are given back."""
+    """Whether someone requested it: then a checkpoint has the state, and the ranks are released."""
     failures: int = 0
     """As in `Formed`."""
     failed_at: int = -1
@@ -249,7 +249,7 @@ class Paused:
 
 @dataclass(frozen=True, kw_only=True)
 class Noticed:
-    """Notice came that a node will go."""
+    """A notice arrived that a node will go."""
 
     node: str
     """Node id of the cluster."""
@@ -257,9 +257,9 @@ class Noticed:
     source: str
     """`ray`, `sigterm`, `aws`, `gcp`, `azure` or `file`."""
     ranks: tuple[int, ...]
-    """That live there."""
+    """Ranks on the node."""
     left_s: float | None
-    """Seconds until it is gone, as far as is known."""
+    """Seconds until it is gone, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ class RankFailed:
     rank: int
     error: str
     details: str = ""
-    """A traceback, where the error alone does not say enough."""
+    """A traceback, if the error alone does not say enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,18 +293,18 @@ class Finished:
     step: int
     """Steps committed."""
     stopped: bool
-    """Whether a request ended it, not the last step."""
+    """Whether a request ended it rather than the last step."""
     state_sha256: str | None
-    """Over all weights and buffers in layer order; none if no step was trained in this run."""
+    """Hash of all weights and buffers in layer order; None if this run trained no step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The job ended without having been asked to."""
+    """The job ended without a request."""
 
     reason: str
     user_error: bool
-    """Whether the user can mend it: the spec, the data, the cluster."""
+    """Whether the user can fix it: the spec, the data, the cluster."""
 
 
 Event = (
@@ -382,7 +382,7 @@ KINDS: dict[str, type[Event]] = {
     "notice": NoticeReport,
     "warning": WarningReport,
 }
-"""The `kind` of each line -> the type of its payload."""
+"""Kind of a line -> type of its payload."""
 
 
 @dataclass(frozen=True, kw_only=True)
