@@ -23,7 +23,7 @@ class Cost:
     """What one change of members cost."""
 
     at_s: float
-    """When the new generation trained, since the beginning of the trace, in seconds of the rehearsal."""
+    """When the new generation began to train, in seconds of the rehearsal since the trace's beginning."""
     step: int
     cause: str
     reason: str
@@ -31,14 +31,14 @@ class Cost:
     """Names of nodes in the trace."""
     joined: tuple[str, ...]
     members: int
-    """Ranks that go on."""
+    """Ranks of the new generation."""
     rerun: int
     steps_lost: int
     parts_s: tuple[float, ...]
-    """Of the recovery, as in `PARTS`."""
+    """Parts of the recovery, as in `PARTS`."""
     node_seconds: dict[Use, float]
     until_commit_s: float | None
-    """From the death of the first node that was lost to the next commit."""
+    """From the first node's failure to the next commit."""
 
     @property
     def total_node_seconds(self) -> float:
@@ -47,7 +47,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of some durations, in seconds."""
+    """Percentiles of durations, in seconds."""
 
     p50: float
     p95: float
@@ -61,37 +61,37 @@ class EffectiveTime:
     ratio: float
     """Effective training time ratio: node-seconds that ended in committed steps over live node-seconds."""
     ratio_at_speed_1: float
-    """What it would be had the trace not been sped up: costs per event as measured, all else as long as it lasts."""
+    """The ratio without speedup: costs per event as measured, everything else as long as in the trace."""
     emulated: bool
     """Whether the steps' computation was modelled."""
     speedup: float
     seconds: float
-    """Of the rehearsal."""
+    """Length of the rehearsal."""
     node_seconds: dict[Use, float]
     losses: int
-    """Nodes that died."""
+    """Nodes that failed."""
     joins: int
-    """Nodes that came after the beginning."""
+    """Nodes that joined after the beginning."""
     steps: int
-    """Committed in the rehearsal, and standing."""
+    """Steps that were committed in the rehearsal and stand."""
     step_s: float
-    """Median."""
+    """Median step."""
     rerun: int
     """Steps in flight that were run again, over the whole job: a recovery may end after the rehearsal does."""
     steps_lost: int
-    """Committed steps that a checkpoint did not have and that were run again, over the whole job. The ledger of
-    `freshet verify` counts the same."""
+    """Committed steps that were run again because no checkpoint had them, over the whole job. The ledger of `freshet
+    verify` counts the same."""
     lost_per_loss: float
-    """Node-seconds per node that died: steps in flight, recovery, steps undone."""
+    """Node-seconds per failed node: steps in flight, recovery, steps undone."""
     lost_per_join: float
-    """Node-seconds per node that came: until it trained, and the regroupings for it."""
+    """Node-seconds per joined node: until it trained, and the regroupings for it."""
     recovery_s: dict[str, Spread]
-    """After losses: each of `PARTS`, their `total`, and `commit`: from a node's death to the next commit."""
+    """After failures: each of `PARTS`, their `total`, and `commit`: from a node's failure to the next commit."""
     costs: tuple[Cost, ...]
 
     @property
     def live(self) -> float:
-        """Node-seconds."""
+        """Live node-seconds."""
         return sum(self.node_seconds.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,6 +203,6 @@ def _numbers(
 
 
 def spread(durations_s: Sequence[float]) -> Spread:
-    """Of at least one duration."""
+    """Percentiles of at least one duration."""
     p50, p95 = np.percentile(durations_s, [50, 95])
     return Spread(p50=float(p50), p95=float(p95), max=max(durations_s))

@@ -1,4 +1,4 @@
-"""What freezing brings and costs, in the paper's numbers, from a run's view."""
+"""The gain and the cost of freezing, in the paper's numbers, from a run's view."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ Side = Literal["unfrozen", "frozen"]
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeNumbers:
-    """None where a run has no such number (yet)."""
+    """The numbers of a run; None where it has no such number (yet)."""
 
     method: str
     average_freeze_ratio: float | None
-    """Share of scalars that was frozen, mean over all steps, actions and scalars (TimelyFreeze, section 4.2)."""
+    """Share of frozen scalars, mean over all steps, actions and scalars (TimelyFreeze, section 4.2)."""
     kappa: float | None
-    """Measured step time with full freezing over that with none: medians (TimelyFreeze eq. 12)."""
+    """Median measured step with full freezing over median step with none (TimelyFreeze eq. 12)."""
     predicted_kappa: float | None
     """The same, as the freeze program predicted it."""
     p_eff: float | None
-    """Share of gradient energy that was let through over the steps with full freezing (definition D.8)."""
+    """Share of gradient energy that reached the weights in the steps with full freezing (definition D.8)."""
     time_to_accuracy: float | None
-    """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13); infinite if no
-    update is let through."""
+    """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13); infinite if p_eff is
+    0."""
 
     @property
     def warning(self) -> str | None:
-        """What a person must know while freezing costs more than it brings."""
+        """A warning for people while freezing costs more than it gains."""
         if self.kappa is None or self.p_eff is None:
             return None
         return warning(self.kappa, self.p_eff, self.method)
@@ -76,8 +76,8 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
 
 
 def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
-    """Steps with nothing frozen, and steps with full freezing, in order: those of as many ranks as the newest, as
-    a step takes another time with fewer or more, whatever is frozen."""
+    """Steps with nothing frozen, and steps with full freezing, in order. Only steps with as many ranks as the newest
+    count: the number of ranks changes a step's time, whatever is frozen."""
     freeze, start = run.spec.get("freeze", {}), run.freeze.start
     ranks = {each.number: len(each.members) for each in run.recovery.generations}
     ordered = [step for _, step in sorted(run.steps.items())]
@@ -87,12 +87,12 @@ def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
 
 
 def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side | None:
-    """Which of the two `step` is. None for neither: the job's first step warms caches, and a skipped one's
-    gradient has no finite energy. In a step with full freezing something was frozen indeed.
+    """Which of the two `step` is. None for neither: the job's first step warms caches, and a skipped step's gradient
+    has no finite energy. A step with full freezing froze something.
 
     Args:
         freeze: the resolved `[freeze]` section.
-        start: the first step that follows solved ratios, which may come late, or never.
+        start: the first step that follows solved ratios; it may be late, or never come.
     """
     if step.step <= 1 or step.step_s <= 0 or step.skipped:
         return None
@@ -109,5 +109,5 @@ def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side
 
 
 def measured_kappa(frozen_s: Sequence[float], unfrozen_s: Sequence[float]) -> float | None:
-    """Median step with full freezing over that with none (eq. 12); None while there are not both."""
+    """Median step with full freezing over median step with none (eq. 12); None until there are both."""
     return kappa(median(frozen_s), median(unfrozen_s)) if frozen_s and unfrozen_s else None

@@ -1,4 +1,4 @@
-"""What freezing brings step by step, in the paper's numbers: predicted and measured time, kappa, updates let through.
+"""The effect of freezing step by step, in the paper's numbers: predicted and measured time, kappa, effective updates.
 
 Pure: a job's view in, a row per step out; it asks no rank.
 """
@@ -19,19 +19,19 @@ from planner.freeze.time_to_accuracy import RunningUpdate, kappa, time_to_accura
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeStep:
-    """One step. None where a run has no such number."""
+    """One step; None where a run has no such number."""
 
     step: int
     step_s: float
-    """Measured."""
+    """Measured step time."""
     predicted_step_s: float | None
-    """By the simulator, with the share of the ratios that the step applies."""
+    """Simulated step time, with the share of the ratios that the step applies."""
     kappa: float | None
     """`step_s` over the median measured step with nothing frozen (TimelyFreeze eq. 12)."""
     predicted_kappa: float | None
     """`predicted_step_s` over a predicted step with nothing frozen."""
     p_eff: float
-    """Share of the step's gradient energy that was let through (definition D.7)."""
+    """Share of the step's gradient energy that reached the weights (definition D.7)."""
     average_p_eff: float
     """The same over the steps so far (definition D.8)."""
     time_to_accuracy: float | None
@@ -40,8 +40,8 @@ class FreezeStep:
 
 
 def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
-    """The steps with freezing, in order: from the first that follows a solution on, or, for methods that solve for
-    nothing, from the end of the warm-up."""
+    """The steps with freezing, in order: from the first that follows a solution, or, for methods without a solver,
+    from the end of the warm-up."""
     start = _start(run)
     if start is None:
         return ()
@@ -63,7 +63,7 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
         if unfrozen_s is not None:
             measured = kappa(report.step_s, unfrozen_s)
         best = measured if measured is not None else foreseen
-        # A skipped step brings nothing: neither its time nor its gradient counts.
+        # A skipped step updates nothing: neither its time nor its gradient counts.
         if not report.skipped:
             average.add(report.effective_update, report.gradient_energy)
             if best is not None:
@@ -91,5 +91,5 @@ def _start(run: JobView) -> int | None:
 
 
 def _middle(ordered: list[float]) -> float:
-    """The median, of sorted values."""
+    """The median of sorted values."""
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

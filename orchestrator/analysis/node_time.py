@@ -1,4 +1,4 @@
-"""Every second of every live node of a rehearsal, each under one use. Pure: history in, node-seconds out.
+"""Assigns every second of every live node of a rehearsal to one use. Pure: history in, node-seconds out.
 
 A node lives from when the cluster had it until it was killed. The job's own start, before the trace begins, is left
 out.
@@ -15,22 +15,22 @@ from orchestrator.events.types import Regrouped
 from orchestrator.history.recovery_history import RecoveryHistory
 
 PARTS = ("detect", "settle", "plan", "move", "resume")
-"""Of a recovery."""
+"""Parts of a recovery."""
 
 
 class Use(StrEnum):
-    """What a live node's time went to."""
+    """How a live node spent its time."""
 
     TRAINED = "trained"
     """In steps that were committed and stand."""
     IN_FLIGHT = "in_flight"
-    """In a step that a failure cut off, from the commit before it to the first sign of the failure."""
+    """In a step that a failure interrupted, from the commit before it to the first sign of the failure."""
     RECOVERING = "recovering"
     """From the first sign until the next generation trained."""
     UNDONE = "undone"
     """In committed steps that a return to a checkpoint voided."""
     JOINING = "joining"
-    """A node that is not yet a member of a generation, and becomes one."""
+    """A node that is not yet a member of a generation, and becomes one later."""
     PAUSED = "paused"
     """The job waited for capacity."""
     LEAVING = "leaving"
@@ -40,12 +40,12 @@ class Use(StrEnum):
 
 
 PER_EVENT = (Use.IN_FLIGHT, Use.RECOVERING, Use.UNDONE, Use.JOINING)
-"""What each change of nodes costs; the trace says how long the rest lasts."""
+"""Uses that each change of nodes causes; the trace sets how long the others last."""
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """A stretch of time in which all members of a generation did the same."""
+    """A stretch of time in which all members of a generation have the same use."""
 
     start_s: float
     end_s: float
@@ -53,7 +53,7 @@ class _Phase:
     nodes: frozenset[str]
     """Ids of its nodes; other nodes join, leave or are idle."""
     caused: int | None
-    """Index of the generation whose formation took it."""
+    """Index of the generation whose formation caused it."""
 
 
 @dataclass
@@ -62,11 +62,11 @@ class Spent:
 
     by_use: dict[Use, float] = field(default_factory=lambda: dict.fromkeys(Use, 0.0))
     by_generation: dict[int, dict[Use, float]] = field(default_factory=dict)
-    """Index of a generation -> what it cost to get to it."""
+    """Index of a generation -> cost of its formation."""
 
 
 def spend(history: RecoveryHistory, rehearsed: Rehearsed) -> Spent:
-    """How the node-seconds of `rehearsed` were spent."""
+    """Divide the node-seconds of `rehearsed` by use."""
     spent = Spent()
     first_use = _first_use(history)
     for phase in _phases(history, rehearsed):
@@ -100,15 +100,16 @@ def _phases(history: RecoveryHistory, rehearsed: Rehearsed) -> Iterator[_Phase]:
 def _gap(
     history: RecoveryHistory, start_s: float, end_s: float, last: int | None, index: int | None
 ) -> Iterator[_Phase]:
-    """From the last commit of a generation until another one trained: a step cut off, perhaps a pause, the recovery.
+    """Divide the time between the last commit of a generation and the next one's training: an interrupted step,
+    perhaps a pause, the recovery.
 
     Args:
         last: index of the generation before.
-        index: of the one that trained next; None: none did.
+        index: index of the generation that trained next; None if none did.
     """
     before, either = _nodes(history, last), _nodes(history, last) | _nodes(history, index)
     first = 0 if last is None else last + 1
-    # A second loss may have ended the generations in between before they committed anything.
+    # A second failure may have ended the generations in between before they committed anything.
     signs = [
         generation.trains_s - sum(parts(generation.regrouped))
         for generation in history.generations[
@@ -122,7 +123,7 @@ def _gap(
     if pause_s is None:
         yield _Phase(sign_s, end_s, Use.RECOVERING, either, index)
         return
-    # What was known when the job paused had been settled; the rest of the recovery came when it went on.
+    # The ranks detected and settled before the pause; the rest of the recovery came after it.
     regrouped = history.generations[index].regrouped if index is not None else None
     rest_s = sum(parts(regrouped)[2:]) if regrouped is not None else 0.0
     pause_s = max(pause_s, sign_s)
@@ -133,7 +134,7 @@ def _gap(
 
 
 def _uses(phase: _Phase, life: NodeLife, joins_s: float | None) -> Iterator[tuple[float, float, Use]]:
-    """What a node, if it is live, does in `phase`; `joins_s`: when it first trained, if ever."""
+    """The uses of a node in `phase`, if it is live; `joins_s`: when it first trained, if ever."""
     if life.node in phase.nodes:
         yield phase.start_s, phase.end_s, phase.use
         return
@@ -149,13 +150,13 @@ def _uses(phase: _Phase, life: NodeLife, joins_s: float | None) -> Iterator[tupl
 
 
 def _life(life: NodeLife, rehearsed: Rehearsed) -> tuple[float, float]:
-    """What of a life lies in the rehearsal."""
+    """The part of a life that is in the rehearsal."""
     down_s = rehearsed.ended_s if life.down_s is None else min(life.down_s, rehearsed.ended_s)
     return max(life.up_s, rehearsed.began_s), down_s
 
 
 def _first_use(history: RecoveryHistory) -> dict[str, float]:
-    """Node id -> when a generation that trained first had it as a member."""
+    """Node id -> when it first was in a generation that trained."""
     first: dict[str, float] = {}
     for stretch in history.stretches():
         for node in _nodes(history, stretch.generation):
@@ -164,7 +165,7 @@ def _first_use(history: RecoveryHistory) -> dict[str, float]:
 
 
 def _nodes(history: RecoveryHistory, index: int | None) -> frozenset[str]:
-    """Where the members of a generation live."""
+    """The nodes of a generation's members."""
     if index is None or index < 0:
         return frozenset()
     return frozenset(

@@ -1,7 +1,7 @@
-"""How many updates a plan needs to converge, by the samples in a run's log: DynPipe's T(S) x W(S).
+"""How many updates a plan needs to converge, from the samples in a run's log: DynPipe's T(S) x W(S).
 
-Shown beside a plan, never what it is chosen by: the engine's schedules are synchronous, whose T does not depend on it,
-and no engine here runs an asynchronous one yet.
+It is shown beside a plan and never decides: the engine's schedules are synchronous, T is the same for all of them, and
+the engine runs no asynchronous one yet.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from planner.search.search import Choice
 from workers.protocol import JobError
 
 MOST_SHARED = 8_192
-"""Layers times devices for which Algorithm 1 takes no more than seconds."""
+"""Most layers times devices for which Algorithm 1 takes only seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What Theorem 1 makes of a plan."""
+    """Theorem 1 applied to a plan."""
 
     convergence: Convergence
     steps: int
     """T of the plan's own schedule."""
     samples_per_update: int
-    """Of a step, and of an update of the asynchronous pipeline: both train on so many."""
+    """Samples of a step, and of an update of the asynchronous pipeline."""
     wall_clock_s: float
-    """Of so many predicted steps, with nothing frozen: the theorem knows no freezing."""
+    """Duration of `steps` predicted steps, with nothing frozen: the theorem knows no freezing."""
     asynchronous: EndToEnd | None
-    """The pipeline with the least T(S) x W(S) if it did not drain before an update; its updates have a step's samples,
-    and so a step's second moment, and its memory holds the stashed weights. Theorem 1 takes stage i to be S - i updates
-    behind, which many microbatches per update stay below: T(S) is high rather than low."""
+    """The pipeline with the least T(S) x W(S) if it did not drain before an update. Its updates have a step's samples,
+    and so a step's second moment; its memory holds the stashed weights. Theorem 1 assumes that stage i is S - i updates
+    behind; with many microbatches per update it is less, so T(S) is an overestimate."""
     why_not: str = ""
-    """Why there is none."""
+    """Why there is no asynchronous pipeline."""
 
 
 def convergence_of(log: Path, *, lr: float, target: float | None) -> Convergence:
-    """What the event log of a run says about a job with learning rate `lr`.
+    """Estimate the convergence of a job with learning rate `lr` from the event log of a run.
 
     Args:
         target: the mean squared gradient norm that counts as converged.
@@ -76,7 +76,7 @@ def convergence_of(log: Path, *, lr: float, target: float | None) -> Convergence
 
 
 def outlook(choice: Choice, convergence: Convergence) -> Outlook:
-    """What `convergence` makes of `choice`, whose schedule is synchronous."""
+    """Apply `convergence` to `choice`, whose schedule is synchronous."""
     steps = convergence.updates(choice.schedule.stages, synchronous=True)
     asynchronous, why_not = None, ""
     profile = choice.prediction.profile

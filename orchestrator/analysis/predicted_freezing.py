@@ -1,5 +1,5 @@
-"""What a step with freezing takes: the monitored times of its actions, combined by the solved ratios and laid
-out by the simulator. Pure: a job's view in, predictions out.
+"""Predicts the time of a step with freezing: combines the monitored times of its actions by the solved ratios and
+simulates them. Pure: a job's view in, predictions out.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from planner.simulation.simulate import Costs, Simulation, simulate
 from workers.protocol import TimelineReport
 
 Ranks = Mapping[int, TimelineReport]
-"""What the ranks did in one step."""
+"""Rank -> its timeline of one step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What one pipeline ran in a step."""
+    """The schedule that one pipeline ran in a step."""
 
     window: Schedule
-    """Of one replica."""
+    """Schedule of one replica."""
     windows: int
-    """How often in a row: once for each of its replicas."""
+    """How often it ran in a row: once for each of the pipeline's replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,43 +40,43 @@ class PredictedFreezing:
     """The steps of one pipeline after its monitoring phase."""
 
     ran: Ran
-    """In the newest step."""
+    """What it ran in the newest step."""
     windows: Mapping[int, int]
     """Generation -> windows in a row, from the number of its ranks."""
     phases: Phases
     bounds: Bounds
     ratios: Shares
     start: int | None
-    """The first step that follows them."""
+    """The first step that follows the ratios."""
     spread: float
-    """Mean step over one in which every draw takes what is expected of it."""
+    """Mean step over a step in which every draw takes its expectation."""
 
     def share(self, step: int) -> float:
-        """The share of the ratios that `step` > T_m applies: they are followed from the commit that took them up, which
-        may come late, or never."""
+        """The share of the ratios that `step` > T_m applies: 0 until the commit that adopted them, which may be late
+        or never come."""
         return self.phases.share(step) if self.start is not None and self.start <= step else 0.0
 
     def frozen(self, share: float) -> Shares:
         return [(stage, microbatch, share * ratio) for stage, microbatch, ratio in self.ratios]
 
     def simulate(self, share: float, windows: int | None = None) -> Simulation:
-        """All windows of a step, with microbatches numbered on, in which every draw takes what is expected of it.
+        """Simulate all windows of a step, with consecutive microbatch numbers; every draw takes its expectation.
 
         Args:
-            windows: how many; None: those of the newest step.
+            windows: number of windows; None: as many as in the newest step.
         """
         whole = repeat(self.ran.window, self.ran.windows if windows is None else windows)
         costs = _interpolated(whole, self.ran.window.microbatches, self.bounds, self.frozen(share))
         return simulate(whole, costs)
 
     def step_s(self, share: float, windows: int | None = None) -> float:
-        """Mean step, with what is outside the windows; see `simulate`."""
+        """Mean step, including the time outside the windows; see `simulate`."""
         whole_s = self.simulate(share, windows).makespan_s + self.bounds.outside_s
         return whole_s * self.spread if share > 0 else whole_s
 
 
 def predict_freezing(run: JobView) -> PredictedFreezing | None:
-    """None where nothing was solved for, or with times that the log does not hold for the plan that stands."""
+    """Predict the steps of `run`; None without a solution, or if the log lacks its times for the current plan."""
     phases, solved, plan = phases_of(run.spec.get("freeze", {})), run.freeze.solved, run.plan
     if phases is None or solved is None or solved.measured_unfrozen_s is None or plan is None:
         return None
@@ -89,7 +89,7 @@ def predict_freezing(run: JobView) -> PredictedFreezing | None:
             return None
         bounds = measure(ran.window, phases, observations(run.measured.values()))
     except ValueError:
-        # Times of a plan that a resume has changed since, or not of every action.
+        # The times are of a plan that a resume has changed since, or not of every action.
         return None
     return PredictedFreezing(
         ran=ran,
@@ -103,8 +103,8 @@ def predict_freezing(run: JobView) -> PredictedFreezing | None:
 
 
 def ran_in(plan: Plan, ranks: Ranks) -> Ran | None:
-    """What the first pipeline ran, from its own spans: a table of the user's own is no longer at hand. None where they
-    are not those of whole windows of `plan`."""
+    """What the first pipeline ran, from its own spans, because a user's own table is no longer available. None if they
+    are not whole windows of `plan`."""
     programs: list[Program] = []
     windows: set[int] = set()
     for rank in range(plan.pipeline_ranks):
@@ -137,7 +137,7 @@ def observations(steps: Iterable[Ranks]) -> list[Observation]:
 
 
 def _windows(run: JobView, plan: Plan) -> dict[int, int]:
-    """Generation -> windows in a row, if each of its pipelines had as many ranks as those of `plan`."""
+    """Generation -> windows in a row, assuming pipelines with as many ranks as those of `plan`."""
     pipelines = {
         generation.number: len(generation.members) // plan.pipeline_ranks
         for generation in run.recovery.generations
@@ -146,10 +146,10 @@ def _windows(run: JobView, plan: Plan) -> dict[int, int]:
 
 
 def _interpolated(schedule: Schedule, microbatches: int, bounds: Bounds, frozen: Shares) -> Costs:
-    """Every action between its longest and its shortest time, as its ratio says (TimelyFreeze eq. 4).
+    """Interpolate every action between its longest and shortest time by its ratio (TimelyFreeze eq. 4).
 
     Args:
-        microbatches: of one window.
+        microbatches: microbatches of one window.
     """
     ratios = {(stage, microbatch): ratio for stage, microbatch, ratio in frozen}
     actions = {}

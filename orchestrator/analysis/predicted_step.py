@@ -1,6 +1,6 @@
-"""The newest measured step as the simulator predicts it from other steps of the same run.
+"""Predicts the newest measured step by simulation, from other steps of the same run.
 
-With a freeze solution: from the bounds of the monitoring phase and the ratios. Otherwise: from the mean times of the
+With a freeze solution, from the bounds of the monitoring phase and the ratios; otherwise from the mean times of the
 other measured steps. Pure: a job's view in, a timeline out.
 """
 
@@ -27,10 +27,10 @@ class PredictedStep:
     """One pipeline's step."""
 
     timeline: tuple[tuple[TimedAction, ...], ...]
-    """Per rank, all windows of the step, whose actions have the same names as in measured ones. Begins when measured
-    steps begin their first action, after their first batch was read."""
+    """Per rank, all windows of the step, with the action names of measured steps. Begins when measured steps begin
+    their first action, after the first batch was read."""
     step_s: float
-    """With what is outside the window: first batch, exchange, commit, update."""
+    """Including the time outside the window: first batch, exchange, commit, update."""
     frozen: Shares
     """Planned shares of weight-gradient time, as applied in this step."""
     source: str
@@ -38,7 +38,7 @@ class PredictedStep:
 
 
 def predict_newest(run: JobView) -> PredictedStep | None:
-    """A prediction of the step that `run.timelines` measured; None where the log says too little."""
+    """Predict the step that `run.timelines` measured; None if the log has too little."""
     if run.plan is None or not run.timelines:
         return None
     ran = ran_in(run.plan, run.timelines)
@@ -47,7 +47,7 @@ def predict_newest(run: JobView) -> PredictedStep | None:
     try:
         return _from_monitoring(run) or _from_others(run, ran)
     except ValueError:
-        # Times of a plan that a resume has changed since.
+        # The times are of a plan that a resume has changed since.
         return None
 
 

@@ -1,5 +1,5 @@
-"""What the ranks' memory was used for over one step, as the run's profile counts it: bytes of the profile, times of the
-step. Nobody measures memory while a job trains. Pure: a job's view in, levels out.
+"""The use of the ranks' memory over one step: bytes from the run's profile, times from the step. Memory is not measured
+while a job trains. Pure: a job's view in, levels out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.simulation.simulate import Simulation
 
 
 def profile_beside(log: Path) -> Profile | None:
-    """The profile of the run whose event log is `log`; None where there is none or it cannot be read."""
+    """The profile of the run whose event log is `log`; None if there is none or it cannot be read."""
     try:
         return Profile.from_json(log.with_name(PROFILE).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ProfileError):
@@ -34,12 +34,12 @@ def profile_beside(log: Path) -> Profile | None:
 def step_memory(
     run: JobView, profile: Profile | None, timeline: Timeline, frozen: Shares
 ) -> tuple[OverTime, ...]:
-    """Per lane of `timeline`, what that rank's memory is used for. Empty where there is no profile that the plan fits,
-    where the step was not the plan's, and in steps of several windows.
+    """The memory use of each lane's rank in `timeline`. Empty if no profile fits the plan, if the step did not follow
+    the plan, or if it had several windows.
 
     Args:
         timeline: the newest measured step, measured or predicted: of one pipeline or of all.
-        frozen: what its backward passes leave out.
+        frozen: shares of weight-gradient time that its backward passes skip.
     """
     plan = run.plan
     ran = ran_in(plan, run.timelines) if plan is not None else None
@@ -59,7 +59,7 @@ def step_memory(
             )
         )
     except ValueError:
-        # The plan has more devices than the profile by now, or the log is of another version.
+        # The plan now has more devices than the profile, or the log is of another version.
         return ()
 
 

@@ -1,4 +1,4 @@
-"""The few numbers of a run that another program wants, from its event log. Pure but for reading that file."""
+"""The few numbers of a run for other programs, from its event log. Pure except for reading that file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.history.job_view import JobView, fold
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What `--summary` writes. None where a run has no such number."""
+    """The numbers that `--summary` writes; None where a run has no such number."""
 
     name: str
     steps: int
@@ -24,15 +24,15 @@ class Summary:
     first_loss: float | None
     final_loss: float | None
     validation_loss: float | None
-    """The newest."""
+    """The newest one."""
     tokens_per_s: float | None
-    """Over the steps of the newest start but its first; samples per second where there are no tokens."""
+    """Over the steps of the newest start except its first; samples per second if there are no tokens."""
     step_time_s: float | None
     """Median over the same steps."""
     first_step_after_s: float | None
     """From `started_s` to the first committed step of the newest start."""
     state_sha256: str | None
-    """Over all weights and buffers in layer order: name, dtype, shape, bytes."""
+    """Hash of all weights and buffers in layer order: name, dtype, shape, bytes."""
     partition: tuple[int, ...]
     """Layers per stage."""
     events: str
@@ -47,7 +47,7 @@ class Summary:
         return numbers
 
     def to_json(self) -> str:
-        """As JSON, which has no numbers that are not finite: those are written by name, `"Infinity"`."""
+        """As JSON; numbers that are not finite are written by name, `"Infinity"`."""
         return json.dumps(events.named_floats(self.to_dict()), indent=1, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""What a job's checkpoints prove beside its ledger: files as they were written, the last one with the job's final bits.
+"""What a job's checkpoints prove besides its ledger: files are intact, and the last one has the job's final bits.
 
 Reads every file; imports torch.
 """
@@ -12,7 +12,7 @@ from workers.protocol import CheckpointRef
 
 
 def audit_checkpoints(output: str, ledger: Ledger) -> int:
-    """Check all checkpoints in the job folder `output`, add what is wrong to `ledger`; returns how many there are."""
+    """Check all checkpoints in the job folder `output` and add errors to `ledger`. Return how many there are."""
     from workers.checkpoint.folder import checkpoints
 
     found = checkpoints(output)
@@ -56,7 +56,7 @@ def _audit_one(ref: CheckpointRef, ledger: Ledger) -> None:
 
 
 def _state_sha256(ref: CheckpointRef) -> str | None:
-    """Over the layers of a checkpoint; None if it is damaged."""
+    """Hash of a checkpoint's layers; None if it is damaged."""
     from workers.checkpoint.folder import DamagedCheckpointError, read_layer, read_manifest
     from workers.layer_state import digest
     from workers.reproducibility.digest import state_digest

@@ -1,6 +1,6 @@
 """The ledger: what a job's events prove of its steps, samples, generations and epochs. Pure: events in, findings out.
 
-A step stands from its report until a generation begins before it, which voids it; it is keyed by generation and step.
+A step stands from its report until a generation that begins before it voids it; it is keyed by generation and step.
 Checkpoint files are checked in `checkpoint_audit.py`.
 """
 
@@ -26,21 +26,21 @@ from workers.protocol import CheckpointReport, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
 
 NEARBY = 3
-"""A step with other samples than its own may have those of a step so near."""
+"""A step with wrong samples is compared with this many steps on either side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """Which samples each step is to use, by the resolved spec."""
+    """Which samples each step must use, by the resolved spec."""
 
     seed: int
     microbatches: int
-    """Of all replicas in one step."""
+    """Microbatches of all replicas in one step."""
     microbatch_size: int
 
     @staticmethod
     def of(spec: dict[str, Any]) -> Batches:
-        """Of a resolved spec, as it is logged."""
+        """The batches of a resolved spec, as it is logged."""
         pipeline = spec["pipeline"]
         return Batches(
             seed=spec["job"]["seed"],
@@ -50,11 +50,11 @@ class Batches:
 
     @property
     def samples(self) -> int:
-        """Per step."""
+        """Samples per step."""
         return self.microbatches * self.microbatch_size
 
     def digest(self, step: int, train_samples: int) -> str:
-        """Of the samples of `step`, which is 1 for the first one."""
+        """Digest of the samples of `step`, which is 1 for the first one."""
         return samples_digest(
             {
                 microbatch: train_indices(
@@ -67,25 +67,25 @@ class Batches:
 
 @dataclass
 class Ledger:
-    """What was found in a log, beside what stands."""
+    """The findings in a log, and the steps that stand."""
 
     wrong: list[str] = field(default_factory=list)
-    """Each with its numbers; a sound job has none."""
+    """Errors, each with its numbers; a correct job has none."""
     unproved: list[str] = field(default_factory=list)
-    """What the log does not say."""
+    """Facts that the log does not prove."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The resolved spec of the newest start."""
     standing: list[StepReport | None] = field(default_factory=list)
-    """By step, from 1. None: not in this log."""
+    """By step, from 1; None if not in this log."""
     superseded: int = 0
     """Steps that were committed, then voided by a return to a checkpoint, and run again."""
     generations: int = 0
     epochs: int = 0
-    """How often a controller took the job on."""
+    """How often a controller started the job or took it over."""
     checkpoints: list[CheckpointReport] = field(default_factory=list)
-    """Those that were reported whole, oldest first."""
+    """Checkpoints reported as complete, oldest first."""
     end: Finished | Failed | None = None
-    """Of the newest start; None: the job is at work, or was killed."""
+    """End of the newest start; None if the job runs, or was killed."""
     proved_samples: int = 0
     """Steps whose samples were compared."""
 
@@ -96,10 +96,10 @@ class Ledger:
 
 
 def audit(records: Iterable[Record], train_samples: int | None) -> Ledger:
-    """What `records`, oldest first, prove.
+    """Check `records`, oldest first.
 
     Args:
-        train_samples: how many samples there are to train on; None: not known, so that no step's samples are compared.
+        train_samples: number of training samples; None: unknown, so that no step's samples are compared.
     """
     reading = _Reading()
     for record in records:
@@ -125,7 +125,7 @@ class _Reading:
         self._voided: dict[int, int] = {}
         """Generation -> steps that it voided."""
         self._untrained = 0
-        """Steps voided by generations that were formed since one trained, and did not train themselves."""
+        """Steps voided by generations that formed and did not train, since one last trained."""
         self._outcomes: list[Outcome] = []
 
     def take(self, record: Record) -> None:
@@ -199,7 +199,7 @@ class _Reading:
             del ledger.standing[begin:]
             ledger.superseded += void
         elif void < 0 and formed.start is not None and not self._formed:
-            # The beginning of the log was lost; what came from the checkpoint on is all here.
+            # The beginning of the log was lost; everything after the checkpoint is here.
             ledger.unproved.append(f"steps {ledger.steps + 1} to {begin} are not in this log")
             ledger.standing += [None] * -void
         self._untrained += self._voided.get(newest, 0)
@@ -284,8 +284,8 @@ class _Reading:
 
 
 def _check_samples(ledger: Ledger, train_samples: int | None) -> None:
-    """Compare what each standing step used with what it was to use: positions follow on from step to step, so that
-    with every step right no sample is used twice or skipped."""
+    """Compare the samples of each standing step with those that it must use. Positions continue from step to step, so
+    if every step is right, no sample is used twice or skipped."""
     reports = [report for report in ledger.standing if report is not None]
     if not reports:
         return

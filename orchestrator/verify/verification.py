@@ -20,7 +20,7 @@ MOST_SHOWN = 20
 
 
 def verify_run(run: str) -> tuple[Ledger, list[str]]:
-    """The ledger of `run`, a folder or a job's name, and what it proves in words. Reads every checkpoint.
+    """The ledger of `run`, a folder or a job's name, and its findings in words. Reads every checkpoint.
 
     Raises:
         JobError: there is no run, or its log is damaged.
@@ -42,7 +42,7 @@ def verify_run(run: str) -> tuple[Ledger, list[str]]:
 
 
 def find_folder(run: str) -> str:
-    """The folder of `run`: itself, that of an event log, or that of a job by name.
+    """The folder of `run`, which is a folder, an event log, or the name of a job.
 
     Raises:
         JobError: there is none.
@@ -82,7 +82,7 @@ def report(ledger: Ledger, checkpoints: int) -> list[str]:
 
 
 def _train_samples(records: list[events.Record], location: str) -> tuple[int | None, str | None]:
-    """How many samples the run trains on, or why that is not known. Imports torch."""
+    """The number of samples that the run trains on, or why it is unknown. Imports torch."""
     from workers.data.registry import open_dataset
 
     specs: list[dict[str, Any]] = [
