@@ -1,4 +1,4 @@
-"""A measurement on a Ray cluster: rank actors that reserve what the job's ranks will, and leave nothing behind.
+"""A measurement on a Ray cluster: rank actors that reserve the same resources as the job's ranks and leave no trace.
 
 Actors and placement groups belong to this driver: if it dies, Ray clears them.
 """
@@ -24,18 +24,18 @@ from workers.profiling.measured import Measured
 from workers.protocol import Generation, JobError
 
 GRACE_S = 5.0
-"""How long ranks may take to tell why they failed, once one of them has."""
+"""How long the other ranks may take to report their errors once one rank has failed."""
 
 
 def measure_on_cluster(
     config: WorkerConfig, ranks: int, per_rank: Mapping[str, float], wait_s: float, timeout_s: float
 ) -> list[Measured]:
-    """What each of `ranks` ranks measured on the cluster that this process is connected to.
+    """Measure with `ranks` ranks on the cluster that this process is connected to.
 
     Args:
         per_rank: resources that each rank reserves.
-        wait_s: how long resources, and then processes, may take to come.
-        timeout_s: how long joining, and then measuring, may take.
+        wait_s: limit for the resources, and then for the processes.
+        timeout_s: limit for joining, and then for measuring.
 
     Raises:
         JobError: there is no room, or the ranks cannot measure.
@@ -81,10 +81,10 @@ def _measure(actors: list[Any], wait_s: float, timeout_s: float) -> list[Measure
 
 
 def _all(calls: list[Any], timeout_s: float) -> list[Any]:
-    """What the calls return.
+    """Wait for the results of `calls`.
 
     Raises:
-        JobError: one of them failed, named by its cause where others failed because of it.
+        JobError: one of them failed; names the first cause if others failed because of it.
     """
     deadline = time.monotonic() + timeout_s
     answers: list[Any] = []

@@ -1,6 +1,6 @@
-"""What must be opened to read a spec: its paths, and the outline of its model and data.
+"""Opens what a spec names: its paths, and the outline of its model and data.
 
-`outline_model` imports torch, so that a user's mistakes come out before any actor starts. Decides nothing.
+`outline_model` imports torch, so that a user's mistakes show before any actor starts. Decides nothing.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutline:
-    """What a spec does not say of its model and data."""
+    """Facts about the model and the data that the spec does not state."""
 
     layers: tuple[str, ...]
-    """Names, in order."""
+    """Names of the layers, in order."""
     parameters: tuple[int, ...]
     """Per layer, its number of parameters."""
     vocabulary: int | None
-    """Tokens that the data's tokenizer knows."""
+    """Number of tokens that the data's tokenizer knows."""
     language: bool
     """Whether text can be sampled from the model."""
     emulated: EmulatedConfig
     """The modelled times, per layer if the device is emulated."""
     weights_sha256: str | None = None
-    """Of the file that the weights start from."""
+    """Hash of the file with the initial weights."""
     data_sha256: str | None = None
-    """Of the text's tokens; None where the samples are not text of a built-in source."""
+    """Hash of the text's tokens; None if the samples are not text of a built-in source."""
 
 
 def absolute(spec: Spec) -> Spec:
-    """`spec` with every path absolute: ranks run in another folder than the one it was written for."""
+    """`spec` with every path absolute: ranks run in another folder than the user."""
     data, cluster, notice_file = spec.data, spec.cluster, spec.elastic.notice_file
     paths = (data.path,) if isinstance(data.path, str) else data.path or ()
     weights = spec.model.weights
@@ -77,7 +77,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     """Open the model's outline and the data of an `absolute` spec. Imports torch.
 
     Raises:
-        JobError: a factory, a source, a size or a file of weights that does not work.
+        JobError: a factory, a source, a size or a file of weights does not work.
     """
     from workers.data.registry import open_dataset
     from workers.devices.emulated import layer_times
@@ -117,7 +117,7 @@ def _check_microbatch(spec: Spec, train_samples: int) -> None:
 def _check_weights(
     model: ModelConfig, outlines: Sequence[LayerOutline], ties: Sequence[Sequence[ParameterRef]]
 ) -> str | None:
-    """The sha256 of the file that the weights start from; None without one.
+    """The sha256 of the file with the initial weights; None without one.
 
     Raises:
         JobError: the file cannot be read, holds another model, or is not the one that `model` asks for.
@@ -139,6 +139,6 @@ def _check_weights(
 
 
 def _absolute(path: str) -> str:
-    """`path` as the driver's folder makes it; a URI stays, unless it is a local file's."""
+    """`path` relative to the driver's folder, made absolute; a URI stays, unless it is a local file's."""
     path = path.removeprefix("file://")
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))

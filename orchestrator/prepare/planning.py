@@ -1,7 +1,7 @@
-"""From a settled spec and a profile to the plan to begin with, what it is expected to do, and why.
+"""Makes the first plan from a settled spec and a profile, with its prediction and its reason.
 
-Glue between the spec's words and the planner's: `freshet plan` shows the result, a submitted job follows it. Measures
-nothing, writes nothing.
+Translates between the spec's terms and the planner's: `freshet plan` shows the result, a submitted job follows it.
+Measures nothing, writes nothing.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from workers.protocol import JobError
 
 @dataclass(frozen=True, kw_only=True)
 class Freezing:
-    """What is frozen of a plan's steps once the phases are over. Makespans are of one window."""
+    """The freezing of a plan's steps after the phases. Makespans are of one window."""
 
     prediction: Prediction
     """A step with these ratios."""
     r_max: float
-    """What the ratios were solved with; 0 for a method that solves for none."""
+    """The limit that the ratios were solved with; 0 for a method without a solver."""
     unfrozen_s: float
     solved_s: float
     all_frozen_s: float
     ratios: tuple[tuple[int, int, float], ...]
-    """(stage, microbatch, share of weight-gradient time) of every action that forms weight gradients."""
+    """(stage, microbatch, share of weight-gradient time) of every action that computes weight gradients."""
     mean_per_stage: tuple[float, ...]
     duals: tuple[float, ...]
-    """Per stage, the seconds that a window gets shorter per unit of the stage's r_max."""
+    """Per stage, the seconds of makespan saved per unit of the stage's r_max."""
 
     @property
     def kappa(self) -> float:
-        """A window with these ratios over one with nothing frozen (TimelyFreeze, eq. 12). What is outside the
-        window and the spread of draws are in the kappa that is predicted after the monitoring."""
+        """A window with these ratios over one with nothing frozen (TimelyFreeze, eq. 12). The kappa that is predicted
+        after the monitoring phase also covers the time outside the window and the spread of draws."""
         return kappa(self.solved_s, self.unfrozen_s)
 
     @property
     def approximate_kappa(self) -> float:
-        """What eq. 50 makes of it, from `r_max` and the two bounds alone."""
+        """Kappa by eq. 50, from `r_max` and the two bounds alone."""
         return approximate_kappa(self.r_max, self.unfrozen_s, self.all_frozen_s)
 
     @property
@@ -64,9 +64,10 @@ class Freezing:
 
 
 def ranks_to_profile(spec: Spec, layers: int, room: int) -> int:
-    """How many ranks of all replicas a profile of the settled `spec` must have, where the cluster has room for `room`.
+    """The number of ranks, over all replicas, that a profile of the settled `spec` needs.
 
-    A search needs as many as it may choose: no pipeline has more ranks than the model has `layers`.
+    A search needs as many as it may choose: the cluster has room for `room`, and no pipeline has more ranks than the
+    model has `layers`.
     """
     if spec.pipeline.ranks != AUTO:
         return spec.pipeline.ranks
@@ -75,13 +76,13 @@ def ranks_to_profile(spec: Spec, layers: int, room: int) -> int:
 
 
 def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
-    """The plan to begin with.
+    """Choose the first plan.
 
     Args:
-        profile: of the spec's model, with a device for each rank.
+        profile: profile of the spec's model, with a device for each rank.
 
     Raises:
-        JobError: nothing fits what the spec asks for; says by how much and what would help.
+        JobError: no plan fits the spec; says by how much and what would help.
     """
     spec = settled.spec
     check_profile(spec, profile)
@@ -112,10 +113,10 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
 
 
 def redundancy(spec: Spec, choice: Choice) -> str:
-    """What the settled `spec` does about lost ranks with the ranks of `choice`: `peer`, `checkpoint` or `none`.
+    """How the settled `spec` recovers failed ranks with the ranks of `choice`: `peer`, `checkpoint` or `none`.
 
     Raises:
-        JobError: it cannot do what it asks for.
+        JobError: the spec asks for a redundancy that these ranks cannot have.
     """
     mode = settle_elastic(spec.elastic, choice.plan.world_size).redundancy
     assert mode is not None
@@ -123,7 +124,7 @@ def redundancy(spec: Spec, choice: Choice) -> str:
 
 
 def freezing(spec: Spec, choice: Choice) -> Freezing:
-    """What TimelyFreeze makes of `choice`'s steps; another method does not say beforehand, so nothing is frozen.
+    """Predict TimelyFreeze on the steps of `choice`. Other methods cannot be predicted, so nothing is frozen.
 
     Raises:
         JobError: there is nothing to freeze.
@@ -180,7 +181,7 @@ def check_profile(spec: Spec, profile: Profile) -> None:
 
 
 def _made_with(profile: Profile) -> dict[str, Any]:
-    """What a job must have in common with `profile`, `section.key` of its spec -> value."""
+    """The settings that a job must share with `profile`: `section.key` of its spec -> value."""
     model = profile.model
     settings = {"pipeline.microbatch_size": model.microbatch_size, "job.precision": model.precision}
     if any(device.kind == "cpu" for device in profile.cluster.devices):
@@ -213,13 +214,13 @@ def _schedule(settled: SettledSpec) -> str | Schedule | None:
 
 
 def as_planned(profile: Profile, spec: Spec) -> Profile:
-    """`profile` with what the spec says of memory: what a rank may use, what freezing keeps of each layer (APF three
-    times its weights, AutoFreeze once), and what samples of the gradient's change keep (weights and gradients)."""
+    """`profile` with the spec's use of memory: the limit per rank, the copies that freezing keeps of each layer (APF
+    three times its weights, AutoFreeze once), and those for curvature samples (weights and gradients)."""
     limit, method = spec.cluster.memory_per_rank_bytes, spec.freeze.method
     copies = 3 if method.endswith("apf") else 1 if method.endswith("autofreeze") else 0
     sampled = 2 if spec.job.curvature_every else 0
     layers = tuple(
-        # Gradients are as large as the weights that have any.
+        # Gradients are as large as the weights that have them.
         replace(
             layer,
             statistics_bytes=copies * layer.gradient_bytes,
@@ -238,7 +239,7 @@ def as_planned(profile: Profile, spec: Spec) -> Profile:
 
 
 def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Profile:
-    """`profile` with the devices that one replica's pipeline may take.
+    """`profile` with the devices that one replica's pipeline may use.
 
     Raises:
         JobError: there are too few devices.
@@ -257,8 +258,8 @@ def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Pro
 
 
 def _domains(spec: Spec, profile: Profile) -> tuple[str, ...] | None:
-    """Per place, the machine that it was profiled on; None for a job without standbys. A file may tell of fewer ranks
-    than the job has: then machines come round again."""
+    """Per place, the machine that it was profiled on; None for a job without standbys. If a profile has fewer ranks
+    than the job, its machines repeat."""
     if spec.elastic.redundancy not in (None, "peer"):
         return None
     machines = [device.machine for device in profile.cluster.devices]
@@ -267,7 +268,7 @@ def _domains(spec: Spec, profile: Profile) -> tuple[str, ...] | None:
 
 
 def _reason(choice: Choice, profile: Profile) -> str:
-    """Why this plan, in words for people."""
+    """The reason for this plan, in words for people."""
     layers, prediction = len(profile.model.layers), choice.prediction
     agreeing = [name for name, pick in choice.programs.items() if pick.layers == choice.plan.layers]
     how = f"by {choice.plan.partition}"
@@ -288,7 +289,7 @@ def _reason(choice: Choice, profile: Profile) -> str:
 
 
 def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
-    """The planner of a job for the time after it has begun."""
+    """The planner of a job that has begun."""
     return Replanner(
         first=resolved.plan,
         schedule=resolved.schedule,

@@ -1,4 +1,4 @@
-"""From a spec to all a job is told: its plan is kept from the run so far, made on a profile, or as the spec says."""
+"""Prepares a job from its spec: the plan is kept from the earlier run, made from a profile, or given by the spec."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Prepared:
 
     resolved: Resolved
     profile: Profile | None = None
-    """What the plan rests on; None where it rests on none, or a kept plan's is gone."""
+    """The profile that the plan is based on; None if it needs none, or if a kept plan's is gone."""
     alternatives: tuple[Alternative, ...] = ()
-    """What the plan was chosen from."""
+    """The plans that it was chosen from."""
     replanner: Replanner
-    """For other numbers of ranks than it begins with."""
+    """Plans for other numbers of ranks."""
 
 
 def prepare(
@@ -46,11 +46,11 @@ def prepare(
     profile_file: Path | None,
     say: Callable[[str], None],
 ) -> Prepared:
-    """Settle all of a spec, on the cluster that this process is connected to.
+    """Settle a whole spec on the cluster that this process is connected to.
 
     Args:
         profile_file: plan with it, whatever the run had before.
-        say: is told if something is measured.
+        say: receives a line if something is measured.
 
     Raises:
         JobError: the model cannot be profiled or cut as asked, or a cluster of our own has no room.
@@ -81,14 +81,14 @@ def prepare(
         resolved = resolve(settled, epoch=epoch + 1)
         prepared = Prepared(resolved=resolved, replanner=replanner_of(resolved, None))
     if spec.cluster.address == "local":
-        # Nothing will join a cluster of our own: there is no point in waiting.
+        # No node will join a cluster of our own: there is no point in waiting.
         _check_room(prepared.resolved)
     return prepared
 
 
 def _kept(settled: SettledSpec, folder: JobFolder) -> Profile | None:
-    """The profile that the run's plan rests on, or another of this job's, if there still is one: a resumed job does
-    not wait for a measurement."""
+    """The profile that the run's plan is based on, or another of this job's, if there is one: a resumed job does not
+    wait for a measurement."""
     spec, found = settled.spec, settled.outline
     before, now = folder.marker(), spec.cluster.model_dump(mode="json")
     same_device = before is not None and all(

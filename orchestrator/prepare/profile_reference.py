@@ -65,7 +65,7 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
 
 
 def _type(annotation: str) -> str:
-    """`annotation` in the words of JSON."""
+    """`annotation` in JSON's terms."""
     listed = re.sub(r"tuple\[(.*), \.\.\.\]", r"list of \1", annotation)
     listed = listed.replace("dict[str, Any]", "table of values")
     return (listed if listed == annotation else _type(listed)).replace(" | None", " or null")

@@ -1,7 +1,7 @@
-"""Where a job's profile comes from: a file, the cache, or a measurement by the ranks themselves.
+"""Obtains a job's profile: from a file, from the cache, or by a measurement with the ranks themselves.
 
-A measurement on this machine runs in processes of its own, without Ray; on a cluster, in actors that reserve what the
-job's ranks will.
+A measurement on this machine runs in its own processes, without Ray; on a cluster, in actors that reserve the same
+resources as the job's ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workers.profiling.measured import combine
 from workers.protocol import JobError
 
 MEASUREMENT = 2
-"""Version of what is measured and how; another one makes old profiles useless."""
+"""Version of what is measured and how; a new version invalidates old profiles."""
 CACHE_VARIABLE = "FRESHET_PROFILES"
 """Environment variable that names another folder for the cache."""
 
@@ -51,16 +51,16 @@ def obtain(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Profile:
-    """The profile of `spec` on `ranks` ranks: `profile_file`'s, the cache's, or one that is measured now.
+    """The profile of `spec` on `ranks` ranks: from `profile_file`, from the cache, or measured now.
 
     Args:
         spec: settled. Unless its address is `local`, this process is connected to its cluster.
-        ranks: of all replicas.
-        profile_file: one from elsewhere; taken if it is of this model, whatever it was measured on. Whether it was made
-            with the job's settings is checked by who plans with it (`planning.first_plan`).
+        ranks: ranks of all replicas.
+        profile_file: a profile from elsewhere; accepted if it is of this model, whatever it was measured on.
+            `planning.first_plan` checks that it was made with the job's settings.
         afresh: measure even if the cache has one.
-        cache: its folder; unset: see `cache_folder`.
-        say: is given phases in words.
+        cache: the cache's folder; None: see `cache_folder`.
+        say: receives phases in words.
 
     Raises:
         JobError: the file is no profile, or another model's; the ranks cannot be started, or the model does not work.
@@ -70,7 +70,7 @@ def obtain(
     key = key_of(spec, ranks)
     path = (cache or cache_folder(os.environ)) / f"{key}.json"
     if not afresh:
-        with suppress(JobError):  # not there, or of no use any more
+        with suppress(JobError):  # missing, or no longer usable
             return read(path, found)
     say(f"profiling {counted(len(found.layers), 'layer')} on {counted(ranks, 'rank')}")
     profile = _measure(spec, ranks)
@@ -87,7 +87,7 @@ def profile_of(
 
     Args:
         afresh: measure even if the cache has a profile.
-        say: is given phases in words.
+        say: receives phases in words.
 
     Raises:
         JobError: there is no such cluster, or the job cannot be measured.
@@ -114,7 +114,7 @@ def read(path: Path, found: ModelOutline) -> Profile:
 
 
 def parsed(text: str, found: ModelOutline, *, where: str) -> Profile:
-    """The profile in `text`, which is that of the file `where`.
+    """The profile in `text`, the content of the file `where`.
 
     Raises:
         JobError: it is no profile, or another model's.
@@ -128,7 +128,7 @@ def parsed(text: str, found: ModelOutline, *, where: str) -> Profile:
 
 
 def write(profile: Profile, path: Path) -> None:
-    """Write it as JSON; whoever reads the file meanwhile sees the old or the new one whole.
+    """Write `profile` as JSON, atomically: a reader sees the old or the new file.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -140,7 +140,7 @@ def write(profile: Profile, path: Path) -> None:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where profiles are kept: `FRESHET_PROFILES`, or `freshet/profiles` in the user's cache folder."""
+    """The folder of kept profiles: `FRESHET_PROFILES`, or `freshet/profiles` in the user's cache folder."""
     if environment.get(CACHE_VARIABLE):
         return Path(environment[CACHE_VARIABLE])
     home = environment.get("XDG_CACHE_HOME")
@@ -172,23 +172,23 @@ def key_of(spec: Spec, ranks: int) -> str:
 
 
 def machine_key(cpu: str, cpus: int, gpus: Sequence[tuple[str, int]]) -> list[Any]:
-    """What a machine is known by in a key.
+    """What identifies a machine in a key.
 
     Args:
-        gpus: name and memory in bytes of each that the ranks may use.
+        gpus: name and memory in bytes of each GPU that the ranks may use.
     """
     return [cpu, cpus, *(list(gpu) for gpu in gpus)]
 
 
 def _here(device: str) -> list[Any]:
-    """What of this machine the costs on its `device` depend on."""
+    """The properties of this machine that the costs on its `device` depend on."""
     from workers.profiling.machine import cpu_name, visible_gpus
 
     return machine_key(cpu_name(), os.cpu_count() or 1, visible_gpus() if device == "cuda" else ())
 
 
 def _code_of(import_path: str | None) -> str | None:
-    """Digest of the file that `module:function` lies in; None where there is none."""
+    """Digest of the file of `module:function`; None if there is none."""
     if import_path is None or ":" not in import_path:
         return None
     with suppress(ImportError, ValueError, OSError):
@@ -260,7 +260,7 @@ def _measure(spec: Spec, ranks: int) -> Profile:
 
 
 def _measure_here(config: WorkerConfig, ranks: int) -> Profile:
-    """In a process of its own: the ranks' processes would import the main module of this one again."""
+    """Measure in a separate process: the ranks' processes would import this one's main module again."""
     from workers.launch.profile import Request
 
     with tempfile.TemporaryDirectory(prefix="freshet-profile-") as folder:
@@ -278,7 +278,7 @@ def _measure_here(config: WorkerConfig, ranks: int) -> Profile:
         try:
             _, errors = measuring.communicate()
         except BaseException:
-            measuring.send_signal(signal.SIGINT)  # it ends its ranks
+            measuring.send_signal(signal.SIGINT)  # the process ends its ranks
             measuring.wait()
             raise
         if not answer.exists():
@@ -291,7 +291,7 @@ def _measure_here(config: WorkerConfig, ranks: int) -> Profile:
 
 
 def _config(spec: Spec) -> WorkerConfig:
-    """What the measuring ranks are told. They follow no plan, so what the planner has yet to choose is left out."""
+    """The configuration of the measuring ranks. They follow no plan, so it leaves out the planner's choices."""
     device, pipeline = spec.cluster.device, spec.pipeline
     assert device != "auto", "the spec must be settled"
     return WorkerConfig(

@@ -1,4 +1,4 @@
-"""The freeze decisions of a recorded run, for another run of the same job that takes none itself."""
+"""The freeze decisions of a recorded run, for another run of the same job that makes none itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from workers.protocol import JobError
 
 
 def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
-    """What the event log `path` decided, for the job `resolved`.
+    """The freeze decisions in the event log `path`, for the job `resolved`.
 
     Raises:
-        JobError: it cannot be read, or is of a job whose decisions do not fit this one.
+        JobError: the log cannot be read, or its decisions do not fit this job.
     """
     try:
         records = list(read_log(path))

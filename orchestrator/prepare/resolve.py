@@ -1,6 +1,6 @@
-"""From a settled spec to what the ranks are told: the first plan, its schedule, their configuration. Pure.
+"""Resolves a settled spec into the ranks' inputs: the first plan, its schedule, their configuration. Pure.
 
-What has to be measured or searched comes in as a plan; see `planning.py`.
+Plans that need a measurement or a search are made in `planning.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from workers.protocol import JobError
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """Everything a job is told."""
+    """All inputs of a job."""
 
     spec: Spec
-    """With nothing left to choose."""
+    """The spec with nothing left to choose."""
     config: WorkerConfig
     plan: Plan
     schedule: Schedule
@@ -47,11 +47,11 @@ class Resolved:
 
 
 def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Resolved:
-    """Say what the job is told.
+    """Resolve a settled spec.
 
     Args:
         epoch: incarnation of the controller.
-        plan: the plan to begin with; none: the one that the spec gives without a profile.
+        plan: the first plan; None: the one that the spec gives without a profile.
 
     Raises:
         JobError: the model cannot be cut as asked.
@@ -101,14 +101,14 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
 
 
 def _standbys(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> tuple[tuple[int, ...], ...]:
-    """Those of `plan`; where it says nothing and should, as if all its places were on one node."""
+    """The standbys of `plan`; if it lacks them, assigned as if all its places were on one node."""
     if elastic.redundancy != "peer":
         return ()
     return plan.standbys or assign(plan, ("",) * plan.world_size, found.parameters)
 
 
 def unmeasured_plan(settled: SettledSpec) -> Plan:
-    """Plan for ranks, schedule and microbatches that are given, with a cut that needs no profile.
+    """Plan for given ranks, schedule and microbatches, with a cut that needs no profile.
 
     Raises:
         JobError: the model cannot be cut as asked.
@@ -137,7 +137,7 @@ def expand(plan: Plan) -> Schedule:
     """The validated schedule that `plan` names, with its recomputations.
 
     Raises:
-        JobError: a table of the user's own that is not what it was, or is gone.
+        JobError: the user's own table has changed or is gone.
     """
     if not plan.schedule.startswith(CSV_PREFIX):
         return schedule_of(plan)
@@ -148,10 +148,10 @@ def expand(plan: Plan) -> Schedule:
 
 
 def recomputed_layers(spec: Spec, layers: int) -> tuple[int, ...]:
-    """The layers that `spec` recomputes, of a model with `layers` of them.
+    """The layers that `spec` recomputes, of a model with `layers` layers.
 
     Raises:
-        JobError: a layer that the model does not have.
+        JobError: the spec names a layer that the model does not have.
     """
     wanted = spec.pipeline.recompute
     if isinstance(wanted, bool):

@@ -1,7 +1,7 @@
-"""What a resumed job takes over from its run folder: everything that was searched or set by default.
+"""Takes over settings from the folder of a resumed run: everything that was searched or set by default.
 
-The microbatches are part of the trajectory and the phases of freezing decide what is logged, so neither may come out
-another way the second time; the plan is taken over because there is no reason to measure again.
+The microbatches are part of the trajectory and the phases of freezing decide what is logged, so neither may change in a
+resumed run; the plan is kept because there is no reason to measure again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.config import FreezeConfig
 
 
 def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
-    """`spec` with what it leaves open as the run of the resolved spec `before` had it."""
+    """`spec`, with open settings filled in from the resolved spec `before` of the earlier run."""
     pipeline, freeze = before.get("pipeline", {}), before.get("freeze", {})
     left_open = [key for key in searched(spec.pipeline) if key in pipeline]
     chunks_too = "schedule" in left_open and spec.pipeline.chunks is None
@@ -43,7 +43,7 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
 
 
 def still_right(plan: Plan, settled: SettledSpec) -> bool:
-    """Whether `plan`, the run's newest, is what the spec asks for, and known to fit a limit of memory."""
+    """Whether `plan`, the run's newest, matches the spec and is known to fit the memory limit."""
     spec, found = settled.spec, settled.outline
     pipeline, limit = spec.pipeline, spec.cluster.memory_per_rank_bytes
     counts = tuple(stop - first for first, stop in plan.layers)

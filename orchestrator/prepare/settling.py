@@ -1,6 +1,6 @@
-"""From a checked spec to one that leaves nothing to choose but the plan. Pure.
+"""Settles a checked spec, so that only the plan is left to choose. Pure.
 
-A spec is checked once (`spec/checks.py`) and settled once; what follows is given the settled value.
+A spec is checked once (`spec/checks.py`) and settled once; later code receives the settled value.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from planner.ir import Schedule
 from workers.protocol import JobError
 
 EMULATED_CPU = 0.05
-"""What an emulated rank reserves of a CPU: it mostly sleeps."""
+"""CPUs that an emulated rank reserves: it mostly sleeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettledSpec:
-    """A spec that leaves nothing to choose but the plan, and the model that it is of."""
+    """A spec with only the plan left to choose, and the outline of its model."""
 
     spec: Spec
     schedule: Schedule | None
-    """For one replica, before anything is recomputed; None where a search settles it."""
+    """Schedule of one replica, without recomputation; None if a search settles it."""
     outline: ModelOutline
 
 
 def settle(checked: CheckedSpec, found: ModelOutline, cluster_resources: Mapping[str, float]) -> SettledSpec:
-    """Settle what follows from the model, the data and the cluster: vocabulary, digests, device, resources, modelled
-    times.
+    """Settle the vocabulary, digests, device, resources and modelled times from the model, the data and the cluster.
 
     Args:
         cluster_resources: totals of the cluster, for `cluster.device = "auto"`.
