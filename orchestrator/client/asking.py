@@ -1,7 +1,7 @@
-"""One question to a job's controller: its answer, or why there is none, as types.
+"""Asks a job's controller one question: its answer, or a typed error that says why there is none.
 
-Ray starts a controller that was killed again: one that does not answer now may do so in a while, and its job is not
-gone. Ray is imported once `cluster.connected` has set what Ray reads at its import.
+Ray restarts a killed controller: one that does not answer now may answer later, and its job is not gone. Ray is
+imported only after `cluster.connected` has set what Ray reads at its import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.history.command_table import CommandIdReused
 from workers.protocol import JobError
 
 ANSWER_S = 90.0
-"""How long a controller may take to answer: longer than a new one lets a question wait while it takes the job over, see
+"""Limit for a controller's answer: longer than a new controller makes a question wait during a takeover, see
 `controller.PATIENCE_S`."""
 RETRY_S = 0.5
 
@@ -29,15 +29,15 @@ class NoSuchJob(JobError):
 
 
 class NoController(JobError):
-    """A job's controller is gone, and none will come in its place."""
+    """A job's controller is gone and will not be replaced."""
 
 
 class ControllerSilent(JobError):
-    """A job's controller does not answer: it hangs, or Ray is starting it again."""
+    """A job's controller does not answer: it hangs, or Ray is restarting it."""
 
 
 class Refused(JobError):
-    """A job's controller says no; the message says why."""
+    """A job's controller refuses; the message says why."""
 
 
 async def ask(
@@ -47,16 +47,16 @@ async def ask(
     *arguments: Any,
     timeout_s: float | None = None,
 ) -> Any:
-    """What the controller of `job` answers; waits while Ray starts it again.
+    """Call `method` of the controller of `job` and return its answer; waits while Ray restarts it.
 
     Args:
-        timeout_s: how long it may take; None: `ANSWER_S`.
+        timeout_s: limit for the answer; None: `ANSWER_S`.
 
     Raises:
         NoController: it has ended.
         ControllerSilent: it did not answer in time.
         Refused: it raised a JobError.
-        CommandIdReused: the id was that of another command.
+        CommandIdReused: another command had this id.
     """
     from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
@@ -76,7 +76,7 @@ async def ask(
         except TimeoutError:
             raise _silent(job, timeout_s) from None
         except RayActorError as error:
-            # Which of Ray's errors it is says little: an actor keeps its name as long as Ray starts it again.
+            # The kind of Ray's error says little: an actor keeps its name as long as Ray will restart it.
             if not isinstance(error, ActorUnavailableError) and await living_controller(job) is None:
                 raise NoController(f"the controller of job {job!r} is gone: {last_line(error)}") from None
             if time.monotonic() + RETRY_S >= deadline_s:
@@ -93,19 +93,19 @@ def _silent(job: str, timeout_s: float) -> ControllerSilent:
 
 
 def last_line(error: Exception) -> str:
-    """The conclusion of Ray's `error`, without its story."""
+    """The last line of Ray's `error`."""
     return str(error).strip().rpartition("\n")[2]
 
 
 def controller_of(job: str) -> Any:
-    """The controller of `job`, also while Ray starts it again; None if there is none. Blocks for a moment."""
+    """The controller of `job`, also while Ray restarts it; None if there is none. Blocks briefly."""
     from orchestrator.controller.actor import find
 
     return find(job)
 
 
 async def living_controller(job: str) -> Any:
-    """`controller_of`, without holding up the event loop."""
+    """`controller_of`, without blocking the event loop."""
     return await asyncio.to_thread(controller_of, job)
 
 
@@ -125,7 +125,7 @@ async def known_controller(job: str, address: str) -> Any:
 
 
 def joined(address: str) -> AbstractContextManager[cluster.Connection]:
-    """Be a driver of a cluster that is running already.
+    """Become a driver of a running cluster.
 
     Raises:
         JobError: there is none.
@@ -136,10 +136,10 @@ def joined(address: str) -> AbstractContextManager[cluster.Connection]:
 
 
 def job_names() -> list[str]:
-    """Names of the jobs whose controllers live. Blocks for a moment."""
+    """Names of the jobs with a living controller. Blocks briefly."""
     return [job for job, actors in living_jobs().items() if actors.controller]
 
 
 def listed(names: Iterable[str]) -> str:
-    """`names` in a sentence."""
+    """`names` as part of a sentence."""
     return ", ".join(sorted(names)) or "none"

@@ -1,4 +1,4 @@
-"""Runs one coroutine for code that has no event loop, or that runs on one that must not be entered again."""
+"""Runs one coroutine for code without an event loop, or on an event loop that must not be re-entered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """A coroutine under way, on an event loop and in a thread of its own."""
+    """A running coroutine, with its own event loop and thread."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._outcome: Future[T] = Future()
@@ -21,10 +21,10 @@ class Call(Generic[T]):
         threading.Thread(target=self._run, args=(work,), name="job client", daemon=True).start()
 
     def result(self, timeout_s: float | None = None) -> T:
-        """What the coroutine returned or raised.
+        """Return or raise what the coroutine did.
 
         Raises:
-            TimeoutError: it is still under way after `timeout_s`.
+            TimeoutError: it still runs after `timeout_s`.
         """
         return self._outcome.result(timeout_s)
 
@@ -33,11 +33,11 @@ class Call(Generic[T]):
         return self._outcome.done()
 
     def cancel(self) -> None:
-        """Have it end, without waiting for that."""
+        """Cancel it, without waiting for its end."""
         if self.done():
             return
         loop, task = self._running.result()
-        with suppress(RuntimeError):  # it ended just now, and its loop with it
+        with suppress(RuntimeError):  # it has just ended, with its loop
             loop.call_soon_threadsafe(task.cancel)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> None:
@@ -54,7 +54,7 @@ class Call(Generic[T]):
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; an interrupted wait cancels it."""
+    """Run `work` and return its result; an interrupted wait cancels it."""
     call = Call(work)
     try:
         return call.result()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class BlockingJobClient:
-    """The jobs of the cluster that this process is a driver of. What each method does and raises: see `JobClient`."""
+    """The jobs of the cluster that this process is a driver of. `JobClient` documents each method."""
 
     def __init__(self, address: str = "auto") -> None:
         self.waiting = JobClient(address)
@@ -29,7 +29,7 @@ class BlockingJobClient:
     ) -> SubmittedJob:
         from orchestrator.client.submit import submit
 
-        # In this thread: an interruption ends it before anything runs on.
+        # In this thread, so that an interrupt ends it and nothing keeps running.
         return submit(spec, resume=resume, profile=profile, replay=replay)
 
     def jobs(self) -> tuple[str, ...]:

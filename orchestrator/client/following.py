@@ -1,7 +1,7 @@
-"""The driver's side of a running job: events come out, signals go in, until it has ended.
+"""The driver's side of a running job: reads its events and passes signals on until the job has ended.
 
-The driver that submitted a job follows it so, and so does any other one that comes later: `freshet follow`. Both reach
-the job through `JobClient` alone.
+The driver that submitted a job follows it this way, and so does a later one: `freshet follow`. Both reach the job only
+through `JobClient`.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
 Observer = Callable[[events.Record], None]
 
 POLL_S = 0.5
-"""How long the driver waits for events before it looks for signals, and whether the cluster still stands."""
+"""How long the driver waits for events before it checks for signals and that the cluster still runs."""
 SILENCE_S = 30.0
-"""After so long without an answer the driver says so, and a second signal ends the job without its controller."""
+"""After this time without an answer the driver says so, and a second signal ends the job without its controller."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a job went."""
+    """The result of a job."""
 
     spec: Spec
-    """As resolved."""
+    """The resolved spec."""
     partition: tuple[int, ...]
     """Layers per stage."""
     end: events.Finished | events.Failed
     events_path: Path
     interrupted: bool
-    """Whether a signal to the driver asked for the end."""
+    """Whether a signal to the driver requested the end."""
 
 
 def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool) -> Run:
     """The run of the resolved `spec` that ended with `end`.
 
     Raises:
-        JobError: it failed for something that the user can mend.
+        JobError: it failed for a reason that the user can fix.
     """
     if isinstance(end, events.Failed) and end.user_error:
         raise JobError(end.reason)
@@ -72,14 +72,14 @@ def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool
 
 
 class Following:
-    """A driver of a job that runs.
+    """A driver of a running job.
 
     Args:
-        spec: the resolved one.
+        spec: the resolved spec.
         interrupts: the signals so far.
-        ours: signals go on to the job; else they only end the following.
+        ours: whether signals are passed on to the job; otherwise they only end the following.
         past: events of the job so far.
-        heard: how many events came before those to follow.
+        heard: number of events before those to follow.
     """
 
     def __init__(
@@ -104,20 +104,20 @@ class Following:
         self._obeyed = 0
         """Signals that were passed on."""
         self._under_way: list[Call[Any]] = []
-        """Commands whose answers nobody waits for."""
+        """Calls whose answers are not awaited here."""
         self._answered_s = time.monotonic()
         self._told = False
-        """Whether people know that the controller is silent."""
+        """Whether the user has been told that the controller is silent."""
 
     def run(self, observe: Observer, say: Callable[[str], None]) -> Run:
-        """Pass everything on until the job has ended.
+        """Pass events and signals on until the job has ended.
 
         Args:
-            observe: takes every event as it comes.
-            say: takes, in words, what is no event.
+            observe: receives every event as it arrives.
+            say: receives messages that are no events.
 
         Raises:
-            JobError: the job failed for something that the user can mend.
+            JobError: the job failed for a reason that the user can fix.
             KeyboardInterrupt: a signal came, and the job is not ours.
         """
         try:
@@ -157,13 +157,13 @@ class Following:
         return end
 
     def _read(self) -> Call[Page]:
-        """Ask for the next events."""
+        """Request the next events."""
         reading = Call(self._client.waiting.page(self._job, self._heard, POLL_S))
         self._under_way = [call for call in self._under_way if not call.done()] + [reading]
         return reading
 
     def _end_after(self, error: Exception, observe: Observer) -> events.Finished | events.Failed:
-        """How the job ended whose controller is gone: as its log says, where another driver read the end first."""
+        """The end of a job whose controller is gone: from its log, if another driver read the end first."""
         died = events.Failed(reason=f"the controller died: {error}", user_error=False)
         if self._connection.broken():
             return died
@@ -176,14 +176,14 @@ class Following:
         return died
 
     def _logged(self) -> Sequence[events.Record]:
-        """What the log holds of the job since it was submitted; nothing if it cannot be read."""
+        """The log's records since the job was submitted; none if it cannot be read."""
         try:
             return since_start(list(read_log(JobFolder(self.spec.job.folder).fetch_events())))
         except (OSError, ValueError):
             return ()
 
     def _silent(self, say: Callable[[str], None]) -> bool:
-        """Whether the controller has not answered for long; says so once."""
+        """Whether the controller has been silent for `SILENCE_S`; tells the user once."""
         silent = time.monotonic() - self._answered_s > SILENCE_S
         if silent and not self._told:
             self._told = True
@@ -195,14 +195,14 @@ class Following:
         return silent
 
     def _without_controller(self) -> events.Failed:
-        """End the job whose controller does nothing any more."""
+        """End a job whose controller no longer works."""
         self._clear()
         silent_s = time.monotonic() - self._answered_s
         reason = f"ended at once: its controller had not answered for {silent_s:.0f} s; go on with --resume"
         return events.Failed(reason=reason, user_error=False)
 
     def _clear(self) -> None:
-        """End what there is of the job."""
+        """End whatever is left of the job."""
         with suppress(NoSuchJob):
             self._client.reap(self._job, force=True)
 
@@ -214,7 +214,7 @@ class Following:
             raise KeyboardInterrupt
         first = self._obeyed == 0 and signals == 1
         self._obeyed = signals
-        # The events say what comes of it.
+        # The outcome arrives as events.
         if first:
             say("stopping after this step, with a checkpoint; once more to end at once")
             self._under_way.append(Call(self._client.waiting.stop(self._job)))
@@ -230,11 +230,11 @@ def _end_among(records: Sequence[events.Record]) -> events.Finished | events.Fai
 
 @contextmanager
 def attached(job: str, address: str) -> Iterator[Following]:
-    """A driver of the running `job` from here on, beside the one that submitted it or in its place. Signals are not
-    passed on: the job is not ours.
+    """Become a driver of the running `job`, beside the one that submitted it or in its place. Signals are not passed
+    on: the job is not ours.
 
     Raises:
-        JobError: there is no such cluster or job, its controller does not answer, or its folder is not to be seen.
+        JobError: there is no such cluster or job, its controller does not answer, or its folder is not visible here.
     """
     with Interrupts() as interrupts, joined(address) as connection:
         client = BlockingJobClient(address)
@@ -250,7 +250,7 @@ def attached(job: str, address: str) -> Iterator[Following]:
             spec = Spec.model_validate(dict(marker.spec))
         except ValidationError as error:
             raise JobError(f"{folder}/{MARKER} is not one of this version: {error}") from error
-        # An exception that a signal raises anywhere may be raised where Ray swallows it.
+        # A signal that raises an exception may raise it where Ray swallows it.
         interrupts.hold()
         yield Following(
             client,

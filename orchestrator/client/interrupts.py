@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP for a driver: before a job runs they end the program, while it runs they are counted."""
+"""Ctrl-C, SIGTERM and SIGHUP for a driver: they end the program before a job runs and are counted while it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """A context that handles these signals; in any but the main thread it does nothing."""
+    """A context that handles these signals; outside the main thread it does nothing."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -31,9 +31,9 @@ class Interrupts:
             signal.signal(number, handler)
 
     def hold(self) -> None:
-        """From now on count signals instead of raising KeyboardInterrupt."""
+        """Count signals from now on, instead of raising KeyboardInterrupt."""
         self._held = True
-        # Connecting to Ray may have put its own handlers in place.
+        # Connecting to Ray may have installed its own handlers.
         self._install()
 
     def _install(self) -> None:
@@ -54,7 +54,7 @@ class Interrupts:
 
 
 def _leave_lost_terminal() -> None:
-    """Send the output nowhere where its terminal is gone: writing there would raise before the job has stopped."""
+    """Discard output whose terminal is gone: writing there would raise before the job has stopped."""
     for output in (1, 2):
         try:
             termios.tcgetattr(output)

@@ -1,7 +1,8 @@
-"""`JobClient`: the door to the jobs of a cluster. It submits jobs, shows them, passes on their events, and commands.
+"""`JobClient`: the interface to the jobs of a cluster. It submits jobs, shows them, reads their events and sends
+commands.
 
-Whatever is outside of a job's own processes goes through here, or through `BlockingJobClient`. The process is a driver
-of the cluster: see `joined`. No call blocks the event loop.
+All code outside a job's own processes uses it, or `BlockingJobClient`. The process is a driver of the cluster: see
+`joined`. No call blocks the event loop.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
     from orchestrator.spec.job_spec import Spec
 
 POLL_S = 5.0
-"""How long the controller holds a question for news before it answers that there is none."""
+"""How long the controller holds a request for news before it answers that there is none."""
 
 
 @dataclass(frozen=True)
 class Missed:
-    """Events that a reader asked for too late: the controller no longer keeps them. The log has them."""
+    """Events that a reader requested too late: the controller no longer keeps them. The log has them."""
 
     count: int
 
@@ -56,18 +57,18 @@ class Command:
     job: str
     id: str
     text: str
-    """What will happen, in words."""
+    """The command's effect, in words."""
 
 
 class JobClient:
     """The jobs of the cluster that this process is a driver of.
 
-    Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` where the job does not
-    answer, and `Refused` where its controller says no. A command that is sent twice with one `id` is done once; the
-    same id for another command raises `CommandIdReused`. Without `id` a fresh one is drawn.
+    Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` if the job does not answer,
+    and `Refused` if its controller refuses. A command that is sent twice with one `id` is done once; the same id for
+    another command raises `CommandIdReused`. Without `id` a random one is used.
 
     Args:
-        address: of the cluster, for messages.
+        address: address of the cluster, for messages.
     """
 
     def __init__(self, address: str = "auto") -> None:
@@ -76,15 +77,15 @@ class JobClient:
     async def submit(
         self, spec: Spec, *, resume: bool = False, profile: Path | None = None, replay: Path | None = None
     ) -> SubmittedJob:
-        """Check, measure, plan and start a job; returns once its controller has taken it on, and does not follow it.
+        """Check, measure, plan and start a job; returns once its controller has accepted it, and does not follow it.
 
         Args:
-            resume: go on from the newest checkpoint in the job's folder.
+            resume: continue from the newest checkpoint in the job's folder.
             profile: plan with this file instead of measuring.
-            replay: freeze as this event log says, and decide nothing again.
+            replay: freeze as this event log says, without new decisions.
 
         Raises:
-            JobError: something that the user can mend.
+            JobError: something that the user can fix.
         """
         from orchestrator.client.submit import submit
 
@@ -95,15 +96,15 @@ class JobClient:
         return tuple(await asyncio.to_thread(job_names))
 
     async def ranks(self) -> dict[str, int]:
-        """Job -> how many of its ranks live; jobs without a controller are among them."""
+        """Job -> number of its living ranks, including jobs without a controller."""
         jobs = await asyncio.to_thread(living_jobs)
         return {job: len(actors.ranks) for job, actors in jobs.items() if actors.ranks}
 
     async def view(self, job: str, *, folder: str | None = None, timeout_s: float | None = None) -> JobView:
-        """Where the job stands and how it came there.
+        """The job's state and history.
 
         Args:
-            folder: the job's: a job without a controller is seen there, as it ended or was lost.
+            folder: the job's folder, from which a job without a controller is read, as it ended or was lost.
         """
         try:
             controller = await self._controller(job)
@@ -119,12 +120,12 @@ class JobClient:
             return view
 
     async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
-        """The events that follow the first `after`; waits up to `wait_s` for one."""
+        """The events after the first `after`; waits up to `wait_s` for one."""
         return await ask(job, await self._controller(job), "read", after, wait_s)
 
     async def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
-        """The events of the job that follow the first `after`, as they come, until it has ended. A reader that is
-        slower than the controller forgets gets `Missed` in their place."""
+        """The events of the job after the first `after`, as they arrive, until it has ended. A reader that is too slow
+        gets `Missed` for the events that the controller no longer keeps."""
         over = False
         while not over:
             page = await self.page(job, after, POLL_S)
@@ -145,11 +146,11 @@ class JobClient:
         return await self._send(job, "checkpoint", {}, id)
 
     async def pause(self, job: str, *, id: str | None = None) -> Command:
-        """Pause after the step in flight, with a checkpoint, and give the ranks back."""
+        """Pause after the step in flight, with a checkpoint, and release the ranks."""
         return await self._send(job, "pause", {}, id)
 
     async def resume(self, job: str, *, id: str | None = None) -> Command:
-        """Have a paused job train on from its checkpoint, once there is room for its ranks."""
+        """Resume a paused job from its checkpoint, once there is room for its ranks."""
         return await self._send(job, "resume", {}, id)
 
     async def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
@@ -161,11 +162,11 @@ class JobClient:
         return await self._send(job, "fault", {"drill": dict(drill)}, id)
 
     async def drain(self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None) -> Command:
-        """Have a node drained, as before a preemption; the job must allow faults."""
+        """Drain a node, as before a preemption; the job must allow faults."""
         return await self.fault(job, {"node": node, "deadline_s": deadline_s}, id=id)
 
     async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
-        """What came of `command`; waits for it.
+        """Wait for the answer to `command`.
 
         Raises:
             Refused: it was not done; says why.
@@ -186,7 +187,7 @@ class JobClient:
                 )
 
     async def reap(self, job: str, *, force: bool = False) -> str:
-        """Clear what an abandoned job left: ranks, placement groups, a controller; says what there was.
+        """Clear what an abandoned job left: ranks, placement groups, a controller. Return in words what there was.
 
         Args:
             force: even if its controller answers, or may answer later.
@@ -203,11 +204,11 @@ class JobClient:
             await self._check_ended(job)
         await asyncio.to_thread(_clear, job, controller)
         had = " and its controller" if controller is not None else ""
-        # As many as there were before: once their controller is dead, ranks end by themselves.
+        # The ranks counted before: once their controller is dead, ranks end by themselves.
         return f"{job}: {counted(ranks.get(job, 0), 'rank')}{had} cleared away; go on from its checkpoint with --resume"
 
     async def dismiss(self, job: str) -> None:
-        """Let the controller of a job that has ended go, which else waits a while for readers of the end."""
+        """Release the controller of a job that has ended; it otherwise waits a while for readers of the end."""
         if (controller := await living_controller(job)) is not None:
             await asyncio.to_thread(_kill, controller)
 
@@ -231,13 +232,13 @@ class JobClient:
         id = secrets.token_hex(8) if id is None else id
         if not id:
             raise JobError("a command id is a text that is not empty")
-        # With one id it is safe to ask the next controller where one dies on it.
+        # With one id it is safe to ask the next controller if this one dies.
         text: str = await ask(job, await self._controller(job), "command", id, name, arguments)
         return Command(job=job, id=id, text=text)
 
 
 def items_of(page: Page) -> Iterator[Record | Missed]:
-    """What a reader of `page` gets."""
+    """The items that a reader of `page` gets."""
     if page.missed:
         yield Missed(page.missed)
     yield from page.records

@@ -1,4 +1,4 @@
-"""What the ranks of a job print, from the files in its folder, also while they grow. Knows no cluster."""
+"""Reads the output of a job's ranks from the files in its folder, also while they grow. Knows no cluster."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RankLog:
         self._path = path
         self._file: IO[bytes] | None = None
         self._line = b""
-        """That is not complete yet."""
+        """An incomplete last line."""
 
     def fresh(self) -> list[str]:
-        """The lines that came since the last call, the older half of the output first."""
+        """The lines since the last call, the older half of the output first."""
         content = b""
         if self._file is None:
             older = older_part(self._path)
@@ -34,14 +34,14 @@ class RankLog:
             content += self._file.read()
             if not self._was_replaced():
                 break
-            # What the process wrote until it turned to a new file.
+            # What the process wrote before it changed to a new file.
             content += self._file.read()
             self._open()
         *lines, self._line = (self._line + content).split(b"\n")
         return [line.decode(errors="replace") for line in lines]
 
     def rest(self) -> list[str]:
-        """The last line, which its writer did not end."""
+        """The unfinished last line."""
         line, self._line = self._line, b""
         return [line.decode(errors="replace")] if line else []
 
@@ -69,7 +69,7 @@ class JobLogs:
 
     Args:
         output: the job's folder.
-        rank: only this one's; None: all, and those that come later too.
+        rank: only this rank's; None: all ranks, including later ones.
     """
 
     def __init__(self, output: str, rank: int | None = None) -> None:
@@ -94,14 +94,14 @@ class JobLogs:
             )
 
     def fresh(self) -> Iterator[tuple[int, str]]:
-        """(rank, line) for all that came since the last call."""
+        """(rank, line) for all lines since the last call."""
         for rank in ranks_with_output(self._output):
             if self._rank in (None, rank):
                 log = self._logs.setdefault(rank, RankLog(rank_log_path(self._output, rank)))
                 yield from ((rank, line) for line in log.fresh())
 
     def rest(self) -> Iterator[tuple[int, str]]:
-        """(rank, line) for the last lines that were not ended."""
+        """(rank, line) for the unfinished last lines."""
         for rank, log in sorted(self._logs.items()):
             yield from ((rank, line) for line in log.rest())
             log.close()

@@ -1,4 +1,4 @@
-"""A job from its submission to its end: what `freshet train` and `PipelineTrainer.fit` do. What is shown is theirs."""
+"""Runs a job from its submission to its end, for `freshet train` and `PipelineTrainer.fit`, which show it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def run(
     profile: Path | None = None,
     replay: Path | None = None,
 ) -> Run:
-    """Submit a job and follow it to its end, with Ctrl-C for an orderly stop and a second one for an end at once.
+    """Submit a job and follow it to its end. Ctrl-C stops it with a checkpoint, a second one ends it at once.
 
     Args:
-        resume: go on from the newest checkpoint in the job's folder.
-        observe: takes every event as it comes.
-        say: takes phases, in words.
+        resume: continue from the newest checkpoint in the job's folder.
+        observe: receives every event as it arrives.
+        say: receives phases, in words.
         profile: plan with this file instead of measuring.
-        replay: freeze as this event log says, and decide nothing again.
+        replay: freeze as this event log says, without new decisions.
 
     Raises:
-        JobError: something that the user can mend.
+        JobError: something that the user can fix.
         KeyboardInterrupt: a signal came before the job was running.
     """
     submission = Submission(spec, resume=resume, say=say)
@@ -57,10 +57,10 @@ def detach(
     profile: Path | None = None,
     replay: Path | None = None,
 ) -> SubmittedJob:
-    """Submit a job to a running cluster, and leave it there.
+    """Submit a job to a running cluster and leave it there.
 
     Raises:
-        JobError: something that the user can mend; the cluster is a local one, which ends with this process.
+        JobError: something that the user can fix; or the cluster is a local one, which ends with this process.
         KeyboardInterrupt: a signal came before the job was running.
     """
     if spec.cluster.address == "local":

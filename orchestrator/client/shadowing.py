@@ -1,4 +1,4 @@
-"""Finds user files that hide Freshet's own packages from the processes of a cluster. Pure but for looking at files."""
+"""Finds user files that hide Freshet's own packages from a cluster's processes. Pure except for looking at files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OWN = Path(__file__).resolve().parents[2]
 
 
 def shadowing(paths: Iterable[str]) -> Path | None:
-    """The first file or package in one of the import `paths` that would be imported in place of one of Freshet's."""
+    """The first file or package in the import `paths` that would be imported in place of one of Freshet's."""
     for folder in map(Path, paths):
         if folder.resolve() == OWN:
             return None

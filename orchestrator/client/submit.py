@@ -1,4 +1,4 @@
-"""Submits a job: checks it, prepares it in the cluster and hands it to a controller of its own. Follows nothing.
+"""Submits a job: checks it, prepares it in the cluster and starts its controller. Follows nothing.
 
 Mistakes that can be found without an actor are found before one starts.
 """
@@ -35,26 +35,26 @@ from orchestrator.spec.job_spec import Spec
 from workers.protocol import CheckpointRef, JobError
 
 START_S = 300.0
-"""How long a new controller may take to be there: a busy machine starts a process for it."""
+"""Limit for a new controller to start: a busy machine starts a process for it."""
 MANY_RANKS = 4
 """With more ranks per core of this machine, the model is opened before Ray starts a process for each of them."""
 DEFAULT_CPU = 1.0
-"""What a rank reserves at most where the spec does not say."""
+"""CPUs that a rank reserves at most if the spec does not say."""
 RAY_CACHE = "working_dir_files"
 """The folder in which Ray keeps its copies of working directories."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedJob:
-    """A job that a controller has taken on."""
+    """A job that a controller has accepted."""
 
     name: str
     folder: str
-    """With its log and checkpoints."""
+    """The folder of its log and checkpoints."""
     spec: Spec
-    """As resolved."""
+    """The resolved spec."""
     end: events.Finished | None = None
-    """There was nothing to do: it has this end, and no controller."""
+    """Set if there was nothing to do; then the job has no controller."""
 
 
 def submit(
@@ -70,14 +70,14 @@ def submit(
 
 
 class Submission:
-    """A job on its way into a cluster. What can be checked without one is checked when this is made.
+    """A job that is being submitted. The constructor makes the checks that need no cluster.
 
     Args:
-        resume: go on from the newest checkpoint in the job's folder.
-        say: takes phases, in words.
+        resume: continue from the newest checkpoint in the job's folder.
+        say: receives phases, in words.
 
     Raises:
-        JobError: something that the user can mend.
+        JobError: something that the user can fix.
     """
 
     def __init__(self, spec: Spec, *, resume: bool, say: Callable[[str], None]) -> None:
@@ -111,7 +111,7 @@ class Submission:
 
     @property
     def cpus(self) -> float:
-        """What the job needs of a local cluster, which has all of this machine anyway."""
+        """CPUs that the job needs of a local cluster, which has all of this machine anyway."""
         per_rank = self.spec.cluster.resources_per_rank or {}
         ranks = 1 if self.spec.pipeline.ranks == AUTO else self.spec.pipeline.ranks
         return ranks * per_rank.get("CPU", DEFAULT_CPU)
@@ -127,11 +127,11 @@ class Submission:
 
         Args:
             profile: plan with this file instead of measuring.
-            replay: freeze as this event log says, and decide nothing again.
-            about_to_start: called just before there is a job.
+            replay: freeze as this event log says, without new decisions.
+            about_to_start: called just before the job starts.
 
         Raises:
-            JobError: something that the user can mend.
+            JobError: something that the user can fix.
         """
         folder, name = self._folder, self.spec.job.name
         _make_way(name)
@@ -152,7 +152,7 @@ class Submission:
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
             freezing = recorded(replay, prepared.resolved)
-        # Once more: measuring and planning may have taken a while.
+        # Again, because measuring and planning may have taken a while.
         _make_way(name)
         marker = folder.claim(name, spec.model_dump(mode="json"))
         folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
@@ -162,7 +162,7 @@ class Submission:
 
 
 def in_ray_cache(folder: str) -> str:
-    """The warning about a job whose folder Ray may delete."""
+    """A warning that Ray may delete the job's folder."""
     return (
         f"warning: job.output = {folder} lies in Ray's copy of the working directory, on one node, and goes with it:"
         " name a folder that stays, which all nodes see, with --set job.output=/PATH"
@@ -173,7 +173,7 @@ def _check_imports(spec: Spec) -> None:
     """Raises:
     JobError: a file of the user's would be imported in place of a package of Freshet's.
     """
-    if spec.cluster.address.startswith("ray://"):  # where paths of this machine mean nothing
+    if spec.cluster.address.startswith("ray://"):  # this machine's paths mean nothing there
         return
     if (found := shadowing(import_paths())) is not None:
         raise JobError(
@@ -183,7 +183,7 @@ def _check_imports(spec: Spec) -> None:
 
 
 class _Opening:
-    """The outline of model and data, in a thread: importing torch takes as long as Ray takes to start."""
+    """Opens the outline of model and data in a thread: importing torch takes as long as starting Ray."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -192,7 +192,7 @@ class _Opening:
         self._thread.start()
 
     def result(self) -> ModelOutline:
-        """What was found; waits for it. Raises what opening raised."""
+        """Wait for the outline and return it. Raises what opening raised."""
         self._thread.join()
         if isinstance(self._found, BaseException):
             raise self._found
@@ -207,7 +207,7 @@ class _Opening:
 
 
 def _make_way(name: str) -> None:
-    """See that no controller bears the name of the job; one whose job has ended goes.
+    """Make sure that no controller has the job's name; a controller whose job has ended is killed.
 
     Raises:
         JobError: a job of that name is running, or its controller does not answer.
@@ -218,7 +218,7 @@ def _make_way(name: str) -> None:
         return
     try:
         view = JobView.from_json(finish(ask(name, running, "view")))
-    except NoController:  # it went just now
+    except NoController:  # it has just ended
         return
     if view.outcome is None:
         raise JobError(
@@ -236,7 +236,7 @@ def _start(
     marker: Marker,
     freezing: FreezeHistory,
 ) -> None:
-    """Start the job's controller and give it the job.
+    """Create the job's controller and start the job.
 
     Raises:
         JobError: no controller can be created, or another one holds the folder.
@@ -295,7 +295,7 @@ def _start(
 
 
 def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
-    """The controller's actor.
+    """Create the controller's actor.
 
     Raises:
         JobError: another driver was faster.
@@ -312,12 +312,12 @@ def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
             name=name,
             namespace=NAMESPACE,
             lifetime="detached",
-            # Killed, it is started again, and goes on from its log.
+            # After a kill, Ray restarts it, and it continues from its log.
             max_restarts=-1,
             num_cpus=0,
-            # Each report is a call: the record of each would stay in the cluster's memory.
+            # Each report is a call, whose record would stay in the cluster's memory.
             enable_task_events=False,
-            # Beside the driver, whose files it shares; elsewhere once that node is gone.
+            # On the driver's node, whose files it shares; elsewhere once that node is gone.
             **preferring(ray.get_runtime_context().get_node_id()),
         ).remote(order, setup, spec.model_dump(mode="json"))
     except ActorAlreadyExistsError as error:
