@@ -1,4 +1,4 @@
-"""What `freshet export` does: checks the target before it writes a run's weights there."""
+"""Runs `freshet export`: checks the target, then writes a run's weights there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.protocol import DamagedCheckpoint, JobError
 
 
 def export_command(run: str, out: str, *, force: bool) -> list[str]:
-    """Write the weights of the run in folder `run` to `out`; returns lines for the user.
+    """Write the weights of the run in folder `run` to `out`. Return lines for the user.
 
     Raises:
         JobError: there is no checkpoint, or `out` must not or cannot be written.
@@ -38,7 +38,7 @@ def check_target(out: Path, *, force: bool) -> None:
     """
     try:
         mode = out.stat().st_mode
-    except OSError:  # there is none, or writing says what is wrong
+    except OSError:  # there is none, or writing will say what is wrong
         return
     if not stat.S_ISREG(mode):
         raise JobError(f"--out {out} is no regular file: name a file to write")

@@ -1,4 +1,4 @@
-"""What a line of progress says of freezing: the step's phase and how much is frozen. Knows no display."""
+"""The freezing fields of a progress line: the step's phase and how much is frozen. Knows no display."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from workers.protocol import FreezeReport
 
 
 class FreezeStatus:
-    """Follows the ranks' reports; says nothing where a job never freezes."""
+    """Follows the ranks' reports; empty for a job that never freezes."""
 
     def __init__(self) -> None:
         self._bands: tuple[Band, ...] = ()
         self._step = 0
         self._frozen = FrozenStep()
         self._before = FrozenStep()
-        """Of the step before, of which every rank has reported."""
+        """The previous step, which every rank has reported."""
 
     def expect(self, freeze: Mapping[str, Any], steps: int) -> None:
         """Learn the phases of a job of `steps` steps from its resolved `[freeze]` section."""
         self._bands = phase_bands(freeze, steps)
 
     def take(self, report: FreezeReport) -> None:
-        """Count what one rank froze in one step."""
+        """Add what one rank froze in one step."""
         if report.step > self._step:
             self._step, self._before, self._frozen = report.step, self._frozen, FrozenStep()
         if report.step == self._step:

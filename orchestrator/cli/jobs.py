@@ -1,5 +1,5 @@
-"""What the commands do that name a job of a running cluster: `freshet status`, `checkpoint`, `pause`,
-`resume`, `stop`, `move`, `fault` and `reap`. Each is one call of the job client."""
+"""Runs the commands on jobs of a running cluster: `freshet status`, `checkpoint`, `pause`, `resume`, `stop`, `move`,
+`fault` and `reap`. Each is one call of the job client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.history.job_view import JobView
 from planner.wording import counted
 
 ANSWER_S = 5.0
-"""How long a controller may take to say how its job is, where all of a cluster are asked."""
+"""Limit for a controller's answer when all controllers of a cluster are asked."""
 
 
 def status_lines(address: str) -> Iterator[str]:
@@ -40,7 +40,7 @@ def status_lines(address: str) -> Iterator[str]:
 
 
 def status_line(job: str, view: JobView) -> str:
-    """Where `job` stands."""
+    """The state of `job` in a line."""
     alive = sorted(view.ranks.alive)
     ranks = f"ranks {', '.join(map(str, alive))}, " if alive and view.outcome is None else ""
     if view.ranks.placing and view.outcome is None:
@@ -50,7 +50,7 @@ def status_line(job: str, view: JobView) -> str:
 
 
 def reap_job(job: str, address: str, *, force: bool) -> str:
-    """Clear what an abandoned job left: ranks, placement groups, a controller; says what there was.
+    """Clear what an abandoned job left: ranks, placement groups, a controller. Return in words what there was.
 
     Args:
         force: even if its controller answers, or may answer later.
@@ -77,7 +77,7 @@ def stop_job(job: str, address: str, *, now: bool) -> None:
 
 
 def checkpoint_job(job: str, address: str) -> str:
-    """Have `job` write a checkpoint; waits for it, and returns which one it is.
+    """Have `job` write a checkpoint, wait for it, and return its description.
 
     Raises:
         JobError: there is no such cluster or job, its controller does not answer, or it cannot be written.
@@ -88,7 +88,7 @@ def checkpoint_job(job: str, address: str) -> str:
 
 
 def pause_job(job: str, address: str) -> str:
-    """Have `job` pause; waits for it, and returns at which step it did.
+    """Pause `job`, wait until it has paused, and return the step in words.
 
     Raises:
         JobError: there is no such cluster or job, its controller does not answer, or it has nothing to pause.
@@ -99,7 +99,7 @@ def pause_job(job: str, address: str) -> str:
 
 
 def resume_job(job: str, address: str) -> str:
-    """Have the paused `job` train on; returns what will happen, in words.
+    """Resume the paused `job`. Return what will happen, in words.
 
     Raises:
         JobError: there is no such cluster or job, its controller does not answer, or it is not paused.
@@ -109,7 +109,7 @@ def resume_job(job: str, address: str) -> str:
 
 
 def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:
-    """Inject a fault into `job`; returns what will happen, in words.
+    """Inject a fault into `job`. Return what will happen, in words.
 
     Args:
         drill: a `workers.fault_injection.drill.Drill`, as JSON values.
@@ -123,11 +123,11 @@ def fault_job(job: str, address: str, drill: dict[str, Any]) -> str:
 
 
 def move_layers(job: str, address: str, layers: str, rank: int) -> str:
-    """Have layers of `job` change ranks; returns what will happen, in words.
+    """Move layers of `job` to another rank. Return what will happen, in words.
 
     Raises:
-        JobError: there is no such cluster, job, layer or rank; they are not next to it, or do not fit its memory; or
-            the controller does not answer.
+        JobError: there is no such cluster, job, layer or rank; the layers are not next to the rank's, or do not fit
+            its memory; or the controller does not answer.
     """
     with joined(address):
         return BlockingJobClient(address).move(job, layers, rank).text

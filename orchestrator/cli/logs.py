@@ -1,4 +1,4 @@
-"""What `freshet logs` does: finds a job's folder and prints its ranks' output, to the job's end if asked."""
+"""Runs `freshet logs`: finds a job's folder and prints its ranks' output, until the job's end with --follow."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from orchestrator.verify.verification import find_folder
 from workers.protocol import JobError
 
 LOOK_EVERY_S = 0.5
-"""Between two looks for new lines."""
+"""Seconds between checks for new lines."""
 
 
 def logs_command(
     run: str, address: str, rank: int | None, *, follow: bool, show: Callable[[str], None]
 ) -> None:
-    """Show what the ranks of `run` printed, a job's folder or its name.
+    """Show what the ranks of `run`, a job's folder or its name, printed.
 
     Args:
-        rank: only this one's.
-        follow: go on until the job has ended.
-        show: is given one line at a time.
+        rank: only this rank's output.
+        follow: continue until the job has ended.
+        show: receives one line at a time.
 
     Raises:
         JobError: there is no such job or rank, or nothing of its output is on this machine.
@@ -41,7 +41,7 @@ def logs_command(
         for number, line in logs.fresh():
             show(f"rank {number}: {line}" if several else line)
 
-    # The end is looked for first: what was printed before it is shown.
+    # Check for the end first, so that everything printed before it is shown.
     while follow and not _ended(output):
         show_fresh()
         time.sleep(LOOK_EVERY_S)
@@ -51,7 +51,7 @@ def logs_command(
 
 
 def folder_of(run: str, address: str) -> str:
-    """The folder of `run`: itself, `runs/RUN`, or that of a running job of the cluster.
+    """The folder of `run`, which is a folder, a name in `runs/`, or a running job of the cluster.
 
     Raises:
         JobError: there is none.

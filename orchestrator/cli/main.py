@@ -83,7 +83,7 @@ def options(
 
 def main() -> None:
     """Entry point of the console script."""
-    # As `python -m` does: factories and sources by import path may lie in the current folder.
+    # As `python -m` does: factories and sources by import path may be in the current folder.
     sys.path.insert(0, os.getcwd())
     try:
         app()

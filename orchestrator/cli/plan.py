@@ -1,4 +1,4 @@
-"""What `freshet plan` does: plans a job, says why, and starts nothing."""
+"""Runs `freshet plan`: plans a job, says why, and starts nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan_command(
     """Print the plan of the spec at `path`, and write its timeline if asked.
 
     Raises:
-        JobError: something that the user can mend.
+        JobError: something that the user can fix.
     """
     checked = check(absolute(load(path, overrides)))
     spec = checked.spec
@@ -80,10 +80,10 @@ def as_dict(
 ) -> dict[str, Any]:
     """The plan as JSON values.
 
-    `partition` holds the layers per stage as [first, stop); `ranks` counts all replicas' ranks; times of `freeze` are
-    makespans of one window, `kappa` is of them, and `ratios` are shares of weight-gradient time. `redundancy` tells
-    what copies of layers on other ranks cost: bytes that all ranks together ship in a step, what a step is longer for
-    it, and the memory on the rank that keeps most; all are in the numbers above. `convergence` is there where a run's
+    `partition` holds the layers per stage as [first, stop); `ranks` counts the ranks of all replicas; times of `freeze`
+    are makespans of one window, `kappa` is their ratio, and `ratios` are shares of weight-gradient time. `redundancy`
+    is the cost of copies of layers on other ranks: bytes that all ranks together send in a step, seconds that they add
+    to a step, and memory on the rank that keeps most; the numbers above include it. `convergence` is present if a run's
     estimates were given.
     """
     plan, prediction = choice.plan, choice.prediction

@@ -1,4 +1,4 @@
-"""A plan for people at a terminal: its stages, its alternatives, what it freezes, which limits bind."""
+"""Shows a plan at a terminal: its stages, its alternatives, its freezing, its binding limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from planner.wording import counted
 SHOWN = 12
 """Rows of alternatives; JSON has them all."""
 WIDTH = 120
-"""Of tables and timeline, where no terminal sets it."""
+"""Columns of tables and timeline, if no terminal sets them."""
 
 
 def show(
@@ -70,7 +70,7 @@ def show(
 
 
 def _redundancy(choice: Choice, mode: str) -> str:
-    """What a lost rank costs, and what the precaution costs."""
+    """The cost of a failed rank, and the cost of the redundancy."""
     if mode == "none":
         return "a lost rank ends the job"
     if mode == "checkpoint":
@@ -86,7 +86,7 @@ def _redundancy(choice: Choice, mode: str) -> str:
 
 
 def binding_limits(choice: Choice, freezing: Freezing) -> Iterator[str]:
-    """What keeps the step from being shorter, a sentence each."""
+    """The limits that keep the step from being shorter, a sentence each."""
     plan, prediction = choice.plan, choice.prediction
     busy_s = prediction.simulation.busy_s
     slowest = max(range(len(busy_s)), key=lambda rank: busy_s[rank])
@@ -104,7 +104,7 @@ def binding_limits(choice: Choice, freezing: Freezing) -> Iterator[str]:
 
 
 def _stages(choice: Choice) -> Table:
-    """A row per stage; a rank's memory and device stand with its first one."""
+    """A row per stage; a rank's memory and device are in its first row."""
     plan, prediction = choice.plan, choice.prediction
     layers, cluster = prediction.profile.model.layers, prediction.profile.cluster
     table = Table("stage", "layers", "forward", "I", "W", "rank", "device", "memory", box=None)
@@ -130,7 +130,7 @@ def _stages(choice: Choice) -> Table:
 
 
 def _alternatives(choice: Choice) -> Table:
-    """The alternatives, the one that was taken first, then each program's own pick; programs that agree share a row."""
+    """The alternatives, the chosen one first, then each program's own pick; programs that agree share a row."""
     names: dict[Alternative, list[str]] = {}
     for each in choice.alternatives:
         names.setdefault(replace(each, name=""), []).append(each.name)
@@ -154,7 +154,7 @@ def _alternatives(choice: Choice) -> Table:
 
 
 def _end_to_end(choice: Choice) -> str:
-    """What several devices per stage would give; empty where finding out would take long."""
+    """The gain of several devices per stage; empty if computing it would take long."""
     profile = choice.prediction.profile
     if len(profile.model.layers) * len(profile.cluster.devices) > MOST_SHARED:
         return ""
@@ -171,7 +171,7 @@ def _end_to_end(choice: Choice) -> str:
 
 
 def _outlook(outlook: Outlook) -> str:
-    """How long training takes, and how long it would take an asynchronous pipeline."""
+    """The training time, and that of an asynchronous pipeline."""
     job = outlook.convergence
     text = (
         f"to a mean squared gradient norm of {significant(job.target)} (L = {significant(job.smoothness)}, ξ² ="

@@ -1,4 +1,4 @@
-"""What `freshet profile` does: has a job's own ranks measure every layer, link and commit."""
+"""Runs `freshet profile`: a job's own ranks measure every layer, link and commit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from planner.wording import counted
 from workers.protocol import JobError
 
 WIDTH = 100
-"""Of the tables, where no terminal sets it."""
+"""Columns of the tables, if no terminal sets them."""
 
 
 def profile_command(path: Path, overrides: Sequence[str], *, out: Path | None) -> None:
     """Measure the job of the spec at `path`, print its costs, and write them if asked.
 
     Raises:
-        JobError: something that the user can mend.
+        JobError: something that the user can fix.
     """
     checked = check(absolute(load(path, overrides)))
     if out is not None and not out.resolve().parent.is_dir():
@@ -115,7 +115,7 @@ def _devices(cluster: Cluster) -> Table:
 
 
 def _links(profile: Profile) -> Table:
-    """Between neighbours; the file has every pair."""
+    """The links between neighbours; the file has every pair."""
     message = max(layer.boundary_bytes for layer in profile.model.layers)
     table = Table(
         "link",

@@ -1,7 +1,7 @@
-"""What a person sees while a job trains: a bar on a terminal, plain lines in a log, with the same fields.
+"""Shows a job's progress while it trains: a bar on a terminal, plain lines in a log, with the same fields.
 
-Takes the ranks' reports as they come; knows nothing of where they come from, and of the job only its name and
-its number of steps.
+Receives the ranks' reports as they arrive; does not know their source, and of the job only its name and number of
+steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport,
 def step_fields(
     report: StepReport, validation: ValidationReport | None = None, freezing: Sequence[str] = ()
 ) -> str:
-    """The figures of one step in one line, what is said of freezing and the newest validation loss last."""
+    """The figures of one step in one line, with freezing and the newest validation loss last."""
     unit, count = ("tokens", report.tokens) if report.tokens else ("samples", report.samples)
     fields = [
         f"loss {report.loss:.4f}",
@@ -70,7 +70,7 @@ class LineProgress:
         self._clock = clock
         self._due_s = -math.inf
         self._held: StepReport | None = None
-        """The newest step, while it is not printed."""
+        """The newest step, until it is printed."""
         self._freezing = FreezeStatus()
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class LineProgress:
         self._print_held()
 
     def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
-        """From here on say the phase of each step; `freeze` is the resolved `[freeze]` section."""
+        """Show the phase of each step from now on; `freeze` is the resolved `[freeze]` section."""
         self._freezing.expect(freeze, self._steps)
 
     def show(self, report: Report) -> None:
@@ -143,7 +143,7 @@ class BarProgress:
         self._bar.stop()
 
     def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
-        """From here on say the phase of each step; `freeze` is the resolved `[freeze]` section."""
+        """Show the phase of each step from now on; `freeze` is the resolved `[freeze]` section."""
         self._freezing.expect(freeze, self._steps)
 
     def show(self, report: Report) -> None:
@@ -176,7 +176,7 @@ class BarProgress:
 
 
 class _Bar(Progress):
-    """Rich's bar with a line of figures under it."""
+    """Rich's bar with a line of figures below."""
 
     def __init__(self, console: Console, name: str, steps: int, first_step: int) -> None:
         self._figures = ""

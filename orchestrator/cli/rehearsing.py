@@ -1,4 +1,4 @@
-"""What `freshet rehearse` does: from its options to a trace and a job, and the numbers for people or as JSON."""
+"""Runs `freshet rehearse`: makes a trace and a job from its options, and shows the numbers or writes JSON."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from planner.wording import counted
 from workers.protocol import JobError
 
 SYNTHETIC_MIN = 60.0
-"""How long a synthetic trace is, unless a window says."""
+"""Length of a synthetic trace without a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was asked on the command line."""
+    """The options of the command line."""
 
     spec: Path
     trace: Path | None = None
@@ -53,17 +53,17 @@ class Options:
 
 
 def rehearse_command(options: Options) -> int:
-    """Rehearse; returns the exit code.
+    """Rehearse and return the exit code.
 
     Raises:
-        JobError: something that the user can mend.
+        JobError: something that the user can fix.
         KeyboardInterrupt: a signal came before the job was running.
     """
     spec = load(options.spec, options.overrides)
     performance = performance_of(options, spec)
     if options.write_trace is not None:
         _write_trace(options.write_trace, performance.trace)
-    # JSON has standard output to itself; progress goes to the error output.
+    # Standard output is for JSON alone; progress goes to standard error.
     console = Console(file=sys.stderr if options.as_json else sys.stdout)
     with open_progress(console, spec.job.name, spec.job.steps) as progress, _without_ray():
         done = rehearse(performance, observe=observer(progress), say=progress.note)
@@ -75,16 +75,16 @@ def rehearse_command(options: Options) -> int:
 
 @contextmanager
 def _without_ray() -> Iterator[None]:
-    """Keep to itself what Ray prints of nodes that vanish: they are meant to."""
+    """Discard Ray's messages about vanishing nodes: a rehearsal kills them on purpose."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         yield
 
 
 def performance_of(options: Options, spec: Spec) -> Performance:
-    """What is to be rehearsed.
+    """The rehearsal that `options` describe.
 
     Raises:
-        JobError: an option that makes no sense, a file that is no trace, a spec that does not fit it.
+        JobError: an option makes no sense, a file is no trace, or the spec does not fit the trace.
     """
     if options.speedup is not None and not (math.isfinite(options.speedup) and options.speedup > 0):
         raise JobError(f"--speedup {options.speedup:g}: it must be above 0")
@@ -104,7 +104,7 @@ def performance_of(options: Options, spec: Spec) -> Performance:
 
 
 def _trace(options: Options, spec: Spec) -> tuple[Trace, str]:
-    """The trace to replay and where it came from."""
+    """The trace to replay and its source."""
     if (options.trace is None) == (options.synthetic is None):
         raise JobError("name a trace: either --trace FILE or --synthetic P:D")
     span = _window(options.window) if options.window is not None else None
@@ -161,7 +161,7 @@ def _grace(text: str) -> float | None:
 
 
 def _folder(spec: Spec, overrides: Sequence[str]) -> str:
-    """The folder that `--set` names, else one for the rehearsal that holds no run yet.
+    """The folder that `--set` names, otherwise one for the rehearsal that has no run yet.
 
     `job.output` of the file is the job's own: a rehearsal does not write there.
     """

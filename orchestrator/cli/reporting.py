@@ -1,4 +1,4 @@
-"""What `freshet report` does: the page about a run, from its event log."""
+"""Runs `freshet report`: writes the page about a run from its event log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.protocol import JobError
 
 
 def report_command(run: str, out: Path | None) -> Path:
-    """Write the page about the run in folder `run`, by default beside its log; returns its path.
+    """Write the page about the run in folder `run`, by default beside its log. Return its path.
 
     Raises:
         JobError: the folder holds no event log, the log is damaged, or the page cannot be written.

@@ -1,4 +1,4 @@
-"""What `freshet timeline` does: draws a measured step of a run, and its prediction."""
+"""Runs `freshet timeline`: draws a measured step of a run, and its prediction."""
 
 from __future__ import annotations
 

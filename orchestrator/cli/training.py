@@ -1,4 +1,4 @@
-"""What `freshet train` and `freshet follow` do: progress for people, a report and a summary at the end."""
+"""Runs `freshet train` and `freshet follow`: progress for people, a report and a summary at the end."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def train_command(
     replay: Path | None,
     summary: Path | None,
 ) -> int:
-    """Run the job; returns the exit code.
+    """Run the job and return the exit code.
 
     Raises:
-        JobError: something that the user can mend.
+        JobError: something that the user can fix.
     """
     started_s = psutil.Process().create_time()
     spec = load(path, overrides)
@@ -63,10 +63,10 @@ def train_command(
 def detach_command(
     path: Path, overrides: Sequence[str], *, resume: bool, profile: Path | None, replay: Path | None
 ) -> int:
-    """Submit the job and leave it; returns the exit code.
+    """Submit the job, leave it, and return the exit code.
 
     Raises:
-        JobError: something that the user can mend.
+        JobError: something that the user can fix.
         KeyboardInterrupt: a signal came before the job was running.
     """
     console = Console()
@@ -83,10 +83,10 @@ def detach_command(
 
 
 def follow_command(job: str, address: str) -> int:
-    """Follow a running job to its end; returns the exit code.
+    """Follow a running job to its end and return the exit code.
 
     Raises:
-        JobError: there is no such job, or something that the user can mend has ended it.
+        JobError: there is no such job, or it ended for a reason that the user can fix.
         KeyboardInterrupt: a signal came; the job goes on.
     """
     console = Console()
@@ -103,7 +103,7 @@ def follow_command(job: str, address: str) -> int:
 
 
 def _write_report(done: Run) -> str:
-    """Write `report.html`; returns where it is, or why it is not."""
+    """Write `report.html`. Return its path, or why it was not written."""
     try:
         report = write_report(done.events_path)
         JobFolder(done.spec.job.folder).publish(report)
@@ -139,7 +139,7 @@ def _conclude(console: Console, done: Run, report: str) -> int:
 
 
 def _printable(text: str) -> str:
-    """`text` without what a terminal would obey: a young model writes any byte."""
+    """`text` without terminal control characters: an untrained model writes any byte."""
     return "".join(
         character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}"
         for character in text

@@ -1,4 +1,4 @@
-"""Each event as a line for people, while a job trains."""
+"""Words each event as a line for people while a job trains."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from planner.wording import counted
 def observer(
     progress: BarProgress | LineProgress, hosts: Sequence[str] = ()
 ) -> Callable[[events.Record], None]:
-    """Shows reports as progress and the rest in words.
+    """An observer that shows reports as progress and other events in words.
 
     Args:
-        hosts: of the ranks that there are already.
+        hosts: hosts of the ranks that have started already.
     """
     known = [*hosts]
     beginning = "from initial weights"
@@ -46,7 +46,7 @@ def observer(
             case events.RankStarted(host=host):
                 known.append(host)
             case events.Formed(start=None, step=int(step)) if step:
-                return  # from what the ranks hold: `Regrouped` says that they train again
+                return  # from the ranks' own state: `Regrouped` reports that they train again
             case events.Formed(generation=generation, start=start):
                 where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(known)), 'host')}"
                 begin = f"resuming from {start.path}" if start is not None else beginning

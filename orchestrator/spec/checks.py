@@ -1,4 +1,4 @@
-"""What can be told wrong with a spec from the spec alone, before torch, Ray or the data are touched."""
+"""Finds the mistakes of a spec that show in the spec alone, before torch, Ray or the data are touched."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class CheckedSpec:
     """A spec whose keys fit together."""
 
     spec: Spec
-    """With all settled that follows from the spec alone: the phases of freezing, the numbers of a table of the user's
-    own, the redundancy of a given number of ranks."""
+    """The spec with everything settled that follows from it alone: the phases of freezing, the numbers of a user's own
+    table, the redundancy of a given number of ranks."""
     schedule: Schedule | None
-    """For one replica, before anything is recomputed; None where a search settles it."""
+    """Schedule of one replica, without recomputation; None if a search settles it."""
 
 
 def check(spec: Spec) -> CheckedSpec:
-    """Check that the keys of `spec` fit together, once for all of a job's start.
+    """Check that the keys of `spec` fit together, once per start of a job.
 
     Args:
-        spec: with absolute paths.
+        spec: a spec with absolute paths.
 
     Raises:
         JobError: names the keys, their values and the way out.
@@ -59,7 +59,7 @@ def check(spec: Spec) -> CheckedSpec:
 
 
 def searched(pipeline: PipelineConfig) -> tuple[str, ...]:
-    """The keys whose `auto` is settled by a search. A table of the user's own says ranks and microbatches itself."""
+    """The keys whose `auto` a search settles. A user's own table gives ranks and microbatches itself."""
     if pipeline.schedule.startswith(CSV_PREFIX):
         return ()
     keys = {
@@ -71,7 +71,7 @@ def searched(pipeline: PipelineConfig) -> tuple[str, ...]:
 
 
 def needs_profile(spec: Spec) -> bool:
-    """Whether the plan rests on measured costs."""
+    """Whether the plan needs measured costs."""
     partition = spec.pipeline.partition
     return (
         (isinstance(partition, str) and partition != "parameter")
@@ -81,7 +81,7 @@ def needs_profile(spec: Spec) -> bool:
 
 
 def pipeline_ranks(pipeline: PipelineConfig) -> int | None:
-    """P, the ranks of one replica's pipeline; None: not settled yet.
+    """P, the ranks of one replica's pipeline; None if not settled yet.
 
     Raises:
         JobError: the ranks are not a multiple of the replicas.
@@ -99,10 +99,10 @@ def pipeline_ranks(pipeline: PipelineConfig) -> int | None:
 
 
 def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
-    """`elastic` of a job with `ranks` ranks.
+    """Settle `elastic` for a job with `ranks` ranks.
 
     Raises:
-        JobError: there is nobody to stand by, or to wait for.
+        JobError: there is no other rank to hold copies, or the job waits for more ranks than it has.
     """
     if elastic.redundancy == "peer" and ranks == 1:
         raise JobError(
@@ -120,12 +120,12 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
 
 
 def base_schedule(pipeline: PipelineConfig) -> Schedule:
-    """The validated schedule that `pipeline` names, for one replica, not yet knowing what is recomputed.
+    """The validated schedule that `pipeline` names, for one replica, without recomputation.
 
-    Nothing in `pipeline` waits for a search, see `searched`.
+    `pipeline` must need no search, see `searched`.
 
     Raises:
-        JobError: no such schedule, a table with a mistake, or numbers that the family cannot be built with.
+        JobError: there is no such schedule, its table has a mistake, or the family cannot be built with these numbers.
     """
     ranks = pipeline_ranks(pipeline)
     microbatches = None if pipeline.microbatches == AUTO else pipeline.microbatches
@@ -145,7 +145,7 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
         reason = getattr(error, "strerror", None) or error
         raise JobError(f"pipeline.schedule = {pipeline.schedule!r}: cannot read it: {reason}") from error
     if table.frozen_stages:
-        # With other ranks, or another partition, other layers would be frozen: that is not for a table to say.
+        # Other ranks, or another partition, would freeze other layers: a table must not decide that.
         raise JobError(
             f"pipeline.schedule = {pipeline.schedule!r}: the first {table.frozen_stages} of its {table.stages} stages"
             " have no backward, and a job trains all layers: give every forward of the table its backward"
@@ -163,7 +163,7 @@ def _check_partition(pipeline: PipelineConfig, schedule: Schedule) -> None:
 
 
 def _check_search(pipeline: PipelineConfig) -> None:
-    """What is wrong already with a pipeline of which some keys are still to be searched."""
+    """Refuse a pipeline that is wrong whatever a search finds for its open keys."""
     ranks = pipeline_ranks(pipeline)
     keys = searched(pipeline)
     stages_open = [f'pipeline.{key} = "auto"' for key in keys if key != "microbatches"]
@@ -177,7 +177,7 @@ def _check_search(pipeline: PipelineConfig) -> None:
         return
     try:
         family = registry.family(pipeline.schedule)
-        # A number that is still open can be chosen to fit: only what was given is judged here.
+        # A search can choose an open number to fit: only given numbers are checked here.
         size = ranks or 1
         family.check(size, size, family.default_chunks if pipeline.chunks is None else pipeline.chunks)
     except ScheduleError as error:
@@ -185,7 +185,7 @@ def _check_search(pipeline: PipelineConfig) -> None:
 
 
 def _check_elastic(elastic: ElasticConfig) -> None:
-    """Refuse what can never be done about ranks that are lost."""
+    """Refuse settings for failed ranks that can never take effect."""
     if elastic.redundancy == "none" and elastic.spares:
         raise JobError(
             f'elastic.spares = {elastic.spares}, but elastic.redundancy = "none" ends the job with the first rank that'

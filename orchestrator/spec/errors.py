@@ -1,4 +1,4 @@
-"""Validation errors of a spec as sentences: the key, the value, what was expected, the nearest right key."""
+"""Words validation errors of a spec as sentences: the key, the value, what was expected, the nearest right key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def explain(
 ) -> str:
     """One sentence per mistake in `error`, a line each.
 
-    `source` names the file; a key in `overridden` came from `--set` and is blamed on that.
+    `source` names the file; a mistake in an `overridden` key is attributed to `--set`.
     """
     mistakes: dict[str, list[ErrorDetails]] = {}
     for details in error.errors():

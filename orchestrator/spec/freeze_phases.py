@@ -1,4 +1,4 @@
-"""TimelyFreeze's phases, settled from the spec: what is unset gets its default, what cannot be is refused."""
+"""Settles TimelyFreeze's phases from the spec: unset ones get their defaults, impossible ones are refused."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from workers.config import FreezeConfig, OptimizerConfig
 from workers.protocol import JobError
 
 SHARE = 10
-"""Warm-up and ramp last a tenth of the job where nothing else is said."""
+"""Warm-up and ramp last a tenth of the job by default."""
 MONITORING_STEPS = 10
 
 
 def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) -> FreezeConfig:
-    """`freeze` with every phase that its method has as a number; a job of `steps` steps.
+    """`freeze` with a number for every phase of its method, in a job of `steps` steps.
 
-    What is unset shrinks to what a short job has room for: at most half of it for the warm-up, half of what is left
-    for monitoring. What is given is never changed.
+    Defaults shrink to fit a short job: the warm-up takes at most half of it, monitoring half of the rest. Given values
+    are never changed.
 
     Raises:
         JobError: the phases are out of order, or do not end before the job does.
