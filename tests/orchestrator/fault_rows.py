@@ -58,16 +58,16 @@ class Told:
     checkpoint: int
     """And the newest whole checkpoint's step."""
     lost: int | None = None
-    """Who had to go first for the row to strike."""
+    """The rank that has to fail first for the row's fault to fire."""
     ends: bool = True
     """Whether the generation ends by it."""
     log: list[events.Event] = field(default_factory=list)
 
     @property
     def struck(self) -> FaultReport | None:
-        """The row's own strike; what only led there is not meant."""
-        strikes = [e for e in self.log if isinstance(e, FaultReport) and e.phase and e.rank == self.rank]
-        return strikes[0] if strikes else None
+        """The report of the row's own fault, without those that only led to it."""
+        fired = [e for e in self.log if isinstance(e, FaultReport) and e.phase and e.rank == self.rank]
+        return fired[0] if fired else None
 
     @property
     def failed(self) -> list[int]:
@@ -124,7 +124,7 @@ class Table:
         running.post(Asked(Request.STOP))
 
     def _done(self) -> bool:
-        """Whether the newest row has struck, and the job has formed anew since."""
+        """Whether the newest row's fault has fired, and the job has formed again since."""
         now = self._now
         return now is None or (now.struck is not None and (bool(now.regrouped) or not now.ends))
 
@@ -140,16 +140,16 @@ class Table:
             return
         # Something has to be recovered from.
         after = ((rank, Fault(kind=FaultKind.DROP_LINK)),) if row.phase is Phase.RECOVERING else ()
-        self._strike(running, row, Told(rank, members, self.job.step, self.job.saved), *after)
+        self._inject(running, row, Told(rank, members, self.job.step, self.job.saved), *after)
 
     def _migrate(self, running: Running, row: Row, rank: int) -> None:
         """Have layers move to the place of `rank`: to the rank that comes when it is lost."""
         members = self.job.members
         comes = min(self.job.up - set(members))
         told = Told(comes, members, self.job.step, self.job.saved, lost=rank)
-        self._strike(running, row, told, (rank, Fault(kind=FaultKind.KILL)))
+        self._inject(running, row, told, (rank, Fault(kind=FaultKind.KILL)))
 
-    def _strike(self, running: Running, row: Row, told: Told, *after: tuple[int, Fault]) -> None:
+    def _inject(self, running: Running, row: Row, told: Told, *after: tuple[int, Fault]) -> None:
         """Arm the row, then what leads the job there."""
         self._now = self.told[row] = told
         faults = ((told.rank, row.fault), *after)

@@ -381,7 +381,7 @@ class World:
                 stimulus.rank in before.job.membership.members
                 and stimulus.rank in before.job.membership.alive
             )
-            assert not involved or not isinstance(self.state, Training), "a second loss is assessed anew"
+            assert not involved or not isinstance(self.state, Training), "a second failure is assessed again"
         for command in commands:
             self.obey(command)
 

@@ -1,4 +1,4 @@
-"""Ranks as plain processes under the real lifecycle, crank and runtime: a whole elastic job without Ray.
+"""Ranks as plain processes under the real lifecycle, event loop and runtime: a whole elastic job without Ray.
 
 Each process obeys calls as the Ray actor does: one thread for what takes its turn, others for what must not wait.
 """

@@ -1,4 +1,4 @@
-"""Tells from a job's events when it has come to rest: when a fault can strike it that no earlier one has to do with."""
+"""Whether a job has come to rest, by its events: then no earlier fault interferes with the next one."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crew import Crew, drilled, state_sha256
 from jobs import job, small_config
+from rank_group import RankGroup, drilled, state_sha256
 from test_engine_bits import losses
 from test_freezing_training import FIRST, METHODS, SECOND
 
@@ -69,13 +69,13 @@ def test_a_lost_pipelines_replica_goes_on_at_the_other(tmp_path: Path) -> None:
     config = drilled(small_config(tmp_path, "batchnorm", microbatches=2, replicas=2, steps=6))
     expected = run_threads(job(config, ranks=2, schedule="1f1b"))
     both = job(config, ranks=2, schedule="1f1b")
-    with Crew(config, 4) as crew:
-        crew.arm(0, Fault(kind=FaultKind.KILL, step=3, phase=Phase.BACKWARD))
-        crew.train(both, range(4))
-        step, positions, sources = crew.settle()
+    with RankGroup(config, 4) as group:
+        group.arm(0, Fault(kind=FaultKind.KILL, step=3, phase=Phase.BACKWARD))
+        group.train(both, range(4))
+        step, positions, sources = group.settle()
         assert step == 2
         assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
         one = on(1, job(config, ranks=3, schedule="1f1b"))
-        ended = crew.train(one, (3, 1, 2), step=step, sources=sources)
+        ended = group.train(one, (3, 1, 2), step=step, sources=sources)
         assert state_sha256(ended) == expected.state_sha256
-        assert sorted(crew.steps()) == list(range(1, 7))
+        assert sorted(group.steps()) == list(range(1, 7))

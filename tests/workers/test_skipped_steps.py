@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from crew import Crew
 from jobs import job, small_config
+from rank_group import RankGroup
 
 from workers.commit import Decision
 from workers.config import OptimizerConfig
@@ -43,10 +43,10 @@ def test_only_a_run_of_skipped_steps_is_too_many_and_few_are_warned_of() -> None
 def test_a_learning_rate_out_of_all_bounds_ends_the_job_with_no_step_half_done(tmp_path: Path) -> None:
     optimizer = OptimizerConfig(name="sgd", lr=1e30, clip_norm=None, max_skipped_steps=4)
     config = small_config(tmp_path, steps=50, optimizer=optimizer)
-    with Crew(config, 2) as crew:
-        ended = crew.train(job(config, ranks=2, schedule="1f1b"), range(2))
-        positions: dict[int, Position] = crew.each("position")
-        steps, warnings = crew.steps(), crew.of(WarningReport)
+    with RankGroup(config, 2) as group:
+        ended = group.train(job(config, ranks=2, schedule="1f1b"), range(2))
+        positions: dict[int, Position] = group.each("position")
+        steps, warnings = group.steps(), group.of(WarningReport)
     for error in (answer.error for answer in ended.values()):
         assert error.startswith("JobError: 4 steps in a row up to step")
         assert "lower optimizer.lr" in error

@@ -159,12 +159,12 @@ def test_memory_of_all_pipelines_with_what_the_method_keeps(method: str, tmp_pat
     told = re.findall(r"<title>rank (\d): at most ([^<]*)</title>", out.read_text())
     peaks = [(str(rank), bytes_text(peak)) for rank, peak in enumerate(planned)]
     both = [(str(rank + 4), text) for rank, (_, text) in enumerate(peaks)]
-    foretold = peaks if method == "none" else []  # of one pipeline; no step of apf's is foretold
-    assert told == [*foretold, *peaks, *both]
+    predicted = peaks if method == "none" else []  # of one pipeline; no step of apf's is predicted
+    assert told == [*predicted, *peaks, *both]
 
 
 def test_a_step_of_another_plan_shows_no_memory(tmp_path: Path) -> None:
-    """Cut anew for fewer ranks since the newest step that was measured."""
+    """Cut again for fewer ranks since the newest step that was measured."""
     log = records()
     fewer = replace(plan(), layers=((0, 5), (5, 8), (8, 10)), stage_ranks=(0, 1, 2))
     run = write_run(tmp_path, [*log[:-1], replace(log[-1], event=Issued(plan=fewer))])

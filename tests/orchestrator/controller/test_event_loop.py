@@ -1,4 +1,4 @@
-"""The crank: what it was told is logged before who told it hears that it was heard."""
+"""The event loop: a stimulus is logged before its sender is told that it was handled."""
 
 from __future__ import annotations
 

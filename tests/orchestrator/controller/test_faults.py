@@ -1,4 +1,4 @@
-"""What is asked of a job by `freshet fault` is checked, and refused in words, before anything strikes."""
+"""What is asked of a job by `freshet fault` is checked, and refused in words, before anything is injected."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_node_that_cannot_be_drained_is_refused(name: str, living: tuple[Node,
         (Fault(kind=FaultKind.NAN), "in phase backward of the next step"),
     ],
 )
-def test_it_says_when_it_strikes(fault: Fault, said: str) -> None:
+def test_it_says_when_the_fault_fires(fault: Fault, said: str) -> None:
     assert when(fault) == said
 
 

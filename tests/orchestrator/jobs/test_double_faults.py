@@ -27,7 +27,7 @@ from workers.transport.process_group import ProcessGroupChannel
 
 STEPS = 8
 STRUCK = 5
-"""The step in which most of them strike; the newest whole checkpoint before it is that of step 4."""
+"""The step in which most faults fire; the newest whole checkpoint before it is that of step 4."""
 PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
 """Who keeps the copies of whose layers, of four ranks."""
 

@@ -1,6 +1,6 @@
 """Every phase x every kind of rank x every way to fail x every way to keep state: one outcome each, and the same bits.
 
-The rows of one way to fail and one way to keep state strike the same job, one after the other. `make test` takes rows
+The rows of one way to fail and one way to keep state hit the same job, one after the other. `make test` takes rows
 that cover each pair of the four, `make bench` all of them.
 """
 
@@ -58,7 +58,7 @@ class OneJob:
     keeping: str
     kind: FaultKind
     whole: bool
-    """Whether all rows strike it, or those of the pairwise cover."""
+    """Whether all rows hit it, or those of the pairwise cover."""
 
     def __str__(self) -> str:
         return f"{self.keeping}-{self.kind}" + ("-whole" if self.whole else "")
@@ -150,14 +150,14 @@ class MovingTable(Table):
                 continue
             ends = row.kind is not FaultKind.RAISE
             told = Told(rank, self.job.members, self.job.step, self.job.saved, ends=ends)
-            self._strike(running, row, told)
+            self._inject(running, row, told)
             running.post(Migrate(move))
             return
         raise AssertionError(f"no layer can move to rank {rank} by {plan}")
 
 
 def strike_job(folder: Path, one: OneJob) -> Struck:
-    """A job that its rows strike, to its end."""
+    """A job with the faults of its rows, to its end."""
     keeping, kind = one.keeping, one.kind
     done = job(folder, keeping, kind)
     resting = Resting(least=RANKS, standbys=keeping == "peer", checkpoint=keeping == "checkpoint")

@@ -1,6 +1,6 @@
 """Rows of the table of faults on a real Ray cluster of four nodes, and a whole node after them.
 
-All strike one job, one after the other. The other rows strike plain processes: `test_fault_table.py`.
+All hit one job, one after the other. The other rows hit plain processes: `test_fault_table.py`.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
         assert other.returncode == INTERRUPTED, output
         assert "no longer following led, which goes on; end it with freshet stop led" in output
 
-    # Two at a time; who hears of the end after the other reads it in the log.
+    # Two at a time; the later one to learn of the end reads it in the log.
     with driver("-m", "orchestrator", "follow", "led") as other:
         assert follow_command("led", "auto") == DONE
         beside, _ = other.communicate(timeout=120)

@@ -157,7 +157,7 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     assert replayed(tmp_path, PHASES, (), stop_at=done.end.step) != done.end.state_sha256
 
 
-def test_a_controller_that_takes_over_has_nothing_measured_or_decided_anew(tmp_path: Path) -> None:
+def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_path: Path) -> None:
     """Killed between the halves of the monitoring, and again once the job trains by what was decided."""
     struck: list[int] = []
 

@@ -103,7 +103,7 @@ def test_a_replay_takes_the_recorded_decisions_and_ends_with_the_same_bits(tmp_p
     assert not logs["again"].of(events.FreezeSolved)
     assert first.metrics_dataframe is not None
     rows = first.metrics_dataframe.set_index("step")
-    foretold = rows["predicted_step_s"].dropna()
-    assert list(foretold.index) == list(range(decided.plan.start or 0, 61))
+    predicted = rows["predicted_step_s"].dropna()
+    assert list(predicted.index) == list(range(decided.plan.start or 0, 61))
     for name in ("kappa", "predicted_kappa", "p_eff", "average_p_eff", "time_to_accuracy"):
-        assert list(rows[name].dropna().index) == list(foretold.index), name
+        assert list(rows[name].dropna().index) == list(predicted.index), name

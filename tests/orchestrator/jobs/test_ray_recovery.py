@@ -188,11 +188,11 @@ def held_after(kill: Callable[[], None], folder: JobFolder) -> IO[bytes]:
 
 
 def test_a_controller_and_a_rank_killed_together_are_both_made_good(tmp_path: Path, quiet: str) -> None:
-    def strike_both() -> None:
+    def kill_both() -> None:
         kill_controller("both")
         inject(log, 1)
 
-    log = Log(at_step(4, strike_both))
+    log = Log(at_step(4, kill_both))
     result = PipelineTrainer(job(tmp_path, "both", pipeline=TWO), observe=log).fit()
     check(log, quiet, result)
     (regrouped,) = log.of(events.Regrouped)
@@ -303,14 +303,14 @@ def test_a_controller_that_does_not_see_the_folder_ends_the_job_in_words(tmp_pat
     """As where its node died, and the folder with it: Ray starts it on another one."""
     folder, elsewhere = tmp_path / "homeless", tmp_path / "elsewhere"
 
-    def strike() -> None:
+    def lose_the_folder() -> None:
         folder.rename(elsewhere)
         kill_controller("homeless")
 
-    strike_once = at_step(4, strike)
+    lose_once = at_step(4, lose_the_folder)
 
     def observe(record: events.Record) -> None:
-        strike_once(record)
+        lose_once(record)
         if isinstance(record.event, events.Failed):  # the driver reads the log at its end
             elsewhere.rename(folder)
 

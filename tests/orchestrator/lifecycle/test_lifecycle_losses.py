@@ -194,7 +194,7 @@ def test_with_no_checkpoint_it_begins_anew_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("length", range(7))
-def test_a_second_loss_at_any_point_is_assessed_anew(length: int) -> None:
+def test_a_second_loss_at_any_point_is_assessed_again(length: int) -> None:
     job = train(Job(THREE)).take(DEAD)
     shrunk = Planned(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
     way: tuple[Stimulus, ...] = (

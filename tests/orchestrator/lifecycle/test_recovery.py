@@ -40,7 +40,7 @@ VECTOR = (b"a", b"b", b"c")
         # Before the commit, nobody came to it.
         ({"began": 5}, {"began": 5}, 4, None, 1),
         ({"began": 5}, {}, 4, None, 1),
-        # In it, and nobody who is left has learned of it.
+        # In it, and no surviving rank knows.
         ({"began": 5, "undecided": 5}, {"began": 5, "undecided": 5}, 4, None, 1),
         ({"began": 5, "undecided": 5}, {"began": 5}, 4, None, 1),
         # In it, and one has.

@@ -163,7 +163,7 @@ TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=()) for ra
 
 
 def test_what_was_measured_and_decided_of_freezing_stands() -> None:
-    """Else a controller that takes over would have it measured again, or decide anew from less."""
+    """Else a controller that takes over would have it measured again, or decide again from less."""
     order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED), expand)
     assert order.freezing.monitored_with(SHRUNK) == TIMELINES
     assert (order.freezing.solved, order.freezing.plans) == (SOLVED, ())

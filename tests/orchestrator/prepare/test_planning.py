@@ -267,7 +267,7 @@ def test_the_freeze_program_shortens_the_window_within_its_budget() -> None:
 
 
 @pytest.mark.parametrize("method", ["none", "apf"])
-def test_nothing_is_foretold_of_other_methods(method: str) -> None:
+def test_nothing_is_predicted_of_other_methods(method: str) -> None:
     done = frozen(FreezeConfig.model_validate({"method": method}))
     assert not done.freezes
     assert done.kappa == done.approximate_kappa == 1

@@ -281,9 +281,9 @@ def test_a_repeated_solve_equals_a_first_solve(name: str):
     program = FreezeProgram(schedule)
     for seed, r_max in ((1, 0.8), (2, 0.8), (2, 0.3), (3, 1.0), (3, 0.0), (4, 0.6)):
         upper, lower = random_costs(schedule, seed)
-        again, anew = program.solve(upper, lower, r_max), solve(schedule, upper, lower, r_max)
-        assert again.solved_s == pytest.approx(anew.solved_s, rel=NEAR)
-        assert total(again) == pytest.approx(total(anew), rel=NEAR, abs=NEAR)
+        again, fresh = program.solve(upper, lower, r_max), solve(schedule, upper, lower, r_max)
+        assert again.solved_s == pytest.approx(fresh.solved_s, rel=NEAR)
+        assert total(again) == pytest.approx(total(fresh), rel=NEAR, abs=NEAR)
 
 
 def test_times_of_any_size_give_the_same_ratios():
@@ -349,6 +349,6 @@ def test_a_solve_after_messages_have_changed_is_that_of_a_new_program(family: st
             )
             for weight_grad_s in (1.0, 0.0)
         )
-        again, anew = program.solve(upper, lower, 0.5), solve(schedule, upper, lower, 0.5)
-        assert again.unfrozen_s == anew.unfrozen_s
-        assert again.solved_s == pytest.approx(anew.solved_s, rel=1e-7)
+        again, fresh = program.solve(upper, lower, 0.5), solve(schedule, upper, lower, 0.5)
+        assert again.unfrozen_s == fresh.unfrozen_s
+        assert again.solved_s == pytest.approx(fresh.solved_s, rel=1e-7)

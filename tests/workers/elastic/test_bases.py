@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crew import SECRET, state_sha256, with_standbys
 from jobs import job, small_config
+from rank_group import SECRET, state_sha256, with_standbys
 
 from planner.plan import Plan
 from workers import rank as rank_module

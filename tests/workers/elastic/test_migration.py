@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crew import Crew, quiet_sha256, state_sha256, with_standbys
 from jobs import job
+from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from test_freezing_training import METHODS
 from test_standby import configured
 
@@ -47,15 +47,15 @@ def moving(begun: Job, counts: Sequence[int], plan: Plan | None = None) -> tuple
     return copying, taking
 
 
-def tell(crew: Crew, job: Job, members: Sequence[int], plan: Plan) -> None:
+def tell(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
     for number in members:
-        crew.tell(number, "prepare_plan", plan, job.schedule)
+        group.tell(number, "prepare_plan", plan, job.schedule)
 
 
-def follow(crew: Crew, job: Job, members: Sequence[int], plan: Plan) -> None:
+def follow(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
     """Have them follow `plan`, and wait until they do."""
-    tell(crew, job, members, plan)
-    crew.wait_for(
+    tell(group, job, members, plan)
+    group.wait_for(
         lambda reports: (
             sum(isinstance(r, SwitchReport) and r.version == plan.version for r in reports) == len(members)
         )
@@ -67,41 +67,43 @@ def test_layers_move_up_and_down_with_the_same_bits(tmp_path: Path, case: str) -
     config, about = configured(tmp_path, case)
     config = config.model_copy(update={"steps": ENDLESS})
     three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
-    with Crew(config, 3) as crew:
+    with RankGroup(config, 3) as group:
 
         def move() -> None:
-            crew.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+            group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
             copying, taking = moving(three, (1, 5, 2))
-            follow(crew, three, range(3), copying)
-            follow(crew, three, range(3), taking)
+            follow(group, three, range(3), copying)
+            follow(group, three, range(3), taking)
             back, there = moving(three, (4, 2, 2), taking)
-            follow(crew, three, range(3), back)
-            follow(crew, three, range(3), there)
-            crew.stop()
+            follow(group, three, range(3), back)
+            follow(group, three, range(3), there)
+            group.stop()
 
-        ended = crew.train(three, range(3), plan=with_standbys(three), meanwhile=move)
+        ended = group.train(three, range(3), plan=with_standbys(three), meanwhile=move)
         assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
-        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
-        switches: list[SwitchReport] = crew.of(SwitchReport)
+        assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
+        switches: list[SwitchReport] = group.of(SwitchReport)
         assert {(s.version, s.rank, s.taken) for s in switches if s.taken} == {
             (3, 1, (1, 2)),
             (5, 0, (1, 2, 3)),
         }
         assert {layer for outcome in ended.values() for layer, _ in outcome.layer_digests} == set(range(8))
         assert [layer for layer, _ in ended[0].layer_digests] == [0, 1, 2, 3]
-        assert not crew.of(WarningReport)
+        assert not group.of(WarningReport)
 
 
-def deferring(crew: Crew, job: Job, held: tuple[tuple[int, int], ...], copying: Plan, taking: Plan) -> None:
-    crew.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+def deferring(
+    group: RankGroup, job: Job, held: tuple[tuple[int, int], ...], copying: Plan, taking: Plan
+) -> None:
+    group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
     for number in range(3):
-        crew.tell(number, "prepare_plan", copying, job.schedule, held)
-    crew.wait_for(lambda reports: sum(isinstance(r, SwitchReport) and r.version == 2 for r in reports) == 3)
+        group.tell(number, "prepare_plan", copying, job.schedule, held)
+    group.wait_for(lambda reports: sum(isinstance(r, SwitchReport) and r.version == 2 for r in reports) == 3)
     # One step later the update held back would be no later than it is anyway.
-    begun = crew.of(SwitchReport)[0].step
-    crew.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step == begun + 3 for r in reports))
-    follow(crew, job, range(3), taking)
-    crew.stop()
+    begun = group.of(SwitchReport)[0].step
+    group.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step == begun + 3 for r in reports))
+    follow(group, job, range(3), taking)
+    group.stop()
 
 
 def test_deferred_updates_change_the_bits_and_nothing_else(tmp_path: Path) -> None:
@@ -111,17 +113,17 @@ def test_deferred_updates_change_the_bits_and_nothing_else(tmp_path: Path) -> No
     copying, taking = moving(three, (3, 1, 4), with_standbys(three, 2))
     held = ((4, 2), (5, 2))
     assert [copying.standbys[layer] for layer, _ in held] == [(0, 2), (0, 2)]
-    with Crew(config, 3) as crew:
-        ended = crew.train(
+    with RankGroup(config, 3) as group:
+        ended = group.train(
             three,
             range(3),
             plan=with_standbys(three, 2),
-            meanwhile=lambda: deferring(crew, three, held, copying, taking),
+            meanwhile=lambda: deferring(group, three, held, copying, taking),
         )
         assert state_sha256(ended) != quiet_sha256(job(config, **about), ended)
-        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
+        assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
         assert [layer for layer, _ in ended[2].layer_digests] == [4, 5, 6, 7]
-        assert not crew.of(WarningReport)
+        assert not group.of(WarningReport)
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -132,29 +134,29 @@ def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     plan = with_standbys(three, 2)
     copying, taking = moving(three, (3, 1, 4), plan)
-    with Crew(config, 3) as crew:
+    with RankGroup(config, 3) as group:
         if lost == 2:
-            crew.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=Phase.MIGRATING))
+            group.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=Phase.MIGRATING))
 
         def move() -> None:
-            crew.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
-            tell(crew, three, range(3), copying)
+            group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+            tell(group, three, range(3), copying)
             if lost == 2:
                 return
-            crew.wait_for(lambda reports: any(isinstance(r, SwitchReport) for r in reports))
-            crew.tell(lost, "die")
+            group.wait_for(lambda reports: any(isinstance(r, SwitchReport) for r in reports))
+            group.tell(lost, "die")
             for number in (0, 2):
-                crew.tell(number, "prepare_plan", taking, three.schedule)
+                group.tell(number, "prepare_plan", taking, three.schedule)
 
-        crew.train(three, range(3), plan=plan, meanwhile=move)
-        assert crew.alive == [number for number in range(3) if number != lost]
-        step, positions, sources = crew.settle()
+        group.train(three, range(3), plan=plan, meanwhile=move)
+        assert group.alive == [number for number in range(3) if number != lost]
+        step, positions, sources = group.settle()
         assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
         two = job(config, ranks=2, schedule="1f1b", **about)
         plan = with_standbys(two)
-        ended = crew.train(two, crew.alive, plan=plan, step=step, sources=sources, meanwhile=crew.stop)
+        ended = group.train(two, group.alive, plan=plan, step=step, sources=sources, meanwhile=group.stop)
         assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
-        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
+        assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
 
 
 def test_nobody_follows_a_plan_that_one_rank_does_not_know(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_nobody_follows_a_plan_that_one_rank_does_not_know(tmp_path: Path) -> No
     config = config.model_copy(update={"steps": 12})
     two = job(config, ranks=2, schedule="1f1b", **about)
     copying, _ = moving(two, (3, 5))
-    with Crew(config, 2) as crew:
-        ended = crew.train(two, range(2), meanwhile=lambda: tell(crew, two, (0,), copying))
+    with RankGroup(config, 2) as group:
+        ended = group.train(two, range(2), meanwhile=lambda: tell(group, two, (0,), copying))
         assert state_sha256(ended) == run_threads(job(config, **about)).state_sha256
-        assert not crew.of(SwitchReport)
+        assert not group.of(SwitchReport)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crew import Crew, Raised, drilled, state_sha256, with_standbys
 from jobs import job, small_config
+from rank_group import Raised, RankGroup, drilled, state_sha256, with_standbys
 
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
@@ -41,26 +41,26 @@ def test_a_kill_in_the_commit_has_one_outcome(
     config = drilled(small_config(tmp_path, "batchnorm", steps=6))
     expected = run_threads(job(config))
     four = job(config, ranks=4, schedule="1f1b")
-    with Crew(config, 4) as crew:
-        crew.arm(2, kill(phase))
+    with RankGroup(config, 4) as group:
+        group.arm(2, kill(phase))
         for number in blind:
-            crew.arm(number, BLIND)
-        ended = crew.train(four, range(4), plan=with_standbys(four))
+            group.arm(number, BLIND)
+        ended = group.train(four, range(4), plan=with_standbys(four))
         assert isinstance(ended[2], Died)
         assert all(isinstance(ended[number], Raised) for number in (0, 1, 3)), ended
-        assert (2, "kill", KILL_STEP, phase) in crew.struck
-        before: dict[int, Position] = crew.each("position")
+        assert (2, "kill", KILL_STEP, phase) in group.struck
+        before: dict[int, Position] = group.each("position")
         assert [before[number].undecided for number in blind] == [KILL_STEP] * len(blind)
-        step, positions, sources = crew.settle()
+        step, positions, sources = group.settle()
         assert step == settled
         assert {p.step for p in positions.values()} == {settled}
         assert all(p.undecided is None for p in positions.values())
         assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
         three = job(config, ranks=3, schedule="1f1b")
-        ended = crew.train(three, (0, 1, 3), plan=with_standbys(three), step=step, sources=sources)
+        ended = group.train(three, (0, 1, 3), plan=with_standbys(three), step=step, sources=sources)
         assert state_sha256(ended) == expected.state_sha256
         quiet = [r for r in expected.reports if isinstance(r, StepReport)]
-        told = crew.steps()
+        told = group.steps()
         assert sorted(told) == list(range(1, 7))
         assert [told[r.step].loss for r in quiet] == [r.loss for r in quiet]
         assert [told[r.step].samples_digest for r in quiet] == [r.samples_digest for r in quiet]
@@ -69,32 +69,32 @@ def test_a_kill_in_the_commit_has_one_outcome(
 def test_what_was_asked_for_in_a_commit_that_is_undone_is_asked_for_again(tmp_path: Path) -> None:
     config = drilled(small_config(tmp_path, steps=6))
     two = job(config, ranks=2, schedule="1f1b")
-    with Crew(config, 2) as crew:
+    with RankGroup(config, 2) as group:
         for number in range(2):
-            crew.arm(number, Fault(kind=FaultKind.BLIND, step=1))
-        crew.tell(0, "request", Request.STOP)
-        ended = crew.train(two, range(2))
+            group.arm(number, Fault(kind=FaultKind.BLIND, step=1))
+        group.tell(0, "request", Request.STOP)
+        ended = group.train(two, range(2))
         assert all(isinstance(answer, Raised) for answer in ended.values())
-        step, _, sources = crew.settle()
+        step, _, sources = group.settle()
         assert step == 0
-        ended = crew.train(two, range(2), step=step, sources=sources)
+        ended = group.train(two, range(2), step=step, sources=sources)
         assert {(outcome.step, outcome.stopped) for outcome in ended.values()} == {(1, True)}
 
 
 def test_a_stop_that_the_last_of_a_generation_agreed_on_is_done_by_the_next(tmp_path: Path) -> None:
     config = drilled(small_config(tmp_path, steps=6))
     three = job(config, ranks=3, schedule="1f1b")
-    with Crew(config, 3) as crew:
-        crew.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=Phase.IN_COMMIT))
-        crew.arm(0, Fault(kind=FaultKind.BLIND, step=1))
-        crew.tell(0, "request", Request.STOP)
-        crew.train(three, range(3), plan=with_standbys(three))
-        step, _, sources = crew.settle()
+    with RankGroup(config, 3) as group:
+        group.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=Phase.IN_COMMIT))
+        group.arm(0, Fault(kind=FaultKind.BLIND, step=1))
+        group.tell(0, "request", Request.STOP)
+        group.train(three, range(3), plan=with_standbys(three))
+        step, _, sources = group.settle()
         assert step == 1
         two = job(config, ranks=2, schedule="1f1b")
-        ended = crew.train(two, (0, 1), step=step, sources=sources)
+        ended = group.train(two, (0, 1), step=step, sources=sources)
         assert {(outcome.step, outcome.stopped) for outcome in ended.values()} == {(1, True)}
-        assert sorted(crew.steps()) == [1]
+        assert sorted(group.steps()) == [1]
     assert [ref.step for ref in checkpoints(config.output)] == [1]
 
 
@@ -106,14 +106,14 @@ def test_a_validation_and_a_checkpoint_that_a_loss_cut_off_are_done_again(tmp_pa
     validations = {r.step: r.loss for r in quiet.reports if isinstance(r, ValidationReport)}
     again = drilled(config.model_copy(update={"output": str(tmp_path / "lost")}))
     three = job(again, ranks=3, schedule="1f1b")
-    with Crew(again, 3) as crew:
-        crew.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.AFTER_COMMIT))
-        crew.train(three, range(3), plan=with_standbys(three))
-        step, _, sources = crew.settle()
+    with RankGroup(again, 3) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.AFTER_COMMIT))
+        group.train(three, range(3), plan=with_standbys(three))
+        step, _, sources = group.settle()
         assert step == 2
         two = job(again, ranks=2, schedule="1f1b")
-        assert state_sha256(crew.train(two, (0, 2), step=step, sources=sources)) == quiet.state_sha256
-        told = crew.of(ValidationReport)
+        assert state_sha256(group.train(two, (0, 2), step=step, sources=sources)) == quiet.state_sha256
+        told = group.of(ValidationReport)
         assert {r.step: r.loss for r in told} == validations
         assert len(told) == len(validations)
     assert [ref.step for ref in checkpoints(again.output)] == [4, 2]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crew import Crew, drilled, parted, quiet_sha256, state_sha256, with_standbys
 from jobs import job, small_config
+from rank_group import RankGroup, drilled, parted, quiet_sha256, state_sha256, with_standbys
 from test_engine_bits import real_config
 from test_freezing_training import FIRST, METHODS, SECOND
 
@@ -42,18 +42,18 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
     config, about = configured(tmp_path, case)
     expected = run_threads(job(config, **about)).state_sha256
     three = job(config, ranks=3, schedule="zb-h1", **about)
-    with Crew(config, 3) as crew:
-        crew.arm(1, Fault(kind=FaultKind.KILL, step=5, phase=Phase.BACKWARD))
-        crew.train(three, range(3), plan=with_standbys(three))
-        step, positions, sources = crew.settle()
+    with RankGroup(config, 3) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=5, phase=Phase.BACKWARD))
+        group.train(three, range(3), plan=with_standbys(three))
+        step, positions, sources = group.settle()
         assert step == 4
         assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
         # Rank 2 stands by for what rank 1 had, and rank 0 for what rank 2 has.
         two = job(config, ranks=2, schedule="1f1b", **about)
-        ended = crew.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
+        ended = group.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
         assert state_sha256(ended) == expected
         if case in METHODS:
-            assert any(report.step > 4 for report in crew.of(FreezeReport))
+            assert any(report.step > 4 for report in group.of(FreezeReport))
 
 
 @pytest.mark.parametrize("case", ["batchnorm", "timelyfreeze+apf"])
@@ -63,41 +63,41 @@ def test_copies_made_again_while_training_goes_on_take_over_the_next_time(tmp_pa
     config = config.model_copy(update={"steps": 10_000})
     shrinking = [job(config, ranks=ranks, schedule="1f1b", **about) for ranks in (4, 3, 2, 1)]
     members = [0, 1, 2, 3]
-    with Crew(config, 4) as crew:
+    with RankGroup(config, 4) as group:
         step, sources = 0, []
         for now, lost in zip(shrinking[:-1], (2, 0, 3), strict=True):
-            protected = crew.protected(len(now.plan.layers))
+            protected = group.protected(len(now.plan.layers))
 
-            def strike(protected: Callable[[], None] = protected, lost: int = lost) -> None:
+            def kill(protected: Callable[[], None] = protected, lost: int = lost) -> None:
                 protected()
-                crew.tell(lost, "die")
+                group.tell(lost, "die")
 
-            crew.train(now, members, plan=with_standbys(now), step=step, sources=sources, meanwhile=strike)
+            group.train(now, members, plan=with_standbys(now), step=step, sources=sources, meanwhile=kill)
             members.remove(lost)
-            settled, positions, sources = crew.settle()
+            settled, positions, sources = group.settle()
             assert settled > step
             assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
             step = settled
-        ended = crew.train(shrinking[-1], members, step=step, sources=sources, meanwhile=crew.stop)
+        ended = group.train(shrinking[-1], members, step=step, sources=sources, meanwhile=group.stop)
         assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
-        assert sorted(crew.steps()) == list(range(1, ended[members[0]].step + 1))
+        assert sorted(group.steps()) == list(range(1, ended[members[0]].step + 1))
 
 
 def test_a_rank_that_comes_and_one_that_goes_leave_the_bits_alone(tmp_path: Path) -> None:
     config, about = configured(tmp_path, "batchnorm")
     expected = run_threads(job(config, **about)).state_sha256
     two, three = (job(config, ranks=ranks, schedule="1f1b") for ranks in (2, 3))
-    with Crew(config, 3) as crew:
-        assert parted(crew.train(two, (0, 1), plan=with_standbys(two), regroup_by=1)) == {1}
-        step, _, sources = crew.settle()
+    with RankGroup(config, 3) as group:
+        assert parted(group.train(two, (0, 1), plan=with_standbys(two), regroup_by=1)) == {1}
+        step, _, sources = group.settle()
         # The new one fetches what it is to own.
         plan = with_standbys(three)
-        ended = crew.train(three, (0, 2, 1), plan=plan, step=step, sources=sources, regroup_by=0)
+        ended = group.train(three, (0, 2, 1), plan=plan, step=step, sources=sources, regroup_by=0)
         assert parted(ended) == {2}
-        step, positions, sources = crew.settle()
+        step, positions, sources = group.settle()
         # Rank 0 goes; what it alone had is fetched from it.
         plan = replace(with_standbys(two), reason="drain")
-        ended = crew.train(two, (1, 2), plan=plan, step=step, sources=sources)
+        ended = group.train(two, (1, 2), plan=plan, step=step, sources=sources)
         assert state_sha256(ended) == expected
         assert positions[0].holds
 
@@ -106,20 +106,20 @@ def test_ranks_lost_while_others_fetch_cost_nothing_that_is_held(tmp_path: Path)
     config, about = configured(tmp_path, "batchnorm")
     expected = run_threads(job(config, **about)).state_sha256
     four = job(config, ranks=4, schedule="1f1b")
-    with Crew(config, 4) as crew:
-        crew.arm(3, Fault(kind=FaultKind.KILL, step=3, phase=Phase.FORWARD))
-        crew.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.RECOVERING))
-        crew.train(four, range(4), plan=with_standbys(four))
-        step, _, sources = crew.settle()
+    with RankGroup(config, 4) as group:
+        group.arm(3, Fault(kind=FaultKind.KILL, step=3, phase=Phase.FORWARD))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.RECOVERING))
+        group.train(four, range(4), plan=with_standbys(four))
+        step, _, sources = group.settle()
         assert step == 2
         three = job(config, ranks=3, schedule="1f1b")
         with pytest.raises(AssertionError, match=r"Died|Gone"):
-            crew.train(three, (0, 1, 2), plan=with_standbys(three), step=step, sources=sources)
-        step, positions, sources = crew.settle()
+            group.train(three, (0, 1, 2), plan=with_standbys(three), step=step, sources=sources)
+        step, positions, sources = group.settle()
         assert step == 2
         held: set[int] = {layer for p in positions.values() for layer in p.holds}
         position: Position = positions[0]
         assert held == set(range(8)), position
         two = job(config, ranks=2, schedule="1f1b")
-        ended = crew.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
+        ended = group.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
         assert state_sha256(ended) == expected

@@ -1,4 +1,4 @@
-"""Drills strike when and where they are told to, say so before, and do what they say: real processes, real signals."""
+"""Faults fire when and where they are armed, report it first, and do what they say: real processes, real signals."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_it_strikes_no_sooner_than_its_time() -> None:
     assert faults.armed
 
 
-def test_what_is_disarmed_does_not_strike() -> None:
+def test_a_disarmed_fault_does_not_fire() -> None:
     faults = points(Heard())
     faults.arm(Fault(kind=FaultKind.RAISE, step=1))
     faults.arm(Fault(kind=FaultKind.KILL, after_s=3600))

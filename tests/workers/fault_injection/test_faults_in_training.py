@@ -34,7 +34,7 @@ def three_ranks(output: Path, **changes: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The state that the job ends with when nothing strikes."""
+    """The state that the job ends with when no fault fires."""
     return run_threads(three_ranks(tmp_path_factory.mktemp("quiet"))).state_sha256
 
 

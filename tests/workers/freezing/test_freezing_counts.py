@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crew import Crew, state_sha256, with_standbys
 from jobs import job
+from rank_group import RankGroup, state_sha256, with_standbys
 from test_migration import ENDLESS, follow, moving
 from test_standby import configured
 
@@ -56,30 +56,30 @@ def test_layers_that_change_ranks_keep_their_counts(tmp_path: Path, method: str)
     config, about = configured(tmp_path, method)
     config = config.model_copy(update={"steps": ENDLESS})
     three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
-    with Crew(config, 3) as crew:
+    with RankGroup(config, 3) as group:
 
         def move() -> None:
-            crew.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step == 5 for r in reports))
+            group.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step == 5 for r in reports))
             copying, taking = moving(three, (1, 5, 2))
-            follow(crew, three, range(3), copying)
-            follow(crew, three, range(3), taking)
-            switched = max(crew.steps())
-            crew.wait_for(
+            follow(group, three, range(3), copying)
+            follow(group, three, range(3), taking)
+            switched = max(group.steps())
+            group.wait_for(
                 lambda reports: any(isinstance(r, StepReport) and r.step > switched + 2 for r in reports)
             )
-            crew.stop()
+            group.stop()
 
-        ended = crew.train(three, range(3), plan=with_standbys(three), meanwhile=move)
+        ended = group.train(three, range(3), plan=with_standbys(three), meanwhile=move)
         step = ended[0].step
         quiet = stopped_at(job(config, **about), step)
         assert state_sha256(ended) == quiet.state_sha256
-        told = counted(crew.of(FreezeReport), step)
+        told = counted(group.of(FreezeReport), step)
         assert frozen(told) == undisturbed(quiet)
         assert {known.passes for known in told.layers.values()} == {MICROBATCHES * step}
         assert (told.whole, told.steps) == (step, step)
         assert [told.layers[layer].rank for layer in range(8)] == [0, 1, 1, 1, 1, 1, 2, 2]
         # What each rank counts by itself begins anew with each plan.
-        assert max(report.passes for report in crew.of(FrozenCounts)) < MICROBATCHES * step
+        assert max(report.passes for report in group.of(FrozenCounts)) < MICROBATCHES * step
 
 
 def test_what_a_killed_rank_had_told_stays_counted(tmp_path: Path) -> None:
@@ -87,15 +87,15 @@ def test_what_a_killed_rank_had_told_stays_counted(tmp_path: Path) -> None:
     config = config.model_copy(update={"steps": 12})
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     quiet = run_threads(job(config, **about))
-    with Crew(config, 3) as crew:
-        crew.arm(1, Fault(kind=FaultKind.KILL, step=8, phase=Phase.BACKWARD))
-        crew.train(three, range(3), plan=with_standbys(three))
-        step, _, sources = crew.settle()
+    with RankGroup(config, 3) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=8, phase=Phase.BACKWARD))
+        group.train(three, range(3), plan=with_standbys(three))
+        step, _, sources = group.settle()
         assert step == 7
         two = job(config, ranks=2, schedule="1f1b", counts=(4, 4), **about)
-        ended = crew.train(two, (0, 2), step=step, sources=sources)
+        ended = group.train(two, (0, 2), step=step, sources=sources)
         assert state_sha256(ended) == quiet.state_sha256
-        told = counted(crew.of(FreezeReport), 12)
+        told = counted(group.of(FreezeReport), 12)
     expected = undisturbed(quiet)
     survived = [*range(3), 6, 7]
     assert {layer: frozen(told)[layer] for layer in survived} == {

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crew import SECRET as CREW_SECRET
-from crew import Crew, quiet_sha256, state_sha256, with_standbys
 from jobs import job
+from rank_group import SECRET as GROUP_SECRET
+from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from state_streams import (
     FLOWS,
     HOST,
@@ -195,29 +195,29 @@ def test_training_goes_on_with_the_same_bits_while_strangers_bother_its_state_po
     config, about = configured(tmp_path, "batchnorm")
     config = config.model_copy(update={"steps": 10_000})
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
-    with Crew(config, 3) as crew:
-        ports = {number: position.port for number, position in crew.each("position").items()}
+    with RankGroup(config, 3) as group:
+        ports = {number: position.port for number, position in group.each("position").items()}
 
         def bother() -> None:
             for round in range(3):
-                crew.wait_for(lambda reports, steps=2 * round: told_steps(reports) > steps)
+                group.wait_for(lambda reports, steps=2 * round: told_steps(reports) > steps)
                 for port in ports.values():
                     with pytest.raises(Refused, match="refused this rank's secret"):
                         fetch(HOST, port, b"another", 1, 1, wait_s=1)
-                    with greeted(port, CREW_SECRET) as (connected, line, seal, _):
+                    with greeted(port, GROUP_SECRET) as (connected, line, seal, _):
                         _oversized(line, seal)
                         with suppress(ConnectionResetError):
                             assert connected.recv(1) == b"", "it must answer nothing"
-            crew.wait_for_log(lambda logged: len(logged) == 2 * 3 * len(ports))
-            crew.stop()
+            group.wait_for_log(lambda logged: len(logged) == 2 * 3 * len(ports))
+            group.stop()
 
         # Every layer has a copy: their bases come through the same ports meanwhile.
-        ended = crew.train(three, range(3), plan=with_standbys(three), meanwhile=bother)
+        ended = group.train(three, range(3), plan=with_standbys(three), meanwhile=bother)
         assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
-        assert sorted(crew.steps()) == list(range(1, ended[0].step + 1))
-        assert not crew.of(WarningReport)
+        assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
+        assert not group.of(WarningReport)
         for number in ports:
-            said = [text for rank, text in crew.logged if rank == number]
+            said = [text for rank, text in group.logged if rank == number]
             assert sum("refused: it does not know the job's secret" in text for text in said) == 3
             assert (
                 sum("a request frame of 2147483648 bytes: at most 4096 may come" in text for text in said)

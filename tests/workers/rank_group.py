@@ -77,7 +77,7 @@ def with_standbys(job: Job, shift: int = 1) -> Plan:
     return replace(plan, standbys=tuple((place,) for place in places))
 
 
-class Crew:
+class RankGroup:
     """Processes 0, 1, ... that host a rank each; a context."""
 
     def __init__(self, config: WorkerConfig, ranks: int) -> None:
@@ -92,7 +92,7 @@ class Crew:
         self._thread = threading.Thread(target=self._hear, daemon=True)
         self.generation = 0
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RankGroup:
         self._processes.__enter__()
         self._thread.start()
         self.each("setup")
@@ -284,7 +284,7 @@ def parted(outcomes: Mapping[int, Any]) -> set[int]:
 
 
 class _Sending(logging.Handler):
-    """Tells the crew what a rank logs."""
+    """Passes what a rank logs on to the group."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
     turn = threading.Lock()
 
     def send(message: object) -> None:
-        # Drills report from whichever thread they strike in.
+        # Faults report from the thread that they fire in.
         with turn:
             pipe.send(message)
 
