@@ -127,7 +127,7 @@ class FaultReport:
     """In words."""
     step: int
     phase: str
-    struck_s: float
+    fired_s: float
     """Seconds since the Unix epoch."""
     file: str = ""
     """The file that was damaged, if any."""

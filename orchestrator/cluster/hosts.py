@@ -22,11 +22,11 @@ class Gone(Exception):
         cause: how it ended, in words that follow "its process died:".
     """
 
-    def __init__(self, cause: str, *, stillborn: bool = False, unheard: bool = False) -> None:
+    def __init__(self, cause: str, *, stillborn: bool = False, unreachable: bool = False) -> None:
         super().__init__(cause)
         self.stillborn = stillborn
         """It never started."""
-        self.unheard = unheard
+        self.unreachable = unreachable
         """It cannot be reached now, but may not be dead."""
 
 

@@ -192,7 +192,7 @@ async def _answered(reference: Any) -> Any:
     try:
         return await reference
     except ActorUnavailableError as error:
-        raise Gone("it cannot be reached", unheard=True) from error
+        raise Gone("it cannot be reached", unreachable=True) from error
     except RayActorError as error:
         text = str(error).strip()
         if "creation task" in text:

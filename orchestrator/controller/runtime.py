@@ -67,7 +67,7 @@ from workers.protocol import CheckpointReport, Outcome, Parted
 
 PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""
-UNHEARD_S = 0.1
+UNREACHABLE_S = 0.1
 """Before a rank that could not be reached is called again."""
 STACKS_S = 1.0
 """How long a rank that is about to be killed may take to return its threads' stacks."""
@@ -185,7 +185,7 @@ class Runtime:
             case Train():
                 return self._train(command)
             case Ask(request, rank):
-                return self._unheard(rank, "request", request)
+                return self._unawaited(rank, "request", request)
             case Propose(plan, ranks):
                 return self._propose(plan, ranks)
             case Switch():
@@ -340,9 +340,9 @@ class Runtime:
             try:
                 return await self._hosts.call(rank, method, *arguments)
             except Gone as error:
-                if not error.unheard:
+                if not error.unreachable:
                     raise
-            await asyncio.sleep(UNHEARD_S)
+            await asyncio.sleep(UNREACHABLE_S)
 
     async def _dismiss(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -486,21 +486,21 @@ class Runtime:
         self._training = {
             rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
         }
-        hearing = [self._hear_end(rank, end, command.round) for rank, end in self._training.items()]
+        hearing = [self._await_end(rank, end, command.round) for rank, end in self._training.items()]
         nodes = [self._homes[rank].node for rank in command.ranks if rank in self._homes]
         await asyncio.gather(*hearing, self._precomputed.look_ahead(nodes))
 
-    async def _hear_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
+    async def _await_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
         """Post how the training of one rank ends."""
         try:
             end = await asyncio.shield(training)
         except Gone as error:
-            if not error.unheard:
+            if not error.unreachable:
                 await self._found_dead(rank, str(error))
             elif self._training.get(rank) is training:
                 # Its heartbeats show whether it lives; if so, it trains on.
                 self._training[rank] = again = asyncio.ensure_future(self._reached(rank, "outcome"))
-                await self._hear_end(rank, again, number)
+                await self._await_end(rank, again, number)
         except RankError as error:
             self._training.pop(rank, None)
             self._post(_raised(rank, error, number))
@@ -535,7 +535,7 @@ class Runtime:
     async def _tell_of(self, answer: Awaitable[Stimulus]) -> None:
         self._post(await answer)
 
-    async def _unheard(self, rank: int, method: str, *arguments: Any) -> None:
+    async def _unawaited(self, rank: int, method: str, *arguments: Any) -> None:
         """Make a call and ignore errors: other calls report a rank that failed."""
         with suppress(Gone, RankError):
             await self._hosts.call(rank, method, *arguments)

@@ -97,4 +97,4 @@ def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:
     """A rank that was asked for its position is dead, or reports why its training failed."""
     if stimulus.user_error and stimulus.rank not in state.job.membership.starting:
         return _end_by(stimulus)
-    return regroup.heard_of_loss(order, state, stimulus)
+    return regroup.lost_assessing(order, state, stimulus)

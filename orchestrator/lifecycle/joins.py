@@ -78,11 +78,11 @@ def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
     going = Going(
         ranks & (job.membership.alive | job.membership.starting), report.source, report.left_s, node, host
     )
-    after, commands = are_to_go(order, state, going)
+    after, commands = leaving(order, state, going)
     return after, (Log(report), *commands)
 
 
-def are_to_go(order: Order, state: Live, stimulus: Going) -> Step:
+def leaving(order: Order, state: Live, stimulus: Going) -> Step:
     """Drain ranks: those with a place hand their layers over at the next commit, before their time is up."""
     job = state.job
     known = stimulus.ranks & (job.membership.alive | job.membership.starting)

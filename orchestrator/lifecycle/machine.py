@@ -312,7 +312,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, ResumeAsked): _ignore for state in (Pending, Placing, *_LIVE)},
     **{(state, Migrate): _migrate_not for state in (Pending, Placing, *_LIVE)},
     **{(state, Aborted): _abort for state in (Pending, Placing, *_LIVE)},
-    **{(state, Going): joins.are_to_go for state in _LIVE},
+    **{(state, Going): joins.leaving for state in _LIVE},
     **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
     **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting, Paused)},

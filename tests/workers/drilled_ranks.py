@@ -45,7 +45,7 @@ def drill(job: Job, faults: dict[int, tuple[Fault, ...]]) -> Drilled:
     """Run `job` with `faults` armed on its ranks before the first step."""
     done = Drilled()
     with RankProcesses(job.plan.world_size, _train, (job, faults)) as ranks:
-        for number, message in ranks.hear():
+        for number, message in ranks.receive():
             match message:
                 case ("port", port):
                     ranks.tell(port)

@@ -246,7 +246,7 @@ class RankGroup:
         )
 
     def _hear(self) -> None:
-        for number, message in self._processes.hear():
+        for number, message in self._processes.receive():
             with self._heard:
                 match message:
                     case ("answer", value):

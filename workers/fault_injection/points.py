@@ -238,7 +238,7 @@ class FaultPoints:
                 fault=str(fault),
                 step=step,
                 phase=phase or "",
-                struck_s=time.time(),
+                fired_s=time.time(),
                 file=file,
             )
         )

@@ -67,7 +67,7 @@ class RankProcesses:
         for process in self._processes:
             process.join()
 
-    def hear(self) -> Iterator[tuple[int, Any]]:
+    def receive(self) -> Iterator[tuple[int, Any]]:
         """(rank, message) as they come, until all ranks are done; after a failure for no longer than `GRACE_S` more."""
         while self._open:
             ready = wait(list(self._open), GRACE_S if self._failed else None)

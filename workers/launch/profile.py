@@ -68,7 +68,7 @@ def profile_processes(request: Request) -> list[Measured]:
     measured: dict[int, Measured] = {}
     failures: list[tuple[int, _Failure]] = []
     with RankProcesses(request.ranks, _process, request) as ranks:
-        for number, message in ranks.hear():
+        for number, message in ranks.receive():
             match message:
                 case int():
                     ranks.tell(message)

@@ -227,7 +227,7 @@ def run_processes(job: Job, observe: Observer | None = None) -> Run:
     memory: list[CountedMemory] = []
     errors: list[str] = []
     with RankProcesses(job.plan.world_size, _process, job) as ranks:
-        for number, message in ranks.hear():
+        for number, message in ranks.receive():
             match message:
                 case ("port", port):
                     ranks.tell(port)

@@ -47,7 +47,7 @@ class Shaky:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.calls.append(method)
         if method == "train" or self.calls.count(method) < 3:
-            answer.set_exception(Gone("its process cannot be reached", unheard=True))
+            answer.set_exception(Gone("its process cannot be reached", unreachable=True))
         else:
             answer.set_result(Parted(rank=rank, step=4) if method == "outcome" else None)
         return answer

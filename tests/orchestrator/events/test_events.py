@@ -144,7 +144,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         stall_s=0.25,
         switched_s=12.5,
     ),
-    protocol.FaultReport(rank=1, fault="kill", step=7, phase="commit", struck_s=12.5),
+    protocol.FaultReport(rank=1, fault="kill", step=7, phase="commit", fired_s=12.5),
     protocol.NoticeReport(rank=1, source="aws", left_s=None, text="rebalance"),
     protocol.WarningReport(rank=1, text="nothing answers"),
     Rehearsed(
