@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,8 @@ class Runtime:
         """Of all ranks that are up."""
         self._calling: set[int] = set()
         """Ranks that are starting."""
+        self._dismissing: set[int] = set()
+        """Ranks that are giving their room back."""
         self._going: set[int] = set()
         """Ranks that are draining, or are gone."""
         self._training: dict[int, asyncio.Future[Any]] = {}
@@ -208,13 +210,17 @@ class Runtime:
                 self._hosts.shun(event.node)
 
     async def watch_room(self) -> None:
-        """Post when there is room for ranks that the job lacks, until cancelled."""
+        """Post when there is room for ranks that the job lacks, until cancelled.
+
+        While ranks are being dismissed the room still grows: a resumed job that saw a part of it would go on
+        with fewer ranks than it had.
+        """
         most = self._precomputed.most_ranks + self._elastic.spares
         while True:
             await asyncio.sleep(LOOK_FOR_ROOM_S)
             if len(self._homes.keys() - self._going) + len(self._calling) < most:
                 with suppress(Exception):  # a cluster in trouble has no room
-                    if room := await self._hosts.room():
+                    if not self._dismissing and (room := await self._hosts.room()):
                         self._post(Room(room))
 
     async def release(self) -> None:
@@ -344,10 +350,14 @@ class Runtime:
                     raise
             await asyncio.sleep(UNREACHABLE_S)
 
-    async def _dismiss(self, ranks: Iterable[int]) -> None:
+    async def _dismiss(self, ranks: Collection[int]) -> None:
         for rank in ranks:
             self._homes.pop(rank, None)
-            await self._hosts.end(rank)
+        self._dismissing |= set(ranks)
+        try:
+            await asyncio.gather(*(self._hosts.end(rank) for rank in ranks))
+        finally:
+            self._dismissing -= set(ranks)
 
     async def _found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
         """Report that the rank's process is dead: by `cause`, unless its own output says more.
