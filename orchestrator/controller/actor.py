@@ -45,7 +45,6 @@ from orchestrator.lifecycle.commands import Command, Train
 from orchestrator.lifecycle.states import Job, Live, Order, Paused, Placing, Saving, Stopping, Training
 from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, PauseAsked, Reported, ResumeAsked
 from orchestrator.lifecycle.takeover import taken_over
-from orchestrator.prepare.resolve import expand
 from planner.plan import Plan, PlanError
 from workers.actor import check_folder
 from workers.protocol import JobError, Report, Request
@@ -247,7 +246,7 @@ class Controller:
             return
         # An earlier attempt may hold the lock already.
         self._lock = self._lock or self._folder.lock()
-        order = taken_over(self._order, self._view, expand)
+        order = taken_over(self._order, self._view)
         assert order.earlier is not None
         left = await asyncio.to_thread(living_ranks, order.job)
         unknown = left - order.earlier.membership.alive if order.earlier.progress.trained else left

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.history.job_view import JobView
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.reports import with_freeze
 from orchestrator.lifecycle.states import Intents, Job, Membership, Order, Progress
-from planner.ir import Schedule
-from planner.plan import Plan
+from planner.schedule.expand import schedule_after
 from workers.protocol import CheckpointRef
 
 
-def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) -> Order:
+def taken_over(order: Order, view: JobView) -> Order:
     """Return the order of the controller that takes over.
 
     Args:
         order: as the job was submitted.
         view: of the whole log, earlier starts included.
-        expand: returns the schedule of a plan.
     """
     ranks, plan = view.ranks, view.followed or order.plan
     trained = ranks.generation is not None
@@ -30,7 +27,7 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
     job = Job(
         progress=Progress(
             plan=plan,
-            schedule=expand(plan),
+            schedule=schedule_after(order.schedule, plan),
             generation=generation,
             trained=trained,
             step=view.step if trained else _start(order),
@@ -42,7 +39,11 @@ def taken_over(order: Order, view: JobView, expand: Callable[[Plan], Schedule]) 
             failures=ranks.failures,
             failed_at=ranks.failed_at,
             halted=view.state == "paused",
-            prepared=(view.plan, expand(view.plan)) if moving and view.plan is not None else None,
+            prepared=(
+                (view.plan, schedule_after(order.schedule, view.plan))
+                if moving and view.plan is not None
+                else None
+            ),
         ),
         membership=Membership(
             members=ranks.members,

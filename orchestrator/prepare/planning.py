@@ -13,13 +13,14 @@ from typing import Any
 from orchestrator.prepare.resolve import Resolved, recomputed_layers
 from orchestrator.prepare.settling import SettledSpec
 from orchestrator.quantities import percent, seconds
-from orchestrator.spec.checks import AUTO, CSV_PREFIX, pipeline_ranks, settle_elastic
+from orchestrator.spec.checks import AUTO, pipeline_ranks, settle_elastic
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.program import layer_ratios, solve
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa
 from planner.ir import FREEZABLE, Schedule
 from planner.plan import PlanError
 from planner.profile import Profile
+from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
 from planner.search.replan import Replanner
 from planner.search.search import Choice, Wish, choose

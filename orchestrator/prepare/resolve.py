@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import SettledSpec
-from orchestrator.spec.checks import AUTO, CSV_PREFIX, base_schedule, settle_elastic
-from orchestrator.spec.job_spec import PipelineConfig, Spec
+from orchestrator.spec.checks import AUTO, settle_elastic
+from orchestrator.spec.job_spec import Spec
 from planner.ir import Schedule
 from planner.plan import Plan, recomputable
 from planner.schedule.expand import schedule_of
+from planner.schedule.table_format import CSV_PREFIX
 from planner.search import unmeasured
 from planner.search.standbys import assign
 from planner.wording import counted
@@ -72,7 +73,8 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
     elastic = settle_elastic(spec.elastic, plan.world_size)
     plan = replace(plan, standbys=_standbys(plan, elastic, found))
     spec = spec.model_copy(update={"pipeline": pipeline, "elastic": elastic})
-    schedule = expand(plan)
+    table = settled.schedule if plan.schedule.startswith(CSV_PREFIX) else None
+    schedule = schedule_of(plan, table)
     device = spec.cluster.device
     assert device != AUTO
     config = WorkerConfig(
@@ -131,20 +133,6 @@ def unmeasured_plan(settled: SettledSpec) -> Plan:
         )
     except ValueError as error:
         raise JobError(f"pipeline.{error}") from error
-
-
-def expand(plan: Plan) -> Schedule:
-    """The validated schedule that `plan` names, with its recomputations.
-
-    Raises:
-        JobError: the user's own table has changed or is gone.
-    """
-    if not plan.schedule.startswith(CSV_PREFIX):
-        return schedule_of(plan)
-    pipeline = PipelineConfig(
-        ranks=plan.pipeline_ranks, schedule=plan.schedule, microbatches=plan.microbatches
-    )
-    return schedule_of(plan, base_schedule(pipeline))
 
 
 def recomputed_layers(spec: Spec, layers: int) -> tuple[int, ...]:

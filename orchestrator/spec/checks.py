@@ -10,12 +10,12 @@ from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.ir import Schedule
 from planner.schedule import registry, table_format
+from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
 from planner.wording import counted
 from workers.config import ElasticConfig
 from workers.protocol import JobError
 
-CSV_PREFIX = "csv:"
 AUTO = "auto"
 
 

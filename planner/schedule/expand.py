@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from planner.ir import Schedule
+from planner.ir import Kind, Schedule
 from planner.plan import Plan
 from planner.schedule.passes import add_recompute
-from planner.schedule.registry import build
+from planner.schedule.registry import build, families
 
 
 def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
@@ -23,9 +24,29 @@ def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
     return with_recompute(base, recomputing_stages(plan.layers, plan.recompute))
 
 
+def schedule_after(running: Schedule, plan: Plan) -> Schedule:
+    """The validated schedule that `plan` names, for a job that runs `running`.
+
+    A plan that names no family keeps the user's table as the job started with it, whatever became of the file.
+
+    Raises:
+        ScheduleError: as `schedule_of`.
+    """
+    return schedule_of(plan, None if plan.schedule in families() else without_recompute(running))
+
+
 def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
     """`schedule` with an R on each of `stages`; `schedule` itself if `stages` is empty."""
     return add_recompute(schedule, stages) if stages else schedule
+
+
+def without_recompute(schedule: Schedule) -> Schedule:
+    """`schedule` without its R actions: what `with_recompute` was given."""
+    kept = [
+        tuple(action for action in program if action.kind is not Kind.RECOMPUTE)
+        for program in schedule.programs
+    ]
+    return replace(schedule, programs=tuple(kept))
 
 
 def recomputing_stages(layers: Sequence[tuple[int, int]], recompute: Collection[int]) -> frozenset[int]:

@@ -16,6 +16,8 @@ from planner.ir import Action, Kind, Program, Schedule
 from planner.schedule.graph import build_graph
 from planner.schedule.validate import ScheduleError, validate
 
+CSV_PREFIX = "csv:"
+"""Before the path of a user's own table, where a schedule is named."""
 _NOT_IN_FORMAT = (Kind.RECOMPUTE, Kind.UPDATE)
 _COMMUNICATION = re.compile(r"SEND|RECV|SHARD|REDUCE_GRAD")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")

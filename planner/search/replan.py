@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.ir import Kind, Schedule
+from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
-from planner.schedule.expand import schedule_of
-from planner.schedule.registry import families
+from planner.schedule.expand import schedule_after, without_recompute
 from planner.schedule.validate import validate
 from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, Options, options
@@ -179,7 +178,7 @@ class Replanner:
             plan = self.with_standbys(first, [str(domain) for domain in pattern])
             if self._fits(plan, self.schedule, pattern):
                 return _Answer(plan, self.schedule, f"as it began, on {counted(ranks, 'rank')}")
-        found = options(first, self._base, ranks)
+        found = options(first, without_recompute(self.schedule), ranks)
         if not (found.own or found.others):
             raise PlanError(f"no plan for {counted(ranks, 'rank')}: {found.why_not}")
         if self.profile is None:
@@ -287,18 +286,7 @@ class Replanner:
         return predict(self._profile_on(self.profile, places[: plan.world_size]), plan, schedule).step_s
 
     def _schedule_of(self, plan: Plan) -> Schedule:
-        return schedule_of(plan, None if plan.schedule in families() else self._base)
-
-    @property
-    def _base(self) -> Schedule:
-        """`schedule` without its recomputes."""
-        return replace(
-            self.schedule,
-            programs=tuple(
-                tuple(action for action in program if action.kind is not Kind.RECOMPUTE)
-                for program in self.schedule.programs
-            ),
-        )
+        return schedule_after(self.schedule, plan)
 
 
 def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:

@@ -16,10 +16,9 @@ from orchestrator.pictures.timeline_text import legend, terminal
 from planner.ir import Schedule
 from planner.schedule import table_format
 from planner.schedule.registry import build
+from planner.schedule.table_format import CSV_PREFIX
 from planner.simulation.simulate import Costs, Simulation, simulate
 from planner.wording import counted
-
-CSV_PREFIX = "csv:"
 
 
 def schedule(

@@ -15,7 +15,8 @@ from orchestrator.lifecycle.reports import heard
 from orchestrator.lifecycle.states import Assessing, Pending, Reclaiming, Stopping, Training
 from orchestrator.lifecycle.stimuli import RankLost, Reclaimed, Reported, Start
 from orchestrator.lifecycle.takeover import taken_over
-from orchestrator.prepare.resolve import expand
+from planner.schedule.expand import schedule_of
+from planner.schedule.registry import build
 from workers.protocol import (
     CheckpointRef,
     DamagedCheckpoint,
@@ -33,7 +34,7 @@ ORDER = order_of(
     epoch=3,
     generation=5,
     plan=PLAN,
-    schedule=expand(PLAN),
+    schedule=schedule_of(PLAN),
     timeout_s=1.0,
 )
 
@@ -89,14 +90,25 @@ def view(*logged: events.Event) -> JobView:
     return fold(events.Record(time_s=float(index), event=event) for index, event in enumerate(logged))
 
 
+def test_a_users_own_table_stays_as_the_job_started_with_it() -> None:
+    """The file may be gone, or another one by now: the ranks follow the table of the start."""
+    plan = replace(PLAN, schedule="csv:/gone.csv", recompute=(1,))
+    table = build("gpipe", 3, PLAN.microbatches)
+    order = replace(ORDER, plan=plan, schedule=schedule_of(plan, table))
+    run = (submitted(3), *map(started, range(3)), events.Issued(plan=plan), formed(5, (0, 1, 2), 4))
+    earlier = taken_over(order, view(*run)).earlier
+    assert earlier is not None
+    assert earlier.progress.schedule == order.schedule != table
+
+
 def test_the_job_is_what_the_log_says() -> None:
-    order = taken_over(ORDER, view(*RUN), expand)
+    order = taken_over(ORDER, view(*RUN))
     assert (order.epoch, order.plan.epoch, order.generation) == (4, 4, 7)
     job = order.earlier
     assert job is not None
     assert (job.progress.plan, job.progress.schedule, job.membership.members) == (
         SHRUNK,
-        expand(SHRUNK),
+        schedule_of(SHRUNK),
         (0, 2),
     )
     assert (job.membership.alive, job.membership.idle, job.membership.next_rank) == ({0, 2, 3}, {3}, 4)
@@ -109,13 +121,13 @@ def test_failures_count_on_under_the_next_controller() -> None:
     failed = replace(formed(7, (0, 2), 7), failures=2, failed_at=7)
     paused = events.Paused(reason="1 rank left", step=7, failures=3, failed_at=7)
     for last, failures in ((failed, 2), (paused, 3)):
-        order = taken_over(ORDER, view(*RUN, failed, last), expand)
+        order = taken_over(ORDER, view(*RUN, failed, last))
         assert order.earlier is not None
         assert (order.earlier.progress.failures, order.earlier.progress.failed_at) == (failures, 7)
 
 
 def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
-    order = taken_over(ORDER, view(*RUN, step_report(9, generation=6)), expand)
+    order = taken_over(ORDER, view(*RUN, step_report(9, generation=6)))
     assert order.earlier is not None
     assert order.earlier.progress.step == 9
     job, news = heard(order.earlier, step_report(10, generation=6))
@@ -124,7 +136,7 @@ def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
 
 def test_what_was_void_when_a_controller_died_stays_void() -> None:
     back = replace(formed(7, (0, 2), 5), start=CheckpointRef(path="/5", step=5))
-    order = taken_over(ORDER, view(*RUN, back), expand)
+    order = taken_over(ORDER, view(*RUN, back))
     assert order.earlier is not None
     assert heard(order.earlier, step_report(8, generation=6)) == (order.earlier, ())
     job, news = heard(order.earlier, step_report(6, generation=7))
@@ -132,12 +144,12 @@ def test_what_was_void_when_a_controller_died_stays_void() -> None:
 
 
 def test_a_second_takeover_has_a_higher_epoch_still() -> None:
-    order = taken_over(ORDER, view(*RUN, submitted(4, takeover=True)), expand)
+    order = taken_over(ORDER, view(*RUN, submitted(4, takeover=True)))
     assert order.epoch == 5
 
 
 def test_ranks_that_train_on_are_listened_to_again() -> None:
-    order = taken_over(ORDER, view(*RUN), expand)
+    order = taken_over(ORDER, view(*RUN))
     state, commands = handle(order, Pending(), Start())
     assert isinstance(state, Reclaiming)
     assert commands == (Reclaim(frozenset({0, 2, 3}), 1),)
@@ -148,7 +160,7 @@ def test_ranks_that_train_on_are_listened_to_again() -> None:
 
 
 def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
-    order = taken_over(ORDER, view(*RUN), expand)
+    order = taken_over(ORDER, view(*RUN))
     state, _ = handle(order, Pending(), Start())
     state, _ = handle(order, state, RankLost(2, "gone", dead=True))
     for rank in (0, 3):
@@ -164,10 +176,10 @@ TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=()) for ra
 
 def test_what_was_measured_and_decided_of_freezing_stands() -> None:
     """Else a controller that takes over would have it measured again, or decide again from less."""
-    order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED), expand)
+    order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED))
     assert order.freezing.monitored_with(SHRUNK) == TIMELINES
     assert (order.freezing.solved, order.freezing.plans) == (SOLVED, ())
-    order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED, STARTED), expand)
+    order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED, STARTED))
     assert order.freezing.plans == (STARTED.plan,)
     assert order.earlier is not None
     assert (order.earlier.progress.freeze, order.earlier.intents.proposed) == ((STARTED.plan,), None)
@@ -175,22 +187,25 @@ def test_what_was_measured_and_decided_of_freezing_stands() -> None:
 
 def test_a_run_that_is_replayed_is_told_nothing_else() -> None:
     replayed = replace(ORDER, freezing=FreezeHistory(plans=(STARTED.plan,), replayed=True))
-    assert taken_over(replayed, view(*RUN, SOLVED), expand).freezing == replayed.freezing
+    assert taken_over(replayed, view(*RUN, SOLVED)).freezing == replayed.freezing
 
 
 def test_a_checkpoint_that_was_found_damaged_stays_out() -> None:
     """Else the older state of survivors would be given up for it."""
     damaged = events.Skipped(rank=0, damage=DamagedCheckpoint(path="/5", file="f", problem="is cut short"))
-    order = taken_over(ORDER, view(*RUN, damaged), expand)
+    order = taken_over(ORDER, view(*RUN, damaged))
     assert order.earlier is not None
     assert [ref.path for ref in order.earlier.progress.checkpoints] == ["/4"]
 
 
 def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     moved = replace(SHRUNK, version=3, layers=((0, 1), (1, 3)))
-    order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved)), expand)
+    order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved)))
     assert order.earlier is not None
-    assert (order.earlier.progress.plan, order.earlier.progress.prepared) == (SHRUNK, (moved, expand(moved)))
+    assert (order.earlier.progress.plan, order.earlier.progress.prepared) == (
+        SHRUNK,
+        (moved, schedule_of(moved)),
+    )
     state, _ = handle(order, Pending(), Start())
     for rank in (0, 2, 3):
         state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
@@ -211,15 +226,15 @@ def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     )
     state, _ = handle(order, state, Reported(switched))
     assert isinstance(state, Training)
-    assert (state.job.progress.plan, state.job.progress.schedule) == (moved, expand(moved))
+    assert (state.job.progress.plan, state.job.progress.schedule) == (moved, schedule_of(moved))
     # Told before the controller was lost, it needs no second word.
-    order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved), switched), expand)
+    order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved), switched))
     assert order.earlier is not None
     assert (order.earlier.progress.plan, order.earlier.progress.prepared) == (moved, None)
 
 
 def test_a_stop_that_was_asked_for_is_asked_again() -> None:
-    order = taken_over(ORDER, view(*RUN, events.Requested(request="stop")), expand)
+    order = taken_over(ORDER, view(*RUN, events.Requested(request="stop")))
     state, _ = handle(order, Pending(), Start())
     for rank in (0, 2, 3):
         state, _ = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))

@@ -14,12 +14,12 @@ from resolving import resolve_spec, settle_spec
 
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import first_plan, replanner_of
-from orchestrator.prepare.resolve import expand
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
 from planner.ir import Kind
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.schedule import table_format
+from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build, families
 from planner.schedule.validate import validate
 from planner.search.replan import Replanner
@@ -83,7 +83,7 @@ def replan(made: Replanner, ranks: int, domains: str | None = None) -> Plan:
     assert (plan.microbatches, plan.replicas) == (made.first.microbatches, made.first.replicas)
     assert plan.recompute == made.first.recompute
     validate(schedule)
-    assert schedule == expand(plan)
+    assert schedule == schedule_of(plan)
     return plan
 
 
@@ -93,7 +93,7 @@ def test_the_same_family_on_those_that_are_left() -> None:
     assert (plan.schedule, plan.pipeline_ranks, plan.pipeline_count) == ("1f1b", 3, 1)
     assert plan.partition == "dynpipe"
     best = choose(profile(3), Wish(ranks=3, schedule="1f1b", microbatches=8)).prediction.step_s
-    there = predict(profile(3), replace(plan, standbys=()), expand(plan)).step_s
+    there = predict(profile(3), replace(plan, standbys=()), schedule_of(plan)).step_s
     assert there <= best / 0.97
 
 
@@ -163,14 +163,14 @@ def test_domains_decide_nothing_else_where_links_are_alike() -> None:
     assert len({plan.standbys for plan in plans}) > 2
     for plan, domains in zip(plans, ("aabbcc", "abcabc", "abbccd", "aaaaaa"), strict=True):
         assert made.with_standbys(plan, domains) == plan
-        assert plan.predicted_step_s == predict(profile(6), plan, expand(plan)).step_s
+        assert plan.predicted_step_s == predict(profile(6), plan, schedule_of(plan)).step_s
 
 
 def test_memory_limits_hold_with_standbys() -> None:
     # 4 weights, 4 gradients, 8 optimizer state a parameter, and a copy of them: what a layer of 1000 takes twice.
     enough = 2 * 16_000 * 4 + 13_000
     plan = replan(job(memory_bytes=enough), 3)
-    assert predict(profile(3, memory_bytes=enough), plan, expand(plan)).fits
+    assert predict(profile(3, memory_bytes=enough), plan, schedule_of(plan)).fits
     wrong = r"no plan for 2 ranks: .*nothing fits the memory.* for copies of .*; or elastic.redundancy = \"checkpoint"
     with pytest.raises(PlanError, match=wrong):
         replan(job(memory_bytes=enough), 2)
@@ -260,7 +260,7 @@ def test_nobody_left_has_no_plan() -> None:
 def test_a_newcomer_pays_if_what_is_left_is_long_enough() -> None:
     made = job()
     now = replan(made, 3)
-    before_s = predict(profile(3), replace(now, standbys=now.standbys), expand(now)).step_s
+    before_s = predict(profile(3), replace(now, standbys=now.standbys), schedule_of(now)).step_s
     after_s = made.first.predicted_step_s
     assert after_s is not None
     saved_s = before_s - after_s

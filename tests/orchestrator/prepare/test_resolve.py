@@ -347,7 +347,6 @@ def test_a_spec_is_settled_once_on_its_way_to_the_ranks(monkeypatch: pytest.Monk
 
     for name in ("base_schedule", "settle_phases", "settle_elastic"):
         count(checks, name)
-    count(resolve, "base_schedule")
     count(resolve, "settle_elastic")
     resolve_spec(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1)
     assert sorted(entered) == ["base_schedule", "settle_elastic", "settle_elastic", "settle_phases"]
