@@ -38,6 +38,8 @@ def observer(
                 progress.expect_freezing(spec.get("freeze", {}))
                 if weights := spec.get("model", {}).get("weights"):
                     beginning = f"from the weights in {weights}"
+            case events.Placing(ranks=ranks):
+                progress.note(f"starting {counted(len(ranks), 'rank')}")
             case events.Issued(plan=plan):
                 counts = [stop - first for first, stop in plan.layers]
                 progress.note(

@@ -87,6 +87,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     with freshet(tmp_path, "train", str(spec), "--summary", "summary.json") as process:
         lines = read_until(process, f"step {STEPS}/{STEPS}")
         output = "".join(lines) + assert_ends(process, DONE)
+    assert "starting 4 ranks" in output
     assert "training: 4 ranks on 1 host, from initial weights" in output
     assert "sample: " in output
     assert f"done: {STEPS} steps" in output

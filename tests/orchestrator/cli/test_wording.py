@@ -35,6 +35,10 @@ def test_the_first_generation_says_where_its_weights_come_from(model: dict[str, 
     assert said(submitted, formed) == f"training: 1 rank on 0 hosts, {beginning}\n"
 
 
+def test_it_says_which_ranks_the_job_waits_for() -> None:
+    assert said(events.Placing(ranks=(4,))) == "starting 1 rank\n"
+
+
 def test_a_solved_freeze_program_says_what_a_step_will_compute() -> None:
     solved = events.FreezeSolved(
         plan=FreezePlan(epoch=1, version=1, ratios=((0.5,),)),
