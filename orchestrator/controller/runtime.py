@@ -131,6 +131,8 @@ class Runtime:
         """Ranks that are draining, or are gone."""
         self._training: dict[int, asyncio.Future[Any]] = {}
         """Calls under way that end with a generation."""
+        self._deaths: dict[int, asyncio.Future[None]] = {}
+        """Of ranks whose process was found dead: the reports of it."""
         self._precomputed = PrecomputedPlans(setup.replanner, setup.config.steps)
         self._pace = Pace()
 
@@ -360,12 +362,14 @@ class Runtime:
             self._dismissing -= set(ranks)
 
     async def _found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
-        """Report that the rank's process is dead: by `cause`, unless its own output says more.
+        """Report once that the rank's process is dead: by `cause`, unless its own output says more.
 
         The caller may be cancelled when the lifecycle abandons an attempt: the death is reported all the
         same.
         """
-        await asyncio.shield(self._spawn(self._report_death(rank, cause)))
+        if rank not in self._deaths:
+            self._deaths[rank] = self._spawn(self._report_death(rank, cause))
+        await asyncio.shield(self._deaths[rank])
 
     async def _report_death(self, rank: int, cause: str) -> None:
         home = self._homes.pop(rank, None)

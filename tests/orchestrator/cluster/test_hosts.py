@@ -164,6 +164,22 @@ def test_a_death_is_reported_though_the_attempt_that_found_it_is_given_up(tmp_pa
     asyncio.run(look())
 
 
+def test_a_death_that_several_calls_find_is_reported_once_and_says_where(tmp_path: Path) -> None:
+    """The training call and a heartbeat fail together: the second must not report less, and sooner."""
+
+    async def look() -> None:
+        told = list[Stimulus]()
+        setup = ElasticJob(resolved(tiny(tmp_path, "dying"))).setup
+        runtime = Runtime(setup, cast(Hosts, Dying()), told.append, asyncio.ensure_future)
+        preparing = runtime.carry_out(Prepare((0,)))
+        assert preparing is not None
+        await preparing
+        await asyncio.gather(*(runtime._found_dead(0) for _ in range(3)))
+        assert told[1:] == [RankLost(0, f"its process (pid 1 on 127.0.0.1) died: {UNKNOWN}", dead=True)]
+
+    asyncio.run(look())
+
+
 class Tardy:
     """A rank that says where it stands before it has heard that its generation is over."""
 
