@@ -11,12 +11,12 @@ import pytest
 from lifecycle_jobs import step_report
 from process_hosts import ElasticJob, assert_gone
 from ray_jobs import resolved
+from rigs import hangs_in_step_4
 from tiny_jobs import tiny
 
 from orchestrator.controller.hangs import MANY, Pace, Verdict, judge, within
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed
-from workers.engine import Engine
 from workers.protocol import Generation, Working
 
 FORMED = events.Formed(
@@ -81,18 +81,6 @@ def test_an_answer_that_came_during_a_standstill_is_heard() -> None:
         return await waiting
 
     assert asyncio.run(wait()) == "here"
-
-
-def hangs_in_step_4(rank: int) -> None:
-    """Has whoever holds the first stage compute for ever in its first action of step 4."""
-    execute = Engine._execute
-
-    def hang(self: Engine, action: object, step: int, *rest: object) -> None:
-        while step == 3 and self._rank == 0:
-            pass
-        execute(self, action, step, *rest)  # pyright: ignore[reportArgumentType]
-
-    Engine._execute = hang
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

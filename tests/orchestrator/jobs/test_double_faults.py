@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from fault_rows import assert_consistent
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
+from rigs import all_gather_or_none
 from tiny_jobs import tiny
 
 from orchestrator.events import types as events
@@ -22,8 +22,6 @@ from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import FaultReport
-from workers.transport.channel import ChannelError
-from workers.transport.process_group import ProcessGroupChannel
 
 STEPS = 8
 STRUCK = 5
@@ -71,19 +69,6 @@ def kill(phase: Phase = Phase.BACKWARD, step: int = STRUCK) -> Fault:
 
 def blind(step: int = STRUCK) -> Fault:
     return Fault(kind=FaultKind.BLIND, step=step)
-
-
-def all_gather_or_none(rank: int) -> None:
-    """Nobody returns from a gather before all have its result."""
-    gather = ProcessGroupChannel.all_gather
-
-    def twice(self: ProcessGroupChannel, record: bytes) -> list[bytes]:
-        records = gather(self, record)
-        with suppress(ChannelError):
-            gather(self, b"")
-        return records
-
-    ProcessGroupChannel.all_gather = twice
 
 
 def check(ran: Ran, expected: str, struck: set[int]) -> None:

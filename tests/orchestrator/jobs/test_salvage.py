@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from fault_rows import assert_consistent
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
+from rigs import dies_before_its_last_layer, dies_before_its_moments
 from tiny_jobs import tiny
 
 from orchestrator.events import types as events
@@ -28,9 +27,8 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import Manifest
 from workers.launch.ranks import Job, run_threads
-from workers.layer_state import LayerState, united
+from workers.layer_state import united
 from workers.protocol import CheckpointRef, CheckpointReport, Request, StepReport
-from workers.state_stream.sending import Delivery
 
 SLOW = {
     "device": "emulated",
@@ -48,30 +46,6 @@ def job(folder: Path, cluster: dict[str, Any], every_steps: int = 0, **elastic: 
         "cluster": cluster,
     }
     return resolved(tiny(folder, "job", **sections))
-
-
-def dies_when_it_gives(what: Callable[[LayerState], bool]) -> Callable[[int], None]:
-    def rig(rank: int) -> None:
-        deliver = Delivery.deliver
-
-        def last(self: Delivery, state: LayerState, step: int) -> None:
-            if rank == 1 and what(state):
-                os.kill(os.getpid(), signal.SIGKILL)
-            deliver(self, state, step)
-
-        Delivery.deliver = last
-
-    return rig
-
-
-def dies_before_its_moments(rank: int) -> None:
-    """Rank 1 gives the weights of its layers, and is killed when moments are to follow."""
-    dies_when_it_gives(lambda state: not state.weights)(rank)
-
-
-def dies_before_its_last_layer(rank: int) -> None:
-    """Rank 1 is killed when the model's last layer is to leave it."""
-    dies_when_it_gives(lambda state: state.layer == 5)(rank)
 
 
 @dataclass(frozen=True)

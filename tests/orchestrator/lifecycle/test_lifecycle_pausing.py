@@ -47,7 +47,6 @@ from orchestrator.lifecycle.stimuli import (
     Start,
 )
 from orchestrator.lifecycle.takeover import taken_over
-from orchestrator.prepare.resolve import expand
 from planner.plan import Plan
 from workers.config import ElasticConfig
 from workers.protocol import Generation, Outcome, Request
@@ -207,7 +206,7 @@ def test_the_view_tells_a_pause_from_a_wait() -> None:
 
 
 def test_a_paused_job_stays_paused_when_its_controller_is_lost() -> None:
-    order = taken_over(THREE, view(THREE.plan, ASKED, PAUSED), expand)
+    order = taken_over(THREE, view(THREE.plan, ASKED, PAUSED))
     state, commands = handle(order, Pending(), Start())
     assert isinstance(state, Paused)
     assert (state.step, commands) == (4, ())
@@ -218,7 +217,7 @@ def test_a_paused_job_stays_paused_when_its_controller_is_lost() -> None:
 
 def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
     up = events.RankStarted(rank=3, node="n3", host="h", pid=3)
-    order = taken_over(THREE, view(THREE.plan, ASKED, PAUSED, RESUMED, up), expand)
+    order = taken_over(THREE, view(THREE.plan, ASKED, PAUSED, RESUMED, up))
     state, _ = handle(order, Pending(), Start())
     assert isinstance(state, Waiting)
     assert state.job.membership.alive == frozenset()
@@ -227,7 +226,7 @@ def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
 
 
 def test_a_pause_is_asked_for_again_by_the_next_controller() -> None:
-    order = taken_over(THREE, view(THREE.plan, ASKED), expand)
+    order = taken_over(THREE, view(THREE.plan, ASKED))
     job = Job(order).take(Start())
     assert isinstance(job.state, Reclaiming)
     (reclaim,) = (effect for effect in job.effects if isinstance(effect, Reclaim))

@@ -1,0 +1,106 @@
+"""What tests change in a rank's process before it serves: functions of the rank's number.
+
+Each rank's process imports this module to find its rig: no pytest and nothing of the orchestrator here, or every rank
+takes a second more to start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from torch import Tensor
+
+from workers.engine import Engine
+from workers.layer_state import LayerState
+from workers.protocol import Settlement
+from workers.rank import Rank
+from workers.state_stream.sending import Delivery
+from workers.transport.channel import ChannelError, Stream
+from workers.transport.process_group import ProcessGroupChannel
+
+TORN_MESSAGE = 6
+"""Which of its large messages `dies_sending` kills a rank in."""
+LARGE = 1_000_000
+"""Scalars of a large message, at least."""
+BEGUN_BYTES = 100_000
+PATIENCE_S = 60.0
+
+
+def all_gather_or_none(rank: int) -> None:
+    """Nobody returns from a gather before all have its result."""
+    gather = ProcessGroupChannel.all_gather
+
+    def twice(self: ProcessGroupChannel, record: bytes) -> list[bytes]:
+        records = gather(self, record)
+        with suppress(ChannelError):
+            gather(self, b"")
+        return records
+
+    ProcessGroupChannel.all_gather = twice
+
+
+def never_settles(rank: int) -> None:
+    """Rank 2 blocks for ever in the call that tells it the outcome of a step."""
+
+    def wait_for_ever(self: Rank, settlement: Settlement) -> None:
+        threading.Event().wait()
+
+    if rank == 2:
+        Rank.settle = wait_for_ever
+
+
+def hangs_in_step_4(rank: int) -> None:
+    """Whichever rank holds the first stage computes for ever in its first action of step 4."""
+    execute = Engine._execute
+
+    def hang(self: Engine, action: object, step: int, *rest: object) -> None:
+        while step == 3 and self._rank == 0:
+            pass
+        execute(self, action, step, *rest)  # pyright: ignore[reportArgumentType]
+
+    Engine._execute = hang  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def dies_before_its_moments(rank: int) -> None:
+    """Rank 1 gives the weights of its layers, and is killed before the first of their moments."""
+    _dies_when_it_gives(rank, lambda state: not state.weights)
+
+
+def dies_before_its_last_layer(rank: int) -> None:
+    """Rank 1 is killed as it would send the model's last layer."""
+    _dies_when_it_gives(rank, lambda state: state.layer == 5)
+
+
+def dies_sending(rank: int) -> None:
+    """Rank 1 dies once the network has taken a part of one large message."""
+    if rank != 1:
+        return
+    send, sent = ProcessGroupChannel.send, 0
+
+    def torn(self: ProcessGroupChannel, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        nonlocal sent
+        send(self, stream, tensors)
+        sent += tensors[0].numel() >= LARGE
+        deadline_s = time.monotonic() + PATIENCE_S
+        while sent == TORN_MESSAGE and time.monotonic() < deadline_s:
+            self.sending()
+            if max(queue.unacknowledged for queue in self._queues._queues) > BEGUN_BYTES:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    ProcessGroupChannel.send = torn
+
+
+def _dies_when_it_gives(rank: int, what: Callable[[LayerState], bool]) -> None:
+    deliver = Delivery.deliver
+
+    def last(self: Delivery, state: LayerState, step: int) -> None:
+        if rank == 1 and what(state):
+            os.kill(os.getpid(), signal.SIGKILL)
+        deliver(self, state, step)
+
+    Delivery.deliver = last
