@@ -16,7 +16,7 @@ import torch
 
 from workers.build import build_module
 from workers.config import ModelConfig
-from workers.deferred.weight_grad import Workspace
+from workers.deferred.queue import Workspace
 from workers.layer import Layer
 from workers.models.registry import build_definition
 

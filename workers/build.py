@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from workers.deferred.weight_grad import Workspace
+from workers.deferred.queue import Workspace
 from workers.layer import Layer
 from workers.layer_state import LayerState
 from workers.models.definition import ModelDefinition, ParameterRef

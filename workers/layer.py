@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from workers.backward import backward
 from workers.blamed import blamed
-from workers.deferred.weight_grad import WeightGradQueue, Workspace, cover
+from workers.deferred.cover import cover
+from workers.deferred.queue import WeightGradQueue, Workspace
 from workers.layer_state import Gradients
 from workers.protocol import JobError
 from workers.reproducibility import rng

@@ -1,4 +1,4 @@
-"""The actor that owns a running job: its event loop, and how the lifecycle's commands are carried out.
+"""The actor that owns a running job: its event loop, and how `runtime.py` carries out the lifecycle's commands.
 
 Not here: what to do next (`orchestrator/lifecycle/`).
 """

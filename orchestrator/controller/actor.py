@@ -24,8 +24,8 @@ from orchestrator.cluster.ray_hosts import RayHosts, reap
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
-from orchestrator.controller.faults import inject
 from orchestrator.controller.freeze_watch import FreezeWatch
+from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
 from orchestrator.controller.persistence import persist

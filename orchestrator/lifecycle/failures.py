@@ -1,5 +1,7 @@
 """Rank failures by state: the attempt is abandoned, or nothing depends on the rank, or the job ends.
 
+Once the survivors have reported their positions, `recovery.py` decides what follows, and `regroup.py` asks it.
+
 A part of the lifecycle, and pure.
 """
 
@@ -97,4 +99,4 @@ def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:
     """A rank that was asked for its position is dead, or reports why its training failed."""
     if stimulus.user_error and stimulus.rank not in state.job.membership.starting:
         return _end_by(stimulus)
-    return regroup.lost_assessing(order, state, stimulus)
+    return regroup.assess_without(order, state, stimulus)

@@ -93,7 +93,7 @@ def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
     return _decided(order, replace(state, waiting=waiting, positions=(*state.positions, stimulus.position)))
 
 
-def lost_assessing(order: Order, state: Assessing, loss: RankLost) -> Step:
+def assess_without(order: Order, state: Assessing, loss: RankLost) -> Step:
     """One more rank is dead, or reports why its training failed."""
     logs: tuple[Command, ...] = () if loss.cut_off else (log_loss(loss),)
     spares = state.job.membership.idle - state.job.membership.tried if loss.dead else frozenset[int]()

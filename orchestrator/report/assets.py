@@ -1,4 +1,4 @@
-"""What a page carries in itself: its styles, its scripts, and the policy that allows these and nothing else."""
+"""Renders a template with what a page carries in itself: styles, scripts, and the policy that allows only these."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
-from workers.deferred.weight_grad import Workspace
+from workers.deferred.queue import Workspace
 from workers.devices.emulated import EmulatedDevice, layer_times
 from workers.launch.ranks import run_processes, run_threads
 from workers.layer import Layer

@@ -1,4 +1,4 @@
 """Weight gradients that wait: which modules defer them, the queue, and how each is formed.
 
-Not here: When they are formed (`workers/engine.py`).
+Not here: When they are formed: `workers/engine.py` does that, through `stage.py` and `layer.py`.
 """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workers.deferred.weight_grad import Workspace
+from workers.deferred.queue import Workspace
 from workers.layer import Layer, autocast
 from workers.protocol import JobError
 from workers.reproducibility import rng

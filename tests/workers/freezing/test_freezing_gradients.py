@@ -14,7 +14,7 @@ from workers.build import build_layers
 from workers.config import DataConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch, Dataset
 from workers.data.registry import open_dataset
-from workers.deferred.weight_grad import Workspace
+from workers.deferred.queue import Workspace
 from workers.freezing.mask import Mask
 from workers.layer import Layer, Loss
 from workers.models.definition import ModelDefinition

@@ -20,7 +20,7 @@ from orchestrator.cli.main import app
 from orchestrator.cli.progress import LineProgress
 from orchestrator.cli.wording import observer
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.faults import check_step, choose_node, choose_rank, inject, when
+from orchestrator.controller.inject_faults import check_step, choose_node, choose_rank, inject, when
 from orchestrator.events.types import Record
 from orchestrator.events.wording import injected_text
 from orchestrator.history.job_view import fold

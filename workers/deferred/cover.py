@@ -1,4 +1,4 @@
-"""Deferred weight gradients: the backward pass yields the input gradient and queues what the weight gradient needs.
+"""Covers modules: their backward pass yields the input gradient and queues what the weight gradient needs.
 
 `cover` overrides the forward of the modules that it knows, so that they put what their matrices' gradients need
 into the `WeightGradQueue` of the microbatch at hand. Draining the queue forms each gradient and adds it once. This
