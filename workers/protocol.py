@@ -358,7 +358,7 @@ class Settlement:
     """The step at which all stand from here on."""
     vector: tuple[bytes, ...] | None = None
     """All ranks' records of the commit of `step`, for ranks undecided about it. None: undecided ranks roll back."""
-    heard: int
+    reported: int
     """The newest step reported to the controller. Later steps are reported again: the first rank may have died before
     it reported them."""
 

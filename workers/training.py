@@ -212,7 +212,7 @@ class Training:
             for request in undecided.requests:
                 self._setup.mailbox.put(request)
         self._undecided = None
-        self._announcements.end(self.step, settlement.heard)
+        self._announcements.end(self.step, settlement.reported)
 
     def _run(self) -> Outcome | Parted | NextPlan:
         config = self._setup.config

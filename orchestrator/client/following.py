@@ -79,7 +79,7 @@ class Following:
         interrupts: the signals so far.
         ours: whether signals are passed on to the job; otherwise they only end the following.
         past: events of the job so far.
-        heard: number of events before those to follow.
+        after: number of events before those to follow.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Following:
         interrupts: Interrupts,
         ours: bool,
         past: Sequence[events.Record] = (),
-        heard: int = 0,
+        after: int = 0,
     ) -> None:
         self.spec = spec
         self.past = past
@@ -100,7 +100,7 @@ class Following:
         self._connection = connection
         self._interrupts = interrupts
         self._ours = ours
-        self._heard = heard
+        self._after = after
         self._obeyed = 0
         """Signals that were passed on."""
         self._under_way: list[Call[Any]] = []
@@ -148,7 +148,7 @@ class Following:
                 return self._end_after(error, observe)
             reading = None
             self._answered_s, self._told = time.monotonic(), False
-            self._heard, over = page.next, page.over
+            self._after, over = page.next, page.over
             for record in page.records:
                 observe(record)
             end = _end_among(page.records) or end
@@ -158,7 +158,7 @@ class Following:
 
     def _read(self) -> Call[Page]:
         """Request the next events."""
-        reading = Call(self._client.waiting.page(self._job, self._heard, POLL_S))
+        reading = Call(self._client.waiting.page(self._job, self._after, POLL_S))
         self._under_way = [call for call in self._under_way if not call.done()] + [reading]
         return reading
 
@@ -169,7 +169,7 @@ class Following:
             return died
         records = self._logged()
         if (end := _end_among(records)) is not None:
-            for record in records[self._heard :]:
+            for record in records[self._after :]:
                 observe(record)
             return end
         self._clear()
@@ -259,5 +259,5 @@ def attached(job: str, address: str) -> Iterator[Following]:
             interrupts=interrupts,
             ours=False,
             past=page.records,
-            heard=page.next,
+            after=page.next,
         )

@@ -110,7 +110,7 @@ class RayHosts:
         actor = self._actors.get(rank)
         reference = None if actor is None else getattr(actor, method).remote(*arguments)
         answer = asyncio.get_running_loop().create_task(_answered(reference))
-        answer.add_done_callback(_heard)
+        answer.add_done_callback(_retrieved)
         return answer
 
     async def end(self, rank: int) -> None:
@@ -206,7 +206,7 @@ async def _answered(reference: Any) -> Any:
         raise RankError(text.split("\n")[0], details=text) from error
 
 
-def _heard(answer: asyncio.Task[Any]) -> None:
+def _retrieved(answer: asyncio.Task[Any]) -> None:
     """Retrieve the error, so that asyncio does not warn about one that no caller awaits."""
     if not answer.cancelled():
         answer.exception()

@@ -14,7 +14,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle import failures, joins, moves, pausing, regroup, startup
 from orchestrator.lifecycle.commands import Ask, Command, Log, Propose
 from orchestrator.lifecycle.regroup import Step, close
-from orchestrator.lifecycle.reports import heard
+from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import (
     Assessing,
     Closing,
@@ -121,12 +121,12 @@ def _stale(job: Job, stimulus: Stimulus) -> bool:
 def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
     if isinstance(stimulus.report, NoticeReport):
         return joins.noticed(order, state, stimulus.report)
-    job, news = heard(state.job, stimulus.report)
+    job, news = take_report(state.job, stimulus.report)
     commands: list[Command] = []
     for report in news:
         commands.append(Log(report))
         if isinstance(state, Training | Stopping):
-            job, moving = moves.heard(order, job, report)
+            job, moving = moves.take_report(order, job, report)
             commands += moving
     state = replace(state, job=job)
     if isinstance(state, Waiting | Saving) and isinstance(stimulus.report, CheckpointReport):

@@ -77,7 +77,7 @@ def numbered(order: Order, job: Job, plan: Plan, reason: str) -> Plan:
     return replace(plan, epoch=order.epoch, version=job.progress.version + 1, reason=reason)
 
 
-def heard(order: Order, job: Job, report: Report) -> Moving:
+def take_report(order: Order, job: Job, report: Report) -> Moving:
     """Apply a rank's report to the move that is under way."""
     migration = job.intents.migration
     if migration is None:

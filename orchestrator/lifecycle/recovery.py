@@ -155,7 +155,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     meeting = max(_attainable(now)) if held is None else held
     at_hand = held is not None and held >= newest
     step = meeting if at_hand else newest
-    settlement = Settlement(step=meeting, vector=_vector(now, meeting), heard=now.step)
+    settlement = Settlement(step=meeting, vector=_vector(now, meeting), reported=now.step)
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
     return RecoveryPlan(
@@ -189,7 +189,7 @@ def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
     """Return what to write of step `held` if it is beyond the `newest` checkpoint."""
     if held is None or held <= newest:
         return None
-    settlement = Settlement(step=held, vector=_vector(now, held), heard=now.step)
+    settlement = Settlement(step=held, vector=_vector(now, held), reported=now.step)
     return rescue(held, frozenset(_current(now, held)), settlement, _sources(now, held))
 
 

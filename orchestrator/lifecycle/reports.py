@@ -24,7 +24,7 @@ KEPT_CHECKPOINTS = 8
 """How many of the newest checkpoints are remembered; older ones are long deleted."""
 
 
-def heard(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
+def take_report(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
     """Return `job` with `report` applied, and the reports that are new, to be logged."""
     if isinstance(report, CheckpointReport) and job.intents.save_after is not None:
         # A checkpoint begun before the request does not answer it; a failed one does.

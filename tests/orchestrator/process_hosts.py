@@ -96,7 +96,7 @@ class ProcessHosts:
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_heard)
+        answer.add_done_callback(_retrieved)
         held = self._processes.get(rank)
         if held is None:
             answer.set_exception(Gone(UNKNOWN))
@@ -164,7 +164,7 @@ class ProcessHosts:
                 answer.set_exception(Gone(UNKNOWN))
 
 
-def _heard(answer: asyncio.Future[Any]) -> None:
+def _retrieved(answer: asyncio.Future[Any]) -> None:
     """An error that nobody waits for any more is no news."""
     if not answer.cancelled():
         answer.exception()

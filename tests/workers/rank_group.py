@@ -221,7 +221,7 @@ class RankGroup:
         newest = max(p.step for p in positions.values())
         vector = next((p.vector for p in positions.values() if p.step == newest), None)
         undecided = any(p.undecided == newest for p in positions.values())
-        self.each("settle", Settlement(step=newest, vector=vector if undecided else None, heard=0))
+        self.each("settle", Settlement(step=newest, vector=vector if undecided else None, reported=0))
         positions = self.each("position")
         sources = [
             Source(layer=layer, rank=number, host=p.host, port=p.port)

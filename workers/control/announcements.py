@@ -54,16 +54,16 @@ class Announcements:
             if self._first or not one.shared:
                 self._report(one.report)
 
-    def end(self, step: int, heard: int) -> None:
+    def end(self, step: int, reported: int) -> None:
         """Send what is left after a failure that ended the generation at `step`.
 
         The first rank may be gone, and its last reports with it: every rank sends the shared reports from step
-        `heard` on. Reports of steps after `step` are dropped.
+        `reported` on. Reports of steps after `step` are dropped.
         """
         waiting, self._waiting = self._waiting, []
         recent, self._recent = list(self._recent), deque(maxlen=KEPT)
         for one in recent:
-            if heard <= one.step <= step:
+            if reported <= one.step <= step:
                 self._report(one.report)
         for one in waiting:
             if one.step <= step:

@@ -91,5 +91,5 @@ def _seconds(at: str) -> float:
     try:
         moment = datetime.fromisoformat(at)
     except ValueError:
-        raise NoticeError(f"it answered with {at[:40]!r}, which is no time") from None
+        raise NoticeError(f"its answer has {at[:40]!r} where a time is expected") from None
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

@@ -68,7 +68,7 @@ class Azure:
             }:
                 pass
             case _:
-                raise NoticeError(f"it answered with what is no event: {str(event)[:80]}")
+                raise NoticeError(f"an event of its answer is not understood: {str(event)[:80]}")
         if kind not in LEAVING or machine not in (str(name).lower() for name in names):
             return None
         return Notice(
@@ -92,4 +92,4 @@ def _seconds(at: str) -> float:
     try:
         return parsedate_to_datetime(at).timestamp()
     except ValueError:
-        raise NoticeError(f"it answered with {at[:40]!r}, which is no time") from None
+        raise NoticeError(f"its answer has {at[:40]!r} where a time is expected") from None

@@ -30,14 +30,14 @@ class Answer:
         """The body as a JSON object.
 
         Raises:
-            NoticeError: it is not one.
+            NoticeError: the body is not a JSON object.
         """
         try:
             value = json.loads(self.body)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise NoticeError(f"it answered what is no JSON object: {self.body[:80]!r}")
+            raise NoticeError(f"its answer is not a JSON object: {self.body[:80]!r}")
         return value
 
 

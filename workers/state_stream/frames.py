@@ -133,21 +133,21 @@ class Line:
         """
         data = bytearray(count)
         rest = memoryview(data)
-        heard = time.monotonic()
+        received_s = time.monotonic()
         while rest:
             self._check_open()
             try:
                 self._sleep_until(min(len(rest), READ_AT_ONCE))
                 got = self._socket.recv_into(rest)
             except TimeoutError:
-                self._check_silence(heard)
+                self._check_silence(received_s)
                 continue
             except OSError as error:
                 raise Gone(f"the connection broke: {error.strerror or error}") from error
             if not got:
                 raise Gone("the other end closed the connection")
             rest = rest[got:]
-            heard = time.monotonic()
+            received_s = time.monotonic()
         # Who looks at all threads' frames may keep this one, and with it the view, which would fix the length.
         rest.release()
         return data
@@ -164,17 +164,17 @@ class Line:
         Gone: the peer did not take them.
         """
         rest = [memoryview(part) for part in parts if len(part)]
-        heard = time.monotonic()
+        received_s = time.monotonic()
         while rest:
             self._check_open()
             try:
                 sent = self._socket.sendmsg(rest)
             except TimeoutError:
-                self._check_silence(heard)
+                self._check_silence(received_s)
                 continue
             except OSError as error:
                 raise Gone(f"the connection broke: {error.strerror or error}") from error
-            heard = time.monotonic()
+            received_s = time.monotonic()
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
             if sent:
@@ -190,8 +190,8 @@ class Line:
         if self.stopped.is_set():
             raise Gone("this end was closed")
 
-    def _check_silence(self, heard: float) -> None:
-        if time.monotonic() - heard > self.silence_s:
+    def _check_silence(self, received_s: float) -> None:
+        if time.monotonic() - received_s > self.silence_s:
             raise Gone(f"the other end has been silent for {self.silence_s:g} s")
 
 

@@ -18,7 +18,7 @@ class Joining:
 
     def __init__(self, open_channel: Callable[[], Channel]) -> None:
         self._open = open_channel
-        self._heard: queue.SimpleQueue[Channel | BaseException | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Channel | BaseException | None] = queue.SimpleQueue()
         """What came of it; None: it is to be left."""
         self._lock = threading.Lock()
         self._left = False
@@ -30,27 +30,27 @@ class Joining:
             ChannelError: a member is gone, or `leave` was called.
         """
         threading.Thread(target=self._run, name="join", daemon=True).start()
-        heard = self._heard.get()
-        if heard is None:
+        result = self._results.get()
+        if result is None:
             raise ChannelError("left while the group was forming")
-        if isinstance(heard, BaseException):
-            raise heard
-        return heard
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def leave(self) -> None:
         """Have `wait` raise, from any thread; a channel that opens later is closed."""
         with self._lock:
             self._left = True
-        self._heard.put(None)
+        self._results.put(None)
 
     def _run(self) -> None:
         try:
             channel = self._open()
         except BaseException as error:
-            self._heard.put(error)
+            self._results.put(error)
             return
         with self._lock:
             if not self._left:
-                self._heard.put(channel)
+                self._results.put(channel)
                 return
         channel.close()

@@ -26,7 +26,7 @@ class Waiter:
         self._name = name
         self._lost = lost
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._heard: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         """What came of each call: its value, or what it raised."""
         self._begun = False
         self._over = ""
@@ -36,7 +36,7 @@ class Waiter:
         """Have `call` called once those before it have returned; does not wait."""
         if not self._begun:
             threading.Thread(
-                target=_call_all, args=(self._calls, self._heard), name=self._name, daemon=True
+                target=_call_all, args=(self._calls, self._results), name=self._name, daemon=True
             ).start()
             self._begun = True
         self._calls.put(call)
@@ -51,7 +51,7 @@ class Waiter:
         lost = False
         while not self._over:
             try:
-                value, error = self._heard.get(timeout=LOOK_S)
+                value, error = self._results.get(timeout=LOOK_S)
             except queue.Empty:
                 # Twice: it may have come just before.
                 if lost:
@@ -71,17 +71,17 @@ class Waiter:
     def leave(self) -> None:
         """Make `get` raise after the results it has, and the thread end once it is free. Call from any thread."""
         self._calls.put(None)
-        self._heard.put((None, RuntimeError("the channel is closed")))
+        self._results.put((None, RuntimeError("the channel is closed")))
 
 
 def _call_all(
     calls: queue.SimpleQueue[Callable[[], Any] | None],
-    heard: queue.SimpleQueue[tuple[Any, BaseException | None]],
+    results: queue.SimpleQueue[tuple[Any, BaseException | None]],
 ) -> None:
     while (call := calls.get()) is not None:
         try:
-            heard.put((call(), None))
+            results.put((call(), None))
         except BaseException as error:
             # Without the frames, which would keep all that they know alive where nobody asks.
-            heard.put((None, error.with_traceback(None)))
+            results.put((None, error.with_traceback(None)))
         del call

@@ -118,7 +118,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -> None:
     """SIGTERM, as from a batch system: Ray's own processes would end at once."""
     spec = write_spec(tmp_path, "long")
-    endless = ("--set", "job.steps=100000", "--set", "pipeline.ranks=2")
+    endless = ("--set", "job.steps=100000", "--set", "pipeline.ranks=1")
     slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.02")
     with freshet(tmp_path, "train", str(spec), *endless, *slow) as process:
         read_until(process, "step ")
@@ -139,7 +139,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "stuck")
     # Steps of some five seconds: the second signal comes before the stop can be obeyed.
     slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.4")
-    with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=2") as process:
+    with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=1") as process:
         read_until(process, "step 1/")
         os.killpg(process.pid, signal.SIGINT)
         read_until(process, "stopping after this step")

@@ -35,11 +35,11 @@ JOB = "struck"
 HANG_S = 15.0
 TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.005)
 ROWS = (
-    Row(Phase.FORWARD, "first", FaultKind.KILL),
     Row(Phase.BACKWARD, "middle", FaultKind.RAISE),
     Row(Phase.RECOVERING, "first", FaultKind.KILL),
 )
 MORE_ROWS = (
+    Row(Phase.FORWARD, "first", FaultKind.KILL),
     Row(Phase.BEFORE_COMMIT, "last", FaultKind.KILL),
     Row(Phase.IN_COMMIT, "middle", FaultKind.KILL),
     Row(Phase.AFTER_COMMIT, "first", FaultKind.STOP),

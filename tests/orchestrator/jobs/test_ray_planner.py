@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -15,17 +16,20 @@ from tiny_jobs import tiny
 
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.running import run
-from orchestrator.controller.planner_link import LIVES
+from orchestrator.controller.planner_link import LIVES, PlannerLink
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
+from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from orchestrator.spec.job_spec import Spec
+from planner.freeze.decision import FreezeQuestion
 from planner.freezing import FreezePlan, Phase, Phases
+from planner.schedule.expand import schedule_of
 from workers.launch.ranks import run_threads
 from workers.protocol import FreezeReport, FreezeStarted, StepReport, TimelineReport
 
-PHASES = Phases(warm_up=50, monitoring=150, ramp=200)
-"""Each long enough for a planner to start and be killed in it."""
+PHASES = Phases(warm_up=25, monitoring=75, ramp=100)
+"""Each long enough for a planner to start and be killed in it, in steps of a quarter of a second."""
 SHORT = Phases(warm_up=8, monitoring=48, ramp=54)
 STEPS = 100
 """Of a job with `SHORT` phases."""
@@ -45,8 +49,9 @@ def freezing(
     steps: int = FAR,
     **sections: Any,
 ) -> Spec:
-    """A job of steps of about an eighth of a second."""
-    times = {"forward_s": 0.004, "input_grad_s": 0.004, "weight_grad_s": 0.008}
+    """A job whose steps take an eighth of a second, twice as long with `PHASES`."""
+    unit_s = 0.008 if phases is PHASES else 0.004
+    times = {"forward_s": unit_s, "input_grad_s": unit_s, "weight_grad_s": 2 * unit_s}
     return tiny(
         folder,
         name,
@@ -66,7 +71,8 @@ def freezing(
 
 def replayed(folder: Path, phases: Phases, plans: tuple[FreezePlan, ...], **changes: Any) -> str:
     """The digest of the same job without Ray, without a planner and without modelled times, told what to freeze."""
-    spec = freezing(folder, "replayed", phases, device="cpu", steps=changes.pop("steps", FAR))
+    one = {"ranks": 1}
+    spec = freezing(folder, "replayed", phases, device="cpu", steps=changes.pop("steps", FAR), pipeline=one)
     return run_threads(replace(job_of(spec), freeze_plans=plans, **changes)).state_sha256
 
 
@@ -171,7 +177,8 @@ def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_pat
             kill_controller("decided")
 
     log = Log(act)
-    end = run(freezing(tmp_path, "decided", SHORT, steps=STEPS), resume=False, observe=log, say=print).end
+    spec = freezing(tmp_path, "decided", SHORT, steps=STEPS, pipeline={"ranks": 1})
+    end = run(spec, resume=False, observe=log, say=print).end
     assert isinstance(end, events.Finished)
     assert end.step == STEPS
     assert SHORT.middle < struck[0] < SHORT.monitoring
@@ -227,11 +234,12 @@ def stopped_while_monitoring(two_nodes: None, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-def in_halves(folder: Path, data: Path, **sections: Any) -> Spec:
+def in_halves(folder: Path, data: Path) -> Spec:
     """The job of `stopped_while_monitoring` in another folder, with the data of the first one."""
     checkpoint = {"every_steps": SHORT.monitoring, "keep": 10}
     text = {"path": str(data / "text.txt")}
-    return freezing(folder, "halves", SHORT, steps=STEPS, checkpoint=checkpoint, data=text, **sections)
+    one = {"ranks": 1}
+    return freezing(folder, "halves", SHORT, steps=STEPS, checkpoint=checkpoint, data=text, pipeline=one)
 
 
 def test_resumed_runs_finish_the_monitoring_and_keep_the_decision(
@@ -262,17 +270,32 @@ def test_resumed_runs_finish_the_monitoring_and_keep_the_decision(
     assert second.end.state_sha256 == expected
 
 
-def test_half_a_monitoring_of_another_partition_is_not_enough(
-    stopped_while_monitoring: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(stopped_while_monitoring, tmp_path, dirs_exist_ok=True)
-    log = Log()
-    spec = in_halves(tmp_path, stopped_while_monitoring, pipeline={"partition": [2, 4]})
-    end = run(spec, resume=True, observe=log, say=lambda text: None).end
-    assert [warned.text for warned in log.of(events.Warned)] == [
-        f"no rank reported how long B of stage 0 takes in the monitored steps {SHORT.warm_up + 1} to {SHORT.middle}"
-        " (upper bound), so the freeze program cannot be solved; the job trains on with nothing frozen"
-    ]
-    assert log.of(FreezeStarted) == []
-    assert isinstance(end, events.Finished)
-    assert end.step == STEPS
+def test_half_a_monitoring_of_another_partition_is_not_enough(stopped_while_monitoring: Path) -> None:
+    """A job that goes on with two stages where it had one asks a planner, which has nothing to solve with."""
+    history = fold(read_log(stopped_while_monitoring / "halves" / "events.jsonl")).freeze_history()
+    assert history.plan is not None
+    assert history.monitored
+    plan = replace(history.plan, layers=((0, 2), (2, 6)), stage_ranks=(0, 1))
+    question = FreezeQuestion(plan=plan, schedule=schedule_of(plan), phases=SHORT, r_max=0.8)
+    heard: list[events.Event] = []
+
+    def post(stimulus: Stimulus) -> None:
+        assert isinstance(stimulus, Noted)
+        heard.append(stimulus.event)
+
+    async def ask() -> None:
+        running = asyncio.ensure_future(PlannerLink(question, history, 2, post).run(SHORT.monitoring))
+        async with asyncio.timeout(60):
+            while len(heard) < 2:
+                await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(ask())
+    started, warned = heard
+    assert isinstance(started, events.PlannerStarted)
+    steps = f"steps {SHORT.warm_up + 1} to {SHORT.middle} (upper bound)"
+    assert warned == events.Warned(
+        text=f"no rank reported how long B of stage 0 takes in the monitored {steps}, so the freeze program cannot be"
+        " solved; the job trains on with nothing frozen"
+    )

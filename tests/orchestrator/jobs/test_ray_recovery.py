@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 import pytest
 import ray
 from ray_jobs import Log, assert_nothing_left, controller_pid, kill_controller, state_sha256
@@ -77,6 +76,27 @@ def at_step(step: int, act: Callable[[], object]) -> Callable[[events.Record], N
     return observe
 
 
+def both(*observers: Callable[[events.Record], None]) -> Callable[[events.Record], None]:
+    def observe(record: events.Record) -> None:
+        for each in observers:
+            each(record)
+
+    return observe
+
+
+def after_a_takeover(observer: Callable[[events.Record], None]) -> Callable[[events.Record], None]:
+    """`observer` for what comes once a controller has taken over."""
+    taken: list[events.Submitted] = []
+
+    def observe(record: events.Record) -> None:
+        if isinstance(record.event, events.Submitted) and record.event.takeover:
+            taken.append(record.event)
+        if taken:
+            observer(record)
+
+    return observe
+
+
 def inject(log: Log, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
     os.kill(pid_of(log, rank), how)
 
@@ -92,37 +112,44 @@ def check(log: Log, expected: str, result: Any) -> None:
     assert result.metrics["state_sha256"] == expected
 
 
-def test_a_killed_rank_costs_the_step_in_flight(tmp_path: Path, quiet: str) -> None:
-    rank = 2
-    log = Log(at_step(4, lambda: inject(log, rank)))
-    result = PipelineTrainer(job(tmp_path, "killed", pipeline={"ranks": 3}), observe=log).fit()
-    check(log, quiet, result)
-    (regrouped,) = log.of(events.Regrouped)
-    assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("loss", (rank,), 0)
-    assert regrouped.rerun <= 1
-    survivors = {started.pid for started in log.of(events.RankStarted)} - {pid_of(log, rank)}
-    assert len(survivors) == 2
-    log.assert_processes_gone()
-    assert not any(psutil.pid_exists(pid) for pid in survivors)
-
-
-def test_a_rank_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path, quiet: str) -> None:
-    log = Log(at_step(4, lambda: inject(log, 1, signal.SIGSTOP)))
-    spec = job(tmp_path, "hung", pipeline=TWO, elastic={"hang_timeout_s": 8.0})
+def test_a_rank_is_killed_and_then_one_hangs_and_the_last_goes_on(tmp_path: Path, quiet: str) -> None:
+    kill = at_step(3, lambda: inject(log, 2))
+    hang = at_step(7, lambda: inject(log, 1, signal.SIGSTOP))
+    log = Log(both(kill, hang))
+    spec = job(tmp_path, "killed", pipeline={"ranks": 3}, elastic={"hang_timeout_s": 8.0})
     result = PipelineTrainer(spec, observe=log).fit()
     check(log, quiet, result)
-    assert "answered nothing for 8 s" in log.of(events.RankFailed)[0].error
+    first, second = log.of(events.Regrouped)
+    assert (first.cause, first.lost, first.steps_lost) == ("loss", (2,), 0)
+    assert (second.cause, second.lost, second.steps_lost) == ("loss", (1,), 0)
+    assert first.rerun <= 1
+    assert second.rerun <= 1
+    assert "answered nothing for 8 s" in log.of(events.RankFailed)[-1].error
+    # The survivors were never restarted, and are gone with the job.
+    assert len(log.of(events.RankStarted)) == 3
     log.assert_processes_gone()
 
 
-def test_a_killed_controller_is_started_again_and_takes_over_ranks_that_train_on(
-    tmp_path: Path, quiet: str
-) -> None:
-    log = Log(at_step(4, lambda: kill_controller("headless")))
+def test_a_controller_is_killed_and_then_it_and_a_rank_together(tmp_path: Path, quiet: str) -> None:
+    """It takes over ranks that train on, and, the second time, one rank and the loss of the other."""
+
+    def kill_both() -> None:
+        assert log.of(events.Regrouped) == []
+        kill_controller("headless")
+        inject(log, 1)
+
+    def alone_for_once() -> None:
+        kill_controller("headless")
+
+    log = Log(both(at_step(3, alone_for_once), after_a_takeover(at_step(7, kill_both))))
     result = PipelineTrainer(job(tmp_path, "headless", pipeline=TWO), observe=log).fit()
     check(log, quiet, result)
-    assert [(each.epoch, each.takeover) for each in log.of(events.Submitted)] == [(1, False), (2, True)]
-    assert log.of(events.Regrouped) == []
+    taken = [(each.epoch, each.takeover) for each in log.of(events.Submitted)]
+    assert taken == [(1, False), (2, True), (3, True)]
+    (regrouped,) = log.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost) == ("loss", (1,))
+    issued = [(each.plan.epoch, each.plan.version) for each in log.of(events.Issued)]
+    assert issued == [(1, 1), (3, 1)]
     records = list(read_log(tmp_path / "headless" / "events.jsonl"))
     assert [record.event for record in records] == log.events
     log.assert_processes_gone()
@@ -187,21 +214,6 @@ def held_after(kill: Callable[[], None], folder: JobFolder) -> IO[bytes]:
     return held
 
 
-def test_a_controller_and_a_rank_killed_together_are_both_made_good(tmp_path: Path, quiet: str) -> None:
-    def kill_both() -> None:
-        kill_controller("both")
-        inject(log, 1)
-
-    log = Log(at_step(4, kill_both))
-    result = PipelineTrainer(job(tmp_path, "both", pipeline=TWO), observe=log).fit()
-    check(log, quiet, result)
-    (regrouped,) = log.of(events.Regrouped)
-    assert (regrouped.cause, regrouped.lost) == ("loss", (1,))
-    issued = [(each.plan.epoch, each.plan.version) for each in log.of(events.Issued)]
-    assert issued == [(1, 1), (2, 1)]
-    log.assert_processes_gone()
-
-
 DRIVER = """
 import sys
 from pathlib import Path
@@ -231,7 +243,7 @@ def test_driver_planner_and_controller_killed_together_the_ranks_train_on_to_the
         "headless",
         job={"steps": 80},
         freeze=PHASES,
-        pipeline={"ranks": 2},
+        pipeline=ONE,
         cluster={"emulated": times},
     )
     file = tmp_path / "spec.json"
@@ -289,7 +301,7 @@ def test_a_paused_job_stays_paused_when_its_controller_is_killed_and_resumes_to_
                 pass
 
     log = Log(observe)
-    result = PipelineTrainer(job(tmp_path, "rested", pipeline=TWO), observe=log).fit()
+    result = PipelineTrainer(job(tmp_path, "rested", pipeline=ONE), observe=log).fit()
     check(log, quiet, result)
     assert [submitted.epoch for submitted in log.of(events.Submitted)] == [1, 2]
     (paused,) = log.of(events.Paused)

@@ -66,7 +66,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     ]
     assert job.logged[-1] == events.RankFailed(rank=1, error="its process died")
     job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,), began=2, undecided=2), 1))
-    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, heard=1), 1)
+    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=1), 1)
     job.take(Settled(0, 1), Settled(2, 1))
     make = job.effects[-1]
     assert isinstance(make, MakePlan)
@@ -100,7 +100,7 @@ def test_who_holds_the_vector_takes_the_others_along() -> None:
     vector = (b"0", b"1", b"2")
     job.take(Positioned(position(0, 1, (0, 1), vector=vector), 1))
     job.take(Positioned(position(2, 0, (1, 2), undecided=1), 1))
-    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, vector=vector, heard=0), 1)
+    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, vector=vector, reported=0), 1)
     recovered(job, plan_of(2, version=2), (0, 2))
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.rerun, regrouped.steps_lost) == (1, 0, 0)

@@ -58,7 +58,7 @@ def test_the_commit_is_settled_one_way(
     )
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.step, recovery_plan.rerun) == (step, rerun)
-    assert recovery_plan.settlement == Settlement(step=step, vector=vector, heard=4)
+    assert recovery_plan.settlement == Settlement(step=step, vector=vector, reported=4)
     assert recovery_plan.settling == {0, 2}
     assert recovery_plan.cause == "loss"
     assert recovery_plan.lost == (1,)
@@ -131,7 +131,7 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
     whole = Rescue(
         step=4,
         settling=frozenset({0}),
-        settlement=Settlement(step=4, heard=4),
+        settlement=Settlement(step=4, reported=4),
         layers={0: tuple(range(LAYERS))},
     )
     assert decide(few) == Pause(

@@ -11,7 +11,7 @@ from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Assess, Log, Reclaim, Train
 from orchestrator.lifecycle.machine import handle
-from orchestrator.lifecycle.reports import heard
+from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import Assessing, Pending, Reclaiming, Stopping, Training
 from orchestrator.lifecycle.stimuli import RankLost, Reclaimed, Reported, Start
 from orchestrator.lifecycle.takeover import taken_over
@@ -130,7 +130,7 @@ def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
     order = taken_over(ORDER, view(*RUN, step_report(9, generation=6)))
     assert order.earlier is not None
     assert order.earlier.progress.step == 9
-    job, news = heard(order.earlier, step_report(10, generation=6))
+    job, news = take_report(order.earlier, step_report(10, generation=6))
     assert (job.progress.step, news) == (10, (step_report(10, generation=6),))
 
 
@@ -138,8 +138,8 @@ def test_what_was_void_when_a_controller_died_stays_void() -> None:
     back = replace(formed(7, (0, 2), 5), start=CheckpointRef(path="/5", step=5))
     order = taken_over(ORDER, view(*RUN, back))
     assert order.earlier is not None
-    assert heard(order.earlier, step_report(8, generation=6)) == (order.earlier, ())
-    job, news = heard(order.earlier, step_report(6, generation=7))
+    assert take_report(order.earlier, step_report(8, generation=6)) == (order.earlier, ())
+    job, news = take_report(order.earlier, step_report(6, generation=7))
     assert (job.progress.step, len(news)) == (6, 1)
 
 

@@ -368,7 +368,8 @@ def test_a_text_is_known_by_its_content_and_not_by_its_path(tmp_path: Path) -> N
     assert settled.spec.data.sha256 == first.data_sha256
 
 
-def test_a_microbatch_holds_no_more_than_the_data() -> None:
+def test_a_microbatch_holds_no_more_than_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the tokens are kept in the job's folder
     with pytest.raises(
         JobError,
         match=r"microbatch_size = 1,000,000,000 is more than the [\d,]+ training samples of data\.source",

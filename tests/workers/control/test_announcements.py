@@ -39,15 +39,15 @@ def test_a_step_is_told_of_once_it_is_settled() -> None:
 
 def test_after_a_loss_all_tell_what_the_first_may_have_taken_along_and_nobody_what_was_undone() -> None:
     first, told = announcing(first=True)
-    first.end(3, heard=0)
+    first.end(3, reported=0)
     assert told == [shared(1), own(1), shared(2), own(2), shared(3), own(3)]
     other, told = announcing(first=False)
-    other.end(3, heard=0)
+    other.end(3, reported=0)
     assert told == [own(1), own(2), shared(1), shared(2), shared(3), own(3)]
     undone, told = announcing(first=False)
-    undone.end(2, heard=0)
+    undone.end(2, reported=0)
     assert told == [own(1), own(2), shared(1), shared(2)]
-    undone.end(3, heard=0)
+    undone.end(3, reported=0)
     assert len(told) == 4
 
 
@@ -57,7 +57,7 @@ def test_what_the_controller_has_not_heard_of_is_told_again() -> None:
     for step in range(1, 100):
         announcements.add_shared(step, shared(step))
         announcements.settle(step)
-    announcements.end(98, heard=40)
+    announcements.end(98, reported=40)
     assert told == [shared(step) for step in range(40, 99)]
 
 

@@ -69,7 +69,7 @@ class Threads:
             thread.join()
         assert sorted(ended) == [*range(RANKS)]
         for rank in self._ranks:
-            rank.settle(Settlement(step=rank.position().step, heard=step))
+            rank.settle(Settlement(step=rank.position().step, reported=step))
         return ended
 
     def _new_generation(self) -> Generation:

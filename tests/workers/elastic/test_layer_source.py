@@ -124,7 +124,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     assert {*position.weights} | {*position.holds} == {*LAYERS}
     assert not {*position.weights} & {*position.holds}
 
-    here.rank.settle(Settlement(step=3, heard=3))
+    here.rank.settle(Settlement(step=3, reported=3))
     dying.close()
     server = here.rank._server
     assert server is not None
