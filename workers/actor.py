@@ -189,7 +189,7 @@ class RankActor:
     def seal(
         self, folder: str, step: int, plan: Plan, generation: int, records: Sequence[FileRecord]
     ) -> None:
-        """Make that checkpoint a whole one; see `Rank.seal`."""
+        """Complete that checkpoint; see `Rank.seal`."""
         with travelling_errors():
             self._rank.seal(folder, step, plan, generation, records)
 

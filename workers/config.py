@@ -150,7 +150,7 @@ class CheckpointConfig(Section):
     every_steps: NonNegative = 0
     """Steps between checkpoints, written in the background; 0: only at the end and when asked."""
     keep: Positive = 2
-    """How many checkpoints stay; older ones are deleted once a newer one is whole."""
+    """How many checkpoints stay; older ones are deleted once a newer one is complete."""
 
 
 class FreezeConfig(Section):

@@ -59,7 +59,7 @@ class LocalNodes:
         self._changed = threading.Condition()
         self._closing = False
         self._lost: str | None = None
-        """Why the nodes' keeper can no longer be heard."""
+        """Why the nodes' keeper no longer answers."""
 
     def __enter__(self) -> Self:
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]

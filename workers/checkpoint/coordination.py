@@ -118,7 +118,7 @@ class Checkpointing:
         return error
 
     def finish(self, channel: Channel, rank: int, step: int) -> str | None:
-        """Wait until the checkpoint of the last step is whole, on every rank.
+        """Wait until the checkpoint of the last step is complete, on every rank.
 
         Returns:
             Why it could not be written; the same on every rank.
@@ -202,7 +202,7 @@ def seal(
     generation: int,
     files: Mapping[str, FileRecord],
 ) -> None:
-    """Make the checkpoint at `folder` a whole one, and delete those that are too old.
+    """Complete the checkpoint at `folder`, and delete those that are too old.
 
     Raises:
         OSError: the file system refused.

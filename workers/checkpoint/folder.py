@@ -68,10 +68,10 @@ def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Make the checkpoint in `folder` a whole one. Call it when every file of `manifest` is written.
+    """Complete the checkpoint in `folder`. Call it when every file of `manifest` is written.
 
     Raises:
-        OSError: the file system refused; the checkpoint is not whole, `discard` it.
+        OSError: the file system refused; the checkpoint is incomplete, `discard` it.
     """
     open_folder(folder).write(_MANIFEST, manifest.to_json().encode())
 
@@ -154,7 +154,7 @@ def prune(output: str, keep: int) -> tuple[str, ...]:
 
 
 def discard(folder: str) -> None:
-    """Delete a checkpoint, whole or not. Does nothing if there is none.
+    """Delete a checkpoint, complete or not. Does nothing if there is none.
 
     Raises:
         OSError: its manifest cannot be deleted, so it is still a checkpoint.

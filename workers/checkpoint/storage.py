@@ -1,6 +1,6 @@
 """The few file operations that a checkpoint needs, on a local folder or a URI that pyarrow takes.
 
-Knows nothing of checkpoints. A file is whole or not there; operations raise OSError as the file system does.
+Knows nothing of checkpoints. A file is complete or not there; operations raise OSError as the file system does.
 """
 
 from __future__ import annotations

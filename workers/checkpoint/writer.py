@@ -41,7 +41,7 @@ class CheckpointWriter:
         self._write: Future[WriteResult] | None = None
 
     def start(self, folder: str, step: int, states: list[LayerState]) -> bool:
-        """Begin to write `states` into the checkpoint at `folder`.
+        """Start writing `states` into the checkpoint at `folder`.
 
         Args:
             folder: location, see `checkpoint_folder`.

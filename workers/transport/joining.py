@@ -1,4 +1,4 @@
-"""A join that can be left: what forms a group cannot be interrupted, so it runs beside and is left to end alone."""
+"""A join that can be abandoned: forming a group cannot be interrupted, so it has a thread that is left to end alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Joining:
     def __init__(self, open_channel: Callable[[], Channel]) -> None:
         self._open = open_channel
         self._results: queue.SimpleQueue[Channel | BaseException | None] = queue.SimpleQueue()
-        """What came of it; None: it is to be left."""
+        """Its result; None: it was abandoned."""
         self._lock = threading.Lock()
         self._left = False
 
