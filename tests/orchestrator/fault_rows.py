@@ -1,4 +1,4 @@
-"""Rows of a table of faults, struck one after the other on one running job of plain processes, and what came of each.
+"""Rows of a table of faults, fired one after the other in one running job of plain processes, and what came of each.
 
 A row is armed when the job has come to rest from the one before; nothing here waits for a time to pass.
 """
@@ -19,7 +19,7 @@ from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import FaultReport, Request, StepReport
 
 PATIENCE_STEPS = 3000
-"""A row that has not struck after so many steps never will."""
+"""A row that has not fired after so many steps never will."""
 STOPPED_S = 60.0
 """How long a stopped process would stay so; it is found and killed long before."""
 
@@ -50,7 +50,7 @@ class Told:
     """What was heard while a row was the newest."""
 
     rank: int
-    """That was to be struck."""
+    """Whose fault was to fire."""
     members: tuple[int, ...]
     """By place, when it was armed."""
     step: int
@@ -64,7 +64,7 @@ class Told:
     log: list[events.Event] = field(default_factory=list)
 
     @property
-    def struck(self) -> FaultReport | None:
+    def fired(self) -> FaultReport | None:
         """The report of the row's own fault, without those that only led to it."""
         fired = [e for e in self.log if isinstance(e, FaultReport) and e.phase and e.rank == self.rank]
         return fired[0] if fired else None
@@ -89,7 +89,7 @@ class Running(Protocol):
 
 
 class Table:
-    """Strikes a job with `rows`, then stops it. An `act` of `ElasticJob`.
+    """Fires the faults of `rows` in a job, then stops it. An `act` of `ElasticJob`.
 
     Args:
         resting: when the job is ready for the next row.
@@ -126,11 +126,11 @@ class Table:
     def _done(self) -> bool:
         """Whether the newest row's fault has fired, and the job has formed again since."""
         now = self._now
-        return now is None or (now.struck is not None and (bool(now.regrouped) or not now.ends))
+        return now is None or (now.fired is not None and (bool(now.regrouped) or not now.ends))
 
     def _hopeless(self) -> bool:
         now = self._now
-        return now is not None and now.struck is None and self.job.step > now.step + PATIENCE_STEPS
+        return now is not None and now.fired is None and self.job.step > now.step + PATIENCE_STEPS
 
     def _arm(self, running: Running, row: Row) -> None:
         members = self.job.members

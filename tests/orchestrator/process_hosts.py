@@ -269,7 +269,7 @@ class ElasticJob:
         self.loop.post(stimulus)
 
     def signal(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Strike the process of `rank`."""
+        """Send a signal to the process of `rank`."""
         started = [
             event for event in self.log if isinstance(event, events.RankStarted) and event.rank == rank
         ]

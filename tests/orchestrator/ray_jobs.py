@@ -48,7 +48,7 @@ def controller_pid(job: str) -> int:
 
 
 def kill_controller(job: str) -> None:
-    """Strike the process of the job's controller down; Ray starts another one."""
+    """Kill the process of the job's controller; Ray starts another one."""
     os.kill(controller_pid(job), signal.SIGKILL)
 
 

@@ -10,7 +10,7 @@ from workers.fault_injection.kinds import Phase
 from workers.fault_injection.points import FaultPoints
 
 
-def struck(pipe: Connection, values: dict[str, Any], step: int) -> None:
+def steps_through(pipe: Connection, values: dict[str, Any], step: int) -> None:
     """A rank's life in short: each phase of each step up to `step`, announced before it is reached."""
     faults = FaultPoints(pipe.send, rank=1, allowed=True)
     faults.arm(Fault.from_json(values))
@@ -23,7 +23,7 @@ def struck(pipe: Connection, values: dict[str, Any], step: int) -> None:
 
 
 def waiting(pipe: Connection, values: dict[str, Any]) -> None:
-    """A rank that waits for another one when it is struck."""
+    """A rank that waits for another one when its fault fires."""
     faults = FaultPoints(pipe.send, rank=1, allowed=True)
     faults.arm(Fault.from_json(values))
     pipe.send("armed")

@@ -31,8 +31,8 @@ class Drilled:
         return [report for _, report in self.reports if isinstance(report, kind)]
 
     @property
-    def struck(self) -> list[tuple[int, str, int, str]]:
-        """(rank, fault, step, phase) of every strike that was told of."""
+    def fired(self) -> list[tuple[int, str, int, str]]:
+        """(rank, fault, step, phase) of every fault that was reported."""
         return [(r.rank, r.fault, r.step, r.phase) for r in self.of(FaultReport)]
 
     @property
@@ -68,7 +68,7 @@ def _train(argument: tuple[Job, dict[int, tuple[Fault, ...]]], number: int, pipe
     turn = threading.Lock()
 
     def send(message: object) -> None:
-        # Drills report from whichever thread they strike in.
+        # Drills report from whichever thread they fire in.
         with turn:
             pipe.send(message)
 

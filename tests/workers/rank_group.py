@@ -146,7 +146,7 @@ class RankGroup:
         return [report for _, report in self.reports if isinstance(report, kind)]
 
     @property
-    def struck(self) -> list[tuple[int, str, int, str]]:
+    def fired(self) -> list[tuple[int, str, int, str]]:
         return [(r.rank, r.fault, r.step, r.phase) for r in self.of(FaultReport)]
 
     def train(

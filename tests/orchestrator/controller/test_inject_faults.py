@@ -116,7 +116,7 @@ def test_it_says_when_the_fault_fires(fault: Fault, said: str) -> None:
     assert when(fault) == said
 
 
-def test_a_strike_in_words() -> None:
+def test_a_fault_in_words() -> None:
     report = FaultReport(rank=2, fault="stop for 5 s", step=40, phase="in-commit", fired_s=0.0)
     assert injected_text(report) == "injected fault: stop for 5 s on rank 2 in phase in-commit of step 40"
     assert injected_text(replace(report, phase="")) == "injected fault: stop for 5 s on rank 2"

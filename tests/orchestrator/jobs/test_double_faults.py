@@ -24,7 +24,7 @@ from workers.launch.ranks import Job, run_threads
 from workers.protocol import FaultReport
 
 STEPS = 8
-STRUCK = 5
+FAULT_STEP = 5
 """The step in which most faults fire; the newest whole checkpoint before it is that of step 4."""
 PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
 """Who keeps the copies of whose layers, of four ranks."""
@@ -47,7 +47,7 @@ def job(folder: Path, **sections: dict[str, Any]) -> Resolved:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The state that the job ends with when nothing befalls it."""
+    """The state that the job ends with when no fault fires."""
     done = job(tmp_path_factory.mktemp("quiet"))
     return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
 
@@ -63,19 +63,19 @@ def arming(faults: Mapping[int, Sequence[Fault]]) -> Act:
     return act
 
 
-def kill(phase: Phase = Phase.BACKWARD, step: int = STRUCK) -> Fault:
+def kill(phase: Phase = Phase.BACKWARD, step: int = FAULT_STEP) -> Fault:
     return Fault(kind=FaultKind.KILL, phase=phase, step=step)
 
 
-def blind(step: int = STRUCK) -> Fault:
+def blind(step: int = FAULT_STEP) -> Fault:
     return Fault(kind=FaultKind.BLIND, step=step)
 
 
-def check(ran: Ran, expected: str, struck: set[int]) -> None:
-    """The faults struck; every step is there, and has the quiet run's bits; no process is left."""
+def check(ran: Ran, expected: str, fired: set[int]) -> None:
+    """The faults fired; every step is there, and has the quiet run's bits; no process is left."""
     assert isinstance(ran.state, Finished), ran.state
     assert ran.state_sha256 == expected
-    assert {report.rank for report in ran.of(FaultReport)} == struck
+    assert {report.rank for report in ran.of(FaultReport)} == fired
     assert set(ran.steps) == set(range(1, STEPS + 1))
     lost = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
     assert len(ran.steps) == STEPS + lost
@@ -96,9 +96,9 @@ def test_a_rank_and_its_standby_fall_back_to_the_newest_checkpoint(
 ) -> None:
     both = {rank, PAIRS[rank]}
     ran = ElasticJob(job(tmp_path), arming({each: [kill()] for each in both})).run()
-    struck = {report.rank for report in ran.of(FaultReport)}
-    check(ran, quiet, struck)
-    assert struck <= both
+    fired = {report.rank for report in ran.of(FaultReport)}
+    check(ran, quiet, fired)
+    assert fired <= both
     issued = ran.of(events.Issued)[0].plan
     assert {place for layer in issued.layers_of_rank(rank) for place in issued.standbys[layer]} == {
         PAIRS[rank]
@@ -172,7 +172,7 @@ def test_a_commit_that_some_have_seen_has_one_outcome(
     check(ran, quiet, {2, *blinded})
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.lost, regrouped.rerun, regrouped.steps_lost) == ((2,), rerun, 0)
-    assert ran.of(events.Formed)[1].step == STRUCK - rerun
+    assert ran.of(events.Formed)[1].step == FAULT_STEP - rerun
 
 
 def test_a_checkpoint_that_was_being_written_is_no_refuge(tmp_path: Path, quiet: str) -> None:

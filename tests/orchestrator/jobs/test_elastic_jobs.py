@@ -43,7 +43,7 @@ def job(folder: Path, name: str = "job", **sections: dict[str, Any]) -> Resolved
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The state that the job ends with when nothing befalls it."""
+    """The state that the job ends with when no fault fires."""
     done = job(tmp_path_factory.mktemp("quiet"))
     return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
 

@@ -118,7 +118,7 @@ def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
 
 
 @dataclass(frozen=True)
-class Struck:
+class FaultedJob:
     """A job after all its rows."""
 
     ran: Ran
@@ -128,7 +128,7 @@ class Struck:
     output: str
 
 
-Strike = Callable[[OneJob], Struck]
+RunFaults = Callable[[OneJob], FaultedJob]
 
 
 class MovingTable(Table):
@@ -156,7 +156,7 @@ class MovingTable(Table):
         raise AssertionError(f"no layer can move to rank {rank} by {plan}")
 
 
-def strike_job(folder: Path, one: OneJob) -> Struck:
+def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:
     """A job with the faults of its rows, to its end."""
     keeping, kind = one.keeping, one.kind
     done = job(folder, keeping, kind)
@@ -167,18 +167,18 @@ def strike_job(folder: Path, one: OneJob) -> Struck:
     assert isinstance(ran.state, Finished), ran.state
     calm = job(folder / "calm", keeping)
     quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
-    return Struck(ran, acting.told, quiet.state_sha256, done.config.output)
+    return FaultedJob(ran, acting.told, quiet.state_sha256, done.config.output)
 
 
 @pytest.fixture(scope="module")
-def inject(tmp_path_factory: pytest.TempPathFactory) -> Strike:
+def inject(tmp_path_factory: pytest.TempPathFactory) -> RunFaults:
     """Each job once, also if it failed."""
-    known: dict[OneJob, Struck | Exception] = {}
+    known: dict[OneJob, FaultedJob | Exception] = {}
 
-    def struck(one: OneJob) -> Struck:
+    def faulted(one: OneJob) -> FaultedJob:
         if one not in known:
             try:
-                known[one] = strike_job(tmp_path_factory.mktemp("struck"), one)
+                known[one] = run_with_faults(tmp_path_factory.mktemp("faulted"), one)
             except Exception as error:
                 known[one] = error
         found = known[one]
@@ -186,15 +186,15 @@ def inject(tmp_path_factory: pytest.TempPathFactory) -> Strike:
             raise found
         return found
 
-    return struck
+    return faulted
 
 
 @pytest.mark.parametrize(("one", "phase", "where"), ROWS)
-def test_a_fault_has_one_outcome(inject: Strike, one: OneJob, phase: Phase, where: str) -> None:
+def test_a_fault_has_one_outcome(inject: RunFaults, one: OneJob, phase: Phase, where: str) -> None:
     keeping, kind = one.keeping, one.kind
     told = inject(one).told[Row(phase, where, kind)]
-    assert told.struck is not None, "it never struck"
-    assert (told.struck.rank, told.struck.phase) == (told.rank, phase)
+    assert told.fired is not None, "it never fired"
+    assert (told.fired.rank, told.fired.phase) == (told.rank, phase)
     if not told.ends:
         assert (told.failed, told.regrouped) == ([], [])
         return
@@ -212,10 +212,10 @@ def test_a_fault_has_one_outcome(inject: Strike, one: OneJob, phase: Phase, wher
 
 
 @pytest.mark.parametrize("one", JOBS)
-def test_all_end_with_the_bits_of_the_quiet_run(inject: Strike, one: OneJob) -> None:
-    struck = inject(one)
-    ran = struck.ran
-    assert ran.state_sha256 == struck.quiet_sha256
+def test_all_end_with_the_bits_of_the_quiet_run(inject: RunFaults, one: OneJob) -> None:
+    faulted = inject(one)
+    ran = faulted.ran
+    assert ran.state_sha256 == faulted.quiet_sha256
     assert_consistent(ran)
     again = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
     assert isinstance(ran.state, Finished)
@@ -224,12 +224,12 @@ def test_all_end_with_the_bits_of_the_quiet_run(inject: Strike, one: OneJob) -> 
 
 
 @pytest.mark.parametrize("one", JOBS)
-def test_nothing_is_left_of_them(inject: Strike, one: OneJob) -> None:
+def test_nothing_is_left_of_them(inject: RunFaults, one: OneJob) -> None:
     """No process, so no port; and of the folder only checkpoints that are whole."""
-    struck = inject(one)
-    assert_gone(struck.ran.pids)
-    whole = {ref.path for ref in checkpoints(struck.output)}
-    written = {str(path) for path in (Path(struck.output) / "checkpoints").iterdir()}
+    faulted = inject(one)
+    assert_gone(faulted.ran.pids)
+    whole = {ref.path for ref in checkpoints(faulted.output)}
+    written = {str(path) for path in (Path(faulted.output) / "checkpoints").iterdir()}
     assert written == whole
 
 

@@ -63,15 +63,15 @@ def check(ran: Ran, expected: str, lost: set[int]) -> None:
 def test_a_loss_while_layers_move_costs_the_step_in_flight(
     tmp_path: Path, quiet: str, moment: str, victim: int
 ) -> None:
-    struck: list[str] = []
+    fired: list[str] = []
 
     def inject(running: ElasticJob, event: events.Event) -> None:
-        if not struck and MOMENTS[moment](running, event):
-            struck.append(moment)
+        if not fired and MOMENTS[moment](running, event):
+            fired.append(moment)
             running.signal(victim)
 
     ran = run(tmp_path, inject)
-    assert struck
+    assert fired
     check(ran, quiet, {victim})
     moved = bool(ran.of(events.Migrated))
     void = [warned.text for warned in ran.of(events.Warned) if "is cancelled" in warned.text]

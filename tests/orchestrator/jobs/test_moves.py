@@ -115,17 +115,17 @@ def test_the_other_ways_to_move(tmp_path: Path, quiet: str, mode: Mode) -> None:
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_loss_voids_the_move(tmp_path: Path, quiet: str, lost: int) -> None:
-    struck: list[int] = []
+    fired: list[int] = []
 
     def inject(running: ElasticJob, event: events.Event) -> None:
-        if isinstance(event, SwitchReport) and not struck:
-            struck.append(event.step)
+        if isinstance(event, SwitchReport) and not fired:
+            fired.append(event.step)
             running.signal(lost)
 
     move = moving((3, 5), 2)
     ran = ElasticJob(long_job(tmp_path), both(move, inject)).run()
     check(ran, quiet)
-    assert struck
+    assert fired
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("loss", (lost,), 0)
     told = [warned.text for warned in ran.of(events.Warned)]

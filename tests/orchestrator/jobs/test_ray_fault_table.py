@@ -31,7 +31,7 @@ from workers.protocol import Request, StepReport
 pytestmark = pytest.mark.timeout(900)
 
 RANKS, SPARES, NODES = 3, 2, 3
-JOB = "struck"
+JOB = "faulted"
 HANG_S = 15.0
 TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.005)
 ROWS = (
@@ -136,7 +136,7 @@ def job(folder: Path) -> Spec:
 
 
 @dataclass(frozen=True)
-class Struck:
+class FaultedJob:
     """The job after all of it."""
 
     log: Log
@@ -151,25 +151,27 @@ class Struck:
 
 
 @pytest.fixture(scope="module", params=TABLES)
-def struck(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Struck:
+def faulted(
+    nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> FaultedJob:
     table, running = NodeTable(nodes, request.param), RayJob()
     log = Log(lambda record: table(running, record.event))
-    result = PipelineTrainer(job(tmp_path_factory.mktemp("struck")), observe=log).fit()
+    result = PipelineTrainer(job(tmp_path_factory.mktemp("faulted")), observe=log).fit()
     assert result.error is None, result.error
     assert result.metrics is not None
     calm = resolved(job(tmp_path_factory.mktemp("calm")))
     quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=max(steps(log))))
-    return Struck(log, table, result.metrics, quiet.state_sha256)
+    return FaultedJob(log, table, result.metrics, quiet.state_sha256)
 
 
 def steps(log: Log) -> list[int]:
     return [report.step for report in log.of(StepReport)]
 
 
-def test_each_fault_has_one_outcome(struck: Struck) -> None:
-    for row, told in struck.told.items():
-        assert told.struck is not None, f"{row} never struck"
-        assert (told.struck.rank, told.struck.phase) == (told.rank, row.phase)
+def test_each_fault_has_one_outcome(faulted: FaultedJob) -> None:
+    for row, told in faulted.told.items():
+        assert told.fired is not None, f"{row} never fired"
+        assert (told.fired.rank, told.fired.phase) == (told.rank, row.phase)
         (regrouped,) = told.regrouped
         assert told.failed == [told.rank]
         raised = row.kind is FaultKind.RAISE
@@ -178,15 +180,15 @@ def test_each_fault_has_one_outcome(struck: Struck) -> None:
         assert regrouped.steps_lost == 0
 
 
-def test_a_node_is_lost_with_all_that_lived_there(struck: Struck) -> None:
-    since = [event for event in struck.table.since if isinstance(event, events.Regrouped)]
-    assert {rank for regrouped in since for rank in regrouped.lost} == struck.table.gone
-    assert struck.table.gone
+def test_a_node_is_lost_with_all_that_lived_there(faulted: FaultedJob) -> None:
+    since = [event for event in faulted.table.since if isinstance(event, events.Regrouped)]
+    assert {rank for regrouped in since for rank in regrouped.lost} == faulted.table.gone
+    assert faulted.table.gone
     assert all(regrouped.steps_lost == 0 and regrouped.rerun <= 1 for regrouped in since)
 
 
-def test_it_ends_with_the_bits_of_the_quiet_run(struck: Struck) -> None:
-    assert struck.metrics["state_sha256"] == struck.quiet_sha256
-    told = steps(struck.log)
+def test_it_ends_with_the_bits_of_the_quiet_run(faulted: FaultedJob) -> None:
+    assert faulted.metrics["state_sha256"] == faulted.quiet_sha256
+    told = steps(faulted.log)
     assert told == list(range(1, len(told) + 1))
-    struck.log.assert_processes_gone()
+    faulted.log.assert_processes_gone()

@@ -61,7 +61,7 @@ def when_all_have_started(act: Callable[[], None]) -> Log:
     return log
 
 
-def struck(log: Log) -> list[tuple[int, str, int, str]]:
+def fired(log: Log) -> list[tuple[int, str, int, str]]:
     return [(r.rank, r.fault, r.step, r.phase) for r in log.of(FaultReport)]
 
 
@@ -103,7 +103,7 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
         "slow 3 times for 2 steps on rank 0, in phase forward of step 9",
         "throttle-link to 1e+06 bytes/s for 1 steps on rank 1, in phase forward of step 10",
     ]
-    assert sorted(struck(log)) == [
+    assert sorted(fired(log)) == [
         (0, "slow 3 times for 2 steps", 9, "forward"),
         (1, "stop for 0.3 s", 8, "backward"),
         (1, "throttle-link to 1e+06 bytes/s for 1 steps", 10, "forward"),
@@ -127,7 +127,7 @@ def test_a_kill_by_the_command_is_told_of_before_its_rank_is_missed(tmp_path: Pa
     result = PipelineTrainer(job(tmp_path, "killed", redundancy="none"), observe=log).fit()
     assert codes == [DONE]
     assert result.error is not None
-    assert struck(log) == [(1, "kill", 7, "before-commit")]
+    assert fired(log) == [(1, "kill", 7, "before-commit")]
     failed = log.of(events.RankFailed)[0]
     assert failed.rank == 1
     assert log.events.index(log.of(FaultReport)[0]) < log.events.index(failed)
@@ -149,7 +149,7 @@ def test_a_drained_rank_is_let_go_before_its_deadline(tmp_path: Path, expected: 
     log = when_all_have_started(act)
     result = PipelineTrainer(job(tmp_path, "leaving"), observe=log).fit()
     assert codes == [DONE, DONE]
-    assert struck(log) == [(1, "drain for 600 s", 6, "forward"), (0, "stop for 5 s", 7, "forward")]
+    assert fired(log) == [(1, "drain for 600 s", 6, "forward"), (0, "stop for 5 s", 7, "forward")]
     (notice,) = log.of(events.Noticed)
     assert (notice.source, notice.ranks, notice.left_s) == ("sigterm", (1,), 600.0)
     (regrouped,) = log.of(events.Regrouped)

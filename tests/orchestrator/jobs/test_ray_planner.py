@@ -120,8 +120,8 @@ class Assassin:
 
 
 def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
-    assassin = Assassin("struck")
-    spec = freezing(tmp_path, "struck", PHASES)
+    assassin = Assassin("fired")
+    spec = freezing(tmp_path, "fired", PHASES)
     done = run(spec, resume=False, observe=assassin.log, say=lambda text: None)
     log = assassin.log
 
@@ -165,15 +165,15 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
 
 def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_path: Path) -> None:
     """Killed between the halves of the monitoring, and again once the job trains by what was decided."""
-    struck: list[int] = []
+    fired: list[int] = []
 
     def act(record: events.Record) -> None:
         if not isinstance(record.event, StepReport):
             return
         step = record.event.step
-        due = SHORT.middle + 4 if not struck else SHORT.ramp + 8
-        if len(struck) < 2 and step >= due and (not struck or log.of(FreezeStarted)):
-            struck.append(step)
+        due = SHORT.middle + 4 if not fired else SHORT.ramp + 8
+        if len(fired) < 2 and step >= due and (not fired or log.of(FreezeStarted)):
+            fired.append(step)
             kill_controller("decided")
 
     log = Log(act)
@@ -181,7 +181,7 @@ def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_pat
     end = run(spec, resume=False, observe=log, say=print).end
     assert isinstance(end, events.Finished)
     assert end.step == STEPS
-    assert SHORT.middle < struck[0] < SHORT.monitoring
+    assert SHORT.middle < fired[0] < SHORT.monitoring
     assert [each.epoch for each in log.of(events.Submitted)] == [1, 2, 3]
     (solved,), (started,) = log.of(events.FreezeSolved), log.of(FreezeStarted)
     # It rests on both halves, of which the first was told to the first controller.
@@ -203,7 +203,7 @@ def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) 
                 pass
 
     log = Log(act)
-    # None comes to its answer before it is struck: the monitoring has no end.
+    # None comes to its answer before it is killed: the monitoring has no end.
     phases = Phases(warm_up=2, monitoring=FAR - 2, ramp=FAR - 1)
     spec = freezing(tmp_path, "doomed", phases, pipeline={"ranks": 1})
     end = run(spec, resume=False, observe=log, say=lambda text: None).end

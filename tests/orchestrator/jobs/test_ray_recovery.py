@@ -1,4 +1,4 @@
-"""Losses on a real Ray cluster: the survivors go on in place, and end with the bits of a run that nothing befell."""
+"""Losses on a real Ray cluster: the survivors go on in place, and end with the bits of a run without losses."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_damaged_moments_are_replaced_by_older_ones_and_then_by_fresh_ones() -> 
     assert regrouped.reason.endswith("1.safetensors in /out/2 is cut short: fresh moments in their place")
 
 
-def test_with_no_checkpoint_it_begins_anew_and_says_so() -> None:
+def test_with_no_checkpoint_it_starts_over_and_says_so() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), DEAD)
     job.take(Positioned(position(0, 1, (0,)), 1), Positioned(position(2, 1, (2,)), 1))
     recovered(job, plan_of(2, version=2), (0, 2))

@@ -63,7 +63,7 @@ def histories(draw: st.DrawFn) -> ElasticRun:
 
 
 @given(histories())
-def test_a_sound_job_is_proved_whatever_befell_it(run: ElasticRun) -> None:
+def test_a_sound_job_is_proved_whatever_it_lost(run: ElasticRun) -> None:
     ledger = audit(run.records, TRAIN_SAMPLES)
     assert ledger.wrong == ledger.unproved == []
     assert ledger.steps == ledger.proved_samples == run.step

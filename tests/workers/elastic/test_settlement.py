@@ -48,7 +48,7 @@ def test_a_kill_in_the_commit_has_one_outcome(
         ended = group.train(four, range(4), plan=with_standbys(four))
         assert isinstance(ended[2], Died)
         assert all(isinstance(ended[number], Raised) for number in (0, 1, 3)), ended
-        assert (2, "kill", KILL_STEP, phase) in group.struck
+        assert (2, "kill", KILL_STEP, phase) in group.fired
         before: dict[int, Position] = group.each("position")
         assert [before[number].undecided for number in blind] == [KILL_STEP] * len(blind)
         step, positions, sources = group.settle()

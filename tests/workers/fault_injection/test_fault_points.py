@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from drilled_process import struck, waiting
+from drilled_process import steps_through, waiting
 
 from planner.ir import Action, Kind
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
@@ -48,7 +48,7 @@ def points(heard: Heard, **settings: Any) -> FaultPoints:
     return FaultPoints(heard.append, rank=3, allowed=True, **settings)
 
 
-def strikes_at(faults: FaultPoints, phase: Phase, step: int) -> bool:
+def fires_at(faults: FaultPoints, phase: Phase, step: int) -> bool:
     try:
         faults.reach(phase, step)
     except DrillError:
@@ -56,7 +56,7 @@ def strikes_at(faults: FaultPoints, phase: Phase, step: int) -> bool:
     return False
 
 
-def test_nothing_strikes_where_nothing_is_armed() -> None:
+def test_nothing_fires_where_nothing_is_armed() -> None:
     heard = Heard()
     faults = points(heard)
     assert not faults.armed
@@ -66,7 +66,7 @@ def test_nothing_strikes_where_nothing_is_armed() -> None:
     assert not heard
 
 
-def test_a_job_that_allows_no_faults_is_not_struck() -> None:
+def test_a_job_that_allows_no_faults_fires_none() -> None:
     faults = FaultPoints(lambda report: None, rank=0, allowed=False)
     with pytest.raises(JobError, match=r"elastic\.allow_faults = true"):
         faults.arm(Fault(kind=FaultKind.KILL))
@@ -74,34 +74,34 @@ def test_a_job_that_allows_no_faults_is_not_struck() -> None:
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_it_strikes_once_in_its_phase_and_step_and_says_so_before(phase: Phase) -> None:
+def test_it_fires_once_in_its_phase_and_step_and_says_so_before(phase: Phase) -> None:
     heard = Heard()
     faults = points(heard)
     faults.arm(Fault(kind=FaultKind.RAISE, step=4, phase=phase))
     for step in (1, 2, 3):
-        assert not any(strikes_at(faults, p, step) for p in Phase)
+        assert not any(fires_at(faults, p, step) for p in Phase)
     others = [p for p in Phase if p is not phase]
-    assert not any(strikes_at(faults, p, 4) for p in others)
+    assert not any(fires_at(faults, p, 4) for p in others)
     assert not heard
     with pytest.raises(DrillError, match=f"phase {phase} of step 4"):
         faults.reach(phase, 4)
     assert heard.faults == [("raise", 4, phase)]
     assert [report.rank for report in heard if isinstance(report, FaultReport)] == [3]
     assert not faults.armed
-    assert not strikes_at(faults, phase, 4)
+    assert not fires_at(faults, phase, 4)
 
 
-def test_a_phase_that_its_step_does_not_have_is_struck_at_the_next_one_that_has() -> None:
+def test_a_phase_that_its_step_does_not_have_fires_at_the_next_one_that_has() -> None:
     faults = points(Heard())
     faults.arm(Fault(kind=FaultKind.RAISE, step=4, phase=Phase.SAVING))
-    assert not strikes_at(faults, Phase.FORWARD, 9)
-    assert strikes_at(faults, Phase.SAVING, 10)
+    assert not fires_at(faults, Phase.FORWARD, 9)
+    assert fires_at(faults, Phase.SAVING, 10)
 
 
-def test_it_strikes_as_often_as_it_is_told_to() -> None:
+def test_it_fires_as_often_as_it_is_told_to() -> None:
     faults = points(Heard())
     faults.arm(Fault(kind=FaultKind.RAISE, step=2, times=3))
-    assert [strikes_at(faults, Phase.FORWARD, step) for step in range(1, 7)] == [
+    assert [fires_at(faults, Phase.FORWARD, step) for step in range(1, 7)] == [
         False,
         *[True] * 3,
         False,
@@ -109,10 +109,10 @@ def test_it_strikes_as_often_as_it_is_told_to() -> None:
     ]
 
 
-def test_it_strikes_no_sooner_than_its_time() -> None:
+def test_it_fires_no_sooner_than_its_time() -> None:
     faults = points(Heard())
     faults.arm(Fault(kind=FaultKind.RAISE, step=1, after_s=3600))
-    assert not strikes_at(faults, Phase.FORWARD, 1)
+    assert not fires_at(faults, Phase.FORWARD, 1)
     assert faults.armed
 
 
@@ -122,16 +122,16 @@ def test_a_disarmed_fault_does_not_fire() -> None:
     faults.arm(Fault(kind=FaultKind.KILL, after_s=3600))
     faults.close()
     assert not faults.armed
-    assert not strikes_at(faults, Phase.FORWARD, 1)
+    assert not fires_at(faults, Phase.FORWARD, 1)
 
 
-def test_a_report_that_cannot_be_sent_holds_no_strike_back() -> None:
+def test_a_report_that_cannot_be_sent_does_not_hold_the_fault_back() -> None:
     def lost(report: Report) -> None:
         raise ConnectionError("the controller is gone")
 
     faults = FaultPoints(lost, rank=0, allowed=True)
     faults.arm(Fault(kind=FaultKind.RAISE, step=1))
-    assert strikes_at(faults, Phase.FORWARD, 1)
+    assert fires_at(faults, Phase.FORWARD, 1)
 
 
 def test_blind_raises_what_a_lost_connection_raises_and_only_in_the_commit() -> None:
@@ -199,7 +199,7 @@ def test_a_slow_emulated_device_models_its_factor() -> None:
     assert span.end_s - span.start_s >= 5 * 0.004
 
 
-def test_poison_strikes_one_step() -> None:
+def test_poison_fires_in_one_step() -> None:
     heard = Heard()
     faults = points(heard)
     faults.arm(Fault(kind=FaultKind.NAN, step=2))
@@ -295,7 +295,7 @@ def test_a_corrupted_checkpoint_is_the_newest_and_is_seen_to_be_damaged(tmp_path
     assert Path(report.file).parent == Path(newest.path)
 
 
-def test_where_there_is_no_checkpoint_nothing_is_struck_and_that_is_said(tmp_path: Path) -> None:
+def test_where_there_is_no_checkpoint_nothing_is_damaged_and_that_is_said(tmp_path: Path) -> None:
     heard = Heard()
     faults = points(heard, corrupt=partial(corrupt_newest_checkpoint, str(tmp_path)))
     faults.arm(Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=1))
@@ -313,7 +313,7 @@ def test_where_there_is_no_checkpoint_nothing_is_struck_and_that_is_said(tmp_pat
 
 @pytest.fixture
 def rank() -> Any:
-    """Starts a process that `struck` runs in; gives it and our end of its pipe."""
+    """Starts a process that `fired` runs in; gives it and our end of its pipe."""
     context = forkserver()
     started: list[Any] = []
 
@@ -343,7 +343,7 @@ def heard_until_closed(pipe: Connection) -> list[Any]:
 
 @pytest.mark.parametrize("phase", Phase)
 def test_kill_ends_the_process_at_the_very_place(rank: Any, phase: Phase) -> None:
-    process, pipe = rank(struck, {"kind": "kill", "step": 2, "phase": phase}, 3)
+    process, pipe = rank(steps_through, {"kind": "kill", "step": 2, "phase": phase}, 3)
     messages = heard_until_closed(pipe)
     process.join(ANSWER_S)
     assert process.exitcode == -signal.SIGKILL
@@ -362,7 +362,7 @@ def wait_for_status(process: psutil.Process, *statuses: str) -> None:
 
 
 def test_stop_stops_all_threads_and_something_outside_continues_them(rank: Any) -> None:
-    process, pipe = rank(struck, {"kind": "stop", "step": 1, "phase": "backward", "seconds": 5.0}, 1)
+    process, pipe = rank(steps_through, {"kind": "stop", "step": 1, "phase": "backward", "seconds": 5.0}, 1)
     seen = psutil.Process(process.pid)
     while not isinstance(message := pipe.recv(), FaultReport):
         assert message != "through"
@@ -377,7 +377,7 @@ def test_stop_stops_all_threads_and_something_outside_continues_them(rank: Any) 
 
 
 def test_a_process_killed_while_it_is_stopped_leaves_nothing_behind(rank: Any) -> None:
-    process, pipe = rank(struck, {"kind": "stop", "step": 1, "seconds": 3600.0}, 1)
+    process, pipe = rank(steps_through, {"kind": "stop", "step": 1, "seconds": 3600.0}, 1)
     seen = psutil.Process(process.pid)
     while not isinstance(pipe.recv(), FaultReport):
         continue
@@ -390,7 +390,7 @@ def test_a_process_killed_while_it_is_stopped_leaves_nothing_behind(rank: Any) -
     assert (gone, alive) == ([helper], [])
 
 
-def test_what_needs_no_place_strikes_a_rank_that_waits(rank: Any) -> None:
+def test_what_needs_no_place_fires_on_a_rank_that_waits(rank: Any) -> None:
     process, pipe = rank(waiting, {"kind": "kill", "after_s": 0.05})
     armed, report = heard_until_closed(pipe)
     process.join(ANSWER_S)

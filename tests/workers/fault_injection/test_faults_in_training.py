@@ -21,7 +21,7 @@ FORWARD_S = 0.004
 
 
 def three_ranks(output: Path, **changes: Any) -> Job:
-    """A job of 8 layers on three ranks that lets itself be struck."""
+    """A job of 8 layers on three ranks that lets itself be fired."""
     settings: dict[str, Any] = {
         "steps": STEPS,
         "device": "emulated",
@@ -52,7 +52,7 @@ def busy_s(done: Drilled, rank: int, step: int) -> float:
 )
 def test_a_kill_ends_one_process_and_the_others_know_at_once(tmp_path: Path, rank: int, phase: Phase) -> None:
     done = drill(three_ranks(tmp_path), {rank: (Fault(kind=FaultKind.KILL, step=3, phase=phase),)})
-    assert done.struck == [(rank, "kill", 3, phase)]
+    assert done.fired == [(rank, "kill", 3, phase)]
     assert done.errors[rank] == "died"
     others = {number: text for number, text in done.errors.items() if number != rank}
     assert sorted(others) == sorted({0, 1, 2} - {rank})
@@ -63,7 +63,7 @@ def test_a_kill_ends_one_process_and_the_others_know_at_once(tmp_path: Path, ran
 def test_a_stopped_rank_goes_on_and_nothing_is_lost(tmp_path: Path, quiet: str) -> None:
     fault = Fault(kind=FaultKind.STOP, step=2, phase=Phase.BACKWARD, seconds=0.5)
     done = drill(three_ranks(tmp_path), {1: (fault,)})
-    assert done.struck == [(1, "stop for 0.5 s", 2, "backward")]
+    assert done.fired == [(1, "stop for 0.5 s", 2, "backward")]
     assert not done.errors
     assert steps(done) == [1, 2, 3, 4, 5]
     assert done.state_sha256 == quiet
@@ -72,7 +72,7 @@ def test_a_stopped_rank_goes_on_and_nothing_is_lost(tmp_path: Path, quiet: str) 
 def test_a_slow_rank_is_slow_for_its_steps_and_computes_the_same(tmp_path: Path, quiet: str) -> None:
     fault = Fault(kind=FaultKind.SLOW, step=2, factor=4, steps=2)
     done = drill(three_ranks(tmp_path), {1: (fault,)})
-    assert done.struck == [(1, "slow 4 times for 2 steps", 2, "forward")]
+    assert done.fired == [(1, "slow 4 times for 2 steps", 2, "forward")]
     layers, microbatches, parts = len(three_ranks(tmp_path).plan.layers_of_rank(1)), 4, 3
     modelled_s = layers * microbatches * parts * FORWARD_S
     for step in (2, 3):
@@ -84,7 +84,7 @@ def test_a_slow_rank_is_slow_for_its_steps_and_computes_the_same(tmp_path: Path,
 def test_a_throttled_link_delays_and_delivers_the_same(tmp_path: Path, quiet: str) -> None:
     fault = Fault(kind=FaultKind.THROTTLE_LINK, step=2, bytes_per_s=20_000, steps=1)
     done = drill(three_ranks(tmp_path), {0: (fault,)})
-    assert done.struck == [(0, "throttle-link to 20000 bytes/s for 1 steps", 2, "forward")]
+    assert done.fired == [(0, "throttle-link to 20000 bytes/s for 1 steps", 2, "forward")]
     assert not done.errors
     assert done.state_sha256 == quiet
 
@@ -92,7 +92,7 @@ def test_a_throttled_link_delays_and_delivers_the_same(tmp_path: Path, quiet: st
 def test_a_severed_rank_lives_and_all_know(tmp_path: Path) -> None:
     fault = Fault(kind=FaultKind.DROP_LINK, step=2, phase=Phase.BACKWARD)
     done = drill(three_ranks(tmp_path), {1: (fault,)})
-    assert done.struck == [(1, "drop-link", 2, "backward")]
+    assert done.fired == [(1, "drop-link", 2, "backward")]
     assert sorted(done.errors) == [0, 1, 2]
     assert all(text.startswith("ChannelError") for text in done.errors.values())
 
@@ -100,7 +100,7 @@ def test_a_severed_rank_lives_and_all_know(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.AFTER_COMMIT])
 def test_a_rank_that_raises_says_so_and_the_others_lose_it(tmp_path: Path, phase: Phase) -> None:
     done = drill(three_ranks(tmp_path), {1: (Fault(kind=FaultKind.RAISE, step=2, phase=phase),)})
-    assert done.struck == [(1, "raise", 2, phase)]
+    assert done.fired == [(1, "raise", 2, phase)]
     assert done.errors[1] == f"DrillError: a drill raised this in phase {phase} of step 2"
     assert all(done.errors[rank].startswith("ChannelError") for rank in (0, 2))
 
@@ -108,7 +108,7 @@ def test_a_rank_that_raises_says_so_and_the_others_lose_it(tmp_path: Path, phase
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_nan_in_one_ranks_gradient_skips_the_step_everywhere(tmp_path: Path, quiet: str, rank: int) -> None:
     done = drill(three_ranks(tmp_path), {rank: (Fault(kind=FaultKind.NAN, step=3),)})
-    assert done.struck == [(rank, "nan", 3, "backward")]
+    assert done.fired == [(rank, "nan", 3, "backward")]
     assert not done.errors
     assert [report.step for report in done.of(StepReport) if report.skipped] == [3]
     assert steps(done) == [1, 2, 3, 4, 5]
@@ -117,7 +117,7 @@ def test_a_nan_in_one_ranks_gradient_skips_the_step_everywhere(tmp_path: Path, q
 
 def test_a_blind_rank_takes_the_commit_for_lost_and_others_have_it(tmp_path: Path) -> None:
     done = drill(three_ranks(tmp_path), {2: (Fault(kind=FaultKind.BLIND, step=3),)})
-    assert done.struck == [(2, "blind", 3, "in-commit")]
+    assert done.fired == [(2, "blind", 3, "in-commit")]
     assert done.errors[2] == "ChannelError: a drill lost the records of commit 3"
     assert all(done.errors[rank].startswith("ChannelError") for rank in (0, 1))
 
@@ -127,7 +127,7 @@ def test_a_full_disk_costs_a_checkpoint_and_no_step(tmp_path: Path, quiet: str) 
         three_ranks(tmp_path, checkpoint=CheckpointConfig(every_steps=2)),
         {1: (Fault(kind=FaultKind.FILL_DISK, step=2),)},
     )
-    assert done.struck == [(1, "fill-disk", 2, "saving")]
+    assert done.fired == [(1, "fill-disk", 2, "saving")]
     assert not done.errors
     written = {report.step: report.error for report in done.of(CheckpointReport)}
     failure = written.pop(2)
@@ -143,7 +143,7 @@ def test_a_kill_while_saving_leaves_no_checkpoint_of_that_step(tmp_path: Path) -
         three_ranks(tmp_path, steps=7, checkpoint=CheckpointConfig(every_steps=2)),
         {1: (Fault(kind=FaultKind.KILL, step=6, phase=Phase.SAVING),)},
     )
-    assert done.struck == [(1, "kill", 6, "saving")]
+    assert done.fired == [(1, "kill", 6, "saving")]
     assert done.errors[1] == "died"
     # Those of earlier steps are whole once a commit has carried what all ranks wrote: of the last one it may not have.
     whole = [ref.step for ref in checkpoints(str(tmp_path))]
@@ -153,7 +153,7 @@ def test_a_kill_while_saving_leaves_no_checkpoint_of_that_step(tmp_path: Path) -
 def test_a_corrupted_checkpoint_is_found_when_it_is_read(tmp_path: Path) -> None:
     run_threads(three_ranks(tmp_path, steps=4))
     done = drill(three_ranks(tmp_path, steps=2), {0: (Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=1),)})
-    assert done.struck == [(0, "corrupt-checkpoint", 1, "forward")]
+    assert done.fired == [(0, "corrupt-checkpoint", 1, "forward")]
     assert not done.errors
     newest, other = checkpoints(str(tmp_path))
     assert (newest.step, other.step) == (4, 2)

@@ -78,7 +78,7 @@ def test_layers_that_change_ranks_keep_their_counts(tmp_path: Path, method: str)
         assert {known.passes for known in told.layers.values()} == {MICROBATCHES * step}
         assert (told.whole, told.steps) == (step, step)
         assert [told.layers[layer].rank for layer in range(8)] == [0, 1, 1, 1, 1, 1, 2, 2]
-        # What each rank counts by itself begins anew with each plan.
+        # What each rank counts by itself starts over with each plan.
         assert max(report.passes for report in group.of(FrozenCounts)) < MICROBATCHES * step
 
 
