@@ -313,7 +313,7 @@ def test_where_there_is_no_checkpoint_nothing_is_damaged_and_that_is_said(tmp_pa
 
 @pytest.fixture
 def rank() -> Any:
-    """Starts a process that `fired` runs in; gives it and our end of its pipe."""
+    """Starts a process that runs `steps_through` or `waiting`; gives it and our end of its pipe."""
     context = forkserver()
     started: list[Any] = []
 
