@@ -30,7 +30,8 @@ from workers.protocol import Request, StepReport
 
 pytestmark = pytest.mark.timeout(900)
 
-RANKS, SPARES, NODES = 3, 2, 3
+RANKS, SPARES = 3, 2
+NODES, RANKS_PER_NODE = 3, 2
 JOB = "faulted"
 HANG_S = 15.0
 TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.005)
@@ -70,7 +71,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.cluster = start_head(0)
-        self._nodes: list[Any] = [add_node(self.cluster, 2) for _ in range(NODES)]
+        self._nodes: list[Any] = [add_node(self.cluster, RANKS_PER_NODE) for _ in range(NODES)]
 
     def kill(self, name: str) -> None:
         """As a machine is lost: all its processes at once."""
@@ -105,6 +106,11 @@ class NodeTable(Table):
         if regrouped and self.job.at_rest and not self._stopped:
             self._stopped = True
             running.post(Asked(Request.STOP))
+
+    def _ready(self) -> bool:
+        """The node that goes last may hold two members: there must be a spare for each."""
+        spares = len(self.job.up) - len(self.job.members)
+        return super()._ready() and (bool(self._rows) or spares >= RANKS_PER_NODE)
 
     def _end(self, running: Running) -> None:
         self._now = None
