@@ -35,7 +35,7 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     if not sys.argv[1:]:
-        # 5: no test is marked so.
+        # pytest exits with 5 if no test carries the mark.
         soaks = subprocess.run([sys.executable, "-m", "pytest", "-m", "soak"], check=False)
         if soaks.returncode not in (0, 5):
             raise SystemExit(soaks.returncode)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.attention [--schedules LIST] [--rounds N] [--steps N]
 
-The job of `benchmarks.pipelining`, in microbatches of 1, with `nn.TransformerEncoderLayer` as its blocks. Without
-deferral, the attention's matrices take a second walk of each layer's graph, as any matrix does that no deferral
-covers. The two take turns; both ranks are threads of one process, whose processor time is what counts.
+The job is that of `benchmarks.pipelining` with microbatches of 1 and `nn.TransformerEncoderLayer` blocks.
+Without deferral, the attention's matrices need a second walk of each layer's graph, like every matrix that no
+deferral covers. Runs with and without deferral alternate. Both ranks are threads of one process, and the
+benchmark compares the processor time of that process.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Encoder(nn.Module):
 
 
 def encoder() -> ModelDefinition:
-    """The model; the job's factory."""
+    """The factory of the job's model."""
     embed = partial(GptEmbedding, vocabulary=VOCABULARY, width=WIDTH, context=CONTEXT, dropout=0.0)
     head = partial(GptHead, vocabulary=VOCABULARY, width=WIDTH)
     blocks = (LayerBuilder(f"block{index}", Encoder) for index in range(LAYERS))
@@ -63,7 +64,7 @@ def never(module: nn.MultiheadAttention) -> bool:
 
 
 def cpu_s(schedule: str, steps: int, folder: Path, *, deferred: bool) -> float:
-    """Processor time of a job's steps after the first."""
+    """Processor time of all steps of a job but the first."""
     weight_grad.attention_is_covered = attention_is_covered if deferred else never
     spent_s = []
     for count in (1, 1 + steps):

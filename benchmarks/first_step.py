@@ -2,9 +2,9 @@
 
     python -m benchmarks.first_step [--rounds N] [--set KEY=VALUE ...]
 
-`--set pipeline.partition=parameter` makes the job one that needs no profile. Each round starts
-a new cluster in a new process, as a user does. The figure is the run's own `first_step_after_s`, which counts from the
-start of the process.
+With `--set pipeline.partition=parameter` the job needs no profile. Each round starts a new cluster in a new
+process, as a user does. The figure is the run's own `first_step_after_s`, which counts from the start of the
+process.
 """
 
 from __future__ import annotations

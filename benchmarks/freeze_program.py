@@ -1,11 +1,11 @@
-"""The freeze program: its anchors, the time of a first and of a second solve, and `scipy.optimize.linprog` beside it.
+"""The freeze program: its anchors, and the time of first and second solves beside `scipy.optimize.linprog`.
 
     python -m benchmarks.freeze_program [--rounds N]
 
-Times are medians over the rounds, in which the kinds of solve alternate. The first is wall time; the one in brackets is
-the processor time of this process, which a busy machine disturbs less. "Each stage its own" draws F, I and W of a stage
-from 0.7 to 1.3, the same for all its microbatches, as profiles and monitoring give them. "Each action its own" puts
-5 % on top.
+Times are medians over the rounds, in which the kinds of solve alternate. The first time is wall time. The one
+in brackets is the processor time of this process, which a busy machine disturbs less. "Each stage its own"
+draws F, I and W of a stage from 0.7 to 1.3, the same for all its microbatches, as profiles and monitoring
+report them. "Each action its own" varies each action by another 5 %.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CASES = (("interleaved", 8, 64), ("1f1b", 32, 128))
 EVEN, STAGES, ACTIONS = "all alike", "each stage its own", "each action its own"
 
 Pair = tuple[Costs, Costs]
-"""Nothing frozen, everything frozen."""
+"""Costs with nothing frozen, and with everything frozen."""
 Parts = dict[Action, tuple[float, float]]
-"""Per action, what freezing leaves and what it takes off."""
+"""The time of each action that freezing leaves, and the time that it saves."""
 
 
 def drawn(schedule: Schedule, how: str, seed: int) -> Parts:
@@ -53,7 +53,7 @@ def drawn(schedule: Schedule, how: str, seed: int) -> Parts:
 
 
 def drifted(schedule: Schedule, parts: Parts, seed: int) -> Parts:
-    """F, I and W of every stage up to 1 % off."""
+    """The same parts with F, I and W of every stage changed by up to 1 %."""
     factors = np.random.default_rng(seed).uniform(0.99, 1.01, (schedule.stages, 3))
     return {
         action: (
@@ -65,7 +65,7 @@ def drifted(schedule: Schedule, parts: Parts, seed: int) -> Parts:
 
 
 def slowed(schedule: Schedule, parts: Parts, factor: float) -> Parts:
-    """All of one rank's times, of the rank in the middle."""
+    """The same parts with the middle rank slower by `factor`."""
     slow = schedule.ranks // 2
     return {
         action: (fixed * factor, weight * factor)
@@ -76,7 +76,7 @@ def slowed(schedule: Schedule, parts: Parts, factor: float) -> Parts:
 
 
 def costs(parts: Parts, how: str) -> Pair:
-    """As profiles and monitoring give them, per kind and stage, unless every action has its own."""
+    """Costs per kind and stage, as profiles and monitoring report them, or per action if each has its own."""
     longest = {action: fixed + weight for action, (fixed, weight) in parts.items()}
     shortest = {action: fixed for action, (fixed, _) in parts.items()}
     if how == ACTIONS:
@@ -109,7 +109,7 @@ class Watch:
         return f"{median(self.wall_s) * 1e3:.0f} ms ({median(self.cpu_s) * 1e3:.0f})"
 
     def over(self, other: Watch) -> str:
-        """Median over rounds of this one's processor time over the other's."""
+        """Processor time as a multiple of the other's: the median over rounds."""
         return f"{median(a / b for a, b in zip(self.cpu_s, other.cpu_s, strict=True)):.2f}"
 
 

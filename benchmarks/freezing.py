@@ -2,13 +2,13 @@
 
     python -m benchmarks.freezing [--quick] [--parts throughput,loss,sweep] [--method ...] [--page OUT]
 
-`throughput`: steps with r_max 0.8 take turns with steps that freeze nothing, in one run. A ratio compares a frozen step
-with its two neighbours; a round's figure is the median ratio.
-`loss`: the validation loss after 300 steps with and without freezing, from scratch and going on from a trained model,
-as the paper does.
-`sweep`: r_max, T_APF and P_Auto on the same job, throughput against validation loss (figure 6 of TimelyFreeze).
-Throughput is measured as in `throughput`, with the shares that the run froze. `--page` writes a page.
-`benchmarks.monitoring` measures what monitoring costs.
+`throughput`: in one run, steps with r_max 0.8 alternate with steps that freeze nothing. A ratio compares a
+frozen step with its two neighbours; a round's figure is the median ratio.
+`loss`: the validation loss after 300 steps with and without freezing, both from scratch and from a trained
+model, as in the paper.
+`sweep`: throughput against validation loss of the same job for values of r_max, T_APF and P_Auto (figure 6 of
+TimelyFreeze). Throughput is measured as in `throughput`, with the shares that the run froze. `--page` writes
+a page. `benchmarks.monitoring` measures what monitoring costs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NONE = FreezeConfig()
 ASKED_RATIO = 1.25
 ASKED_LOSS = 0.02
 TUNING_LR = 2e-4
-"""Peak learning rate going on from a trained model: a tenth of that from scratch."""
+"""Peak learning rate when training continues from a trained model: a tenth of that from scratch."""
 
 R_MAX = (0.5, 0.8, 1.0)
 HYBRIDS: tuple[Timely, ...] = ("timelyfreeze+apf", "timelyfreeze+autofreeze")
@@ -70,14 +70,14 @@ class Trained:
     decision: FreezeDecision | None
     solve_s: float
     start: int | None
-    """The first step that followed the solved ratios."""
+    """The first step under the solved ratios."""
     checkpoint: CheckpointRef
-    """Of the last step."""
+    """The checkpoint of the last step."""
     plan: Plan
 
     @property
     def unfrozen(self) -> list[StepReport]:
-        """Steps before anything froze, without the first two: the monitored ones if there are any."""
+        """Steps before anything froze, except the first two; only the monitored ones if the run monitored."""
         phases = self.freeze.phases
         if phases is not None:
             return [step for step in self.steps[2:] if phases.warm_up < step.step <= phases.middle]
@@ -104,7 +104,7 @@ class Trained:
 
     @property
     def freeze_ratio(self) -> float:
-        """Share of weight-gradient time that was frozen, mean over the actions of the steps with full freezing."""
+        """Frozen share of weight-gradient time: the mean over the actions of the steps with full freezing."""
         first = self.frozen[0].step
         shares = [
             action.actual for report in self.freezes if report.step >= first for action in report.actions
@@ -113,7 +113,7 @@ class Trained:
 
     @property
     def shares(self) -> Ratios:
-        """Per layer and microbatch, what its stage froze on average in the steps with full freezing."""
+        """Per layer and microbatch, the mean share that its stage froze in the steps with full freezing."""
         first, plan = self.frozen[0].step, self.plan
         frozen: dict[tuple[int, int], list[float]] = defaultdict(list)
         for report in self.freezes:
@@ -131,7 +131,7 @@ def _step_s(steps: Sequence[StepReport]) -> float:
 
 
 def timely(steps: int, r_max: float = 0.8, after: int = 0, method: Timely = "timelyfreeze") -> FreezeConfig:
-    """TimelyFreeze, or a hybrid, over `steps` steps, `after` earlier ones."""
+    """TimelyFreeze, or a hybrid, over `steps` steps that follow `after` earlier ones."""
     warm_up = after + max(3, steps // 10)
     monitoring = warm_up + (10 if steps >= 60 else 4)
     return FreezeConfig(
@@ -148,7 +148,7 @@ def timely(steps: int, r_max: float = 0.8, after: int = 0, method: Timely = "tim
 def train(
     steps: int, folder: Path, freeze: FreezeConfig, *, lr: float = 2e-3, start: CheckpointRef | None = None
 ) -> Trained:
-    """Train on for `steps` steps and keep what is compared."""
+    """Train for `steps` more steps and keep what the benchmark compares."""
     last = steps + (start.step if start is not None else 0)
     optimizer = OptimizerConfig(lr=lr, warmup_steps=min(20, steps // 10))
     work = replace(_job(last, folder, optimizer=optimizer, freeze=freeze), start=start)
@@ -184,15 +184,15 @@ def _job(steps: int, folder: Path, **settings: Any) -> Job:
 
 @dataclass(frozen=True)
 class Beside:
-    """Steps of one run that took turns."""
+    """Steps of one run in which frozen and unfrozen steps alternate."""
 
     none_s: Sequence[float]
-    """Of those in which nothing was frozen; one more than the others."""
+    """Times of the steps that froze nothing; there is one more of them than of frozen ones."""
     frozen_s: Sequence[float]
 
     @property
     def ratios(self) -> list[float]:
-        """Of each frozen step, how much longer its two neighbours took on average."""
+        """For each frozen step, the mean time of its two neighbours over its own."""
         return [
             (before + after) / 2 / frozen
             for before, frozen, after in zip(self.none_s, self.frozen_s, self.none_s[1:], strict=False)
@@ -200,7 +200,7 @@ class Beside:
 
 
 def take_turns(ratios: Ratios, pairs: int, folder: Path) -> Beside:
-    """`pairs` steps with `ratios` frozen, each between two with nothing frozen."""
+    """Run `pairs` steps that freeze `ratios`, each between two that freeze nothing."""
     work = _job(3, folder)
     reports = run_processes(in_turns(work, [same(work, 0.0), ratios], pairs)).reports
     times = [report.step_s for report in reports if isinstance(report, StepReport) and report.step > WARM_UP]
@@ -208,7 +208,7 @@ def take_turns(ratios: Ratios, pairs: int, folder: Path) -> Beside:
 
 
 def compare_throughput(rounds: int, pairs: int, folder: Path) -> None:
-    """Print how much faster steps with r_max 0.8 are than steps with nothing frozen: the two take turns in one run."""
+    """Print how much faster steps with r_max 0.8 are than steps of the same run that freeze nothing."""
     solved = train(20, folder, timely(20))
     assert solved.decision is not None
     assert solved.start is not None
@@ -237,7 +237,7 @@ def compare_throughput(rounds: int, pairs: int, folder: Path) -> None:
 
 
 def compare_loss(steps: int, folder: Path, method: Timely) -> None:
-    """Print how freezing changes the validation loss, from scratch and going on from that trained model."""
+    """Print how freezing changes the validation loss, from scratch and then from the model trained so."""
     none = train(steps, folder, NONE)
     _print_losses(f"{steps} steps from scratch", none, train(steps, folder, timely(steps, method=method)))
     base = none.checkpoint
@@ -262,7 +262,7 @@ def _print_losses(what: str, none: Trained, frozen: Trained) -> None:
 
 
 def sweep(steps: int, pairs: int, folder: Path, page: Path | None) -> None:
-    """Print, and draw, throughput against validation loss for the methods' controls."""
+    """Print and draw throughput against validation loss for each setting of each method."""
     warm_up = max(6, steps // 10)
     wanted = [("none", "", NONE)]
     wanted += [("timelyfreeze", f"r_max {value:g}", timely(steps, value)) for value in R_MAX]

@@ -1,10 +1,10 @@
-"""What a step takes while a layer moves between four emulated ranks that train, and what the switch costs.
+"""Step times while a layer moves between four emulated ranks that train, and the cost of the switch.
 
     python -m benchmarks.migration [--moves N] [--width W] [--pass-ms M] [--mode live|stop|deferred ...]
 
-Each mode runs a job that moves a layer to the next rank and back, many times. A job without moves gives the right bits.
-A step's time runs from commit to commit. The steps of a move run from its request until the layer's last copy is where
-the plan has it; all others but the first ones are normal.
+Each mode runs a job that moves a layer to the next rank and back, many times. A job without moves gives the
+expected bits. A step's time runs from commit to commit. The steps of a move run from its request until the
+layer's last copy is where the plan puts it. All other steps but the first ones are normal.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from workers.protocol import StepReport, SwitchReport
 
 RANKS = 4
 PARTITION = (3, 4, 3, 3)
-"""Layers per stage: when one has moved on, the fullest stage has as many, and a step takes as long."""
+"""Layers per stage. After a move the fullest stage has as many layers as before, so a step takes as long."""
 LAYERS = sum(PARTITION)
 PASS_MS = 12.0
-"""Of one layer and microbatch: forward, input gradient and weight gradient take as long as each other. Long enough for
-two slow cores to hold four ranks and what a move packs, sends and takes in."""
+"""Time of each pass (forward, input gradient, weight gradient) of one layer and microbatch. It is long enough
+for two slow cores to run four ranks and to pack, send and receive what moves."""
 WARM_UP = 5
 CALM_STEPS = 6
-"""Between two moves."""
+"""Steps between two moves."""
 
 
 @dataclass
@@ -57,15 +57,15 @@ class Mover:
     mode: Mode | None
     moves: int
     committed_s: dict[int, float] = field(default_factory=dict)
-    """By step."""
+    """Commit time of each step."""
     asked: list[int] = field(default_factory=list)
-    """Newest step when each move was asked for."""
+    """The newest step when each move was requested."""
     over: list[int] = field(default_factory=list)
-    """Step after which nothing of it was left to do."""
+    """The step after which each move was complete."""
     plans: int = 0
-    """On the way of the newest move."""
+    """Plans that the newest move goes through."""
     last: int = 0
-    """Version of its last plan."""
+    """Version of the newest move's last plan."""
 
     def take(self, running: ElasticJob, event: events.Event) -> None:
         match event:
@@ -101,14 +101,14 @@ class Mover:
             self.over.append(step + 1)
 
     def steps_s(self) -> dict[int, float]:
-        """Step -> from the commit before to its own."""
+        """For each step, the time from the commit before to its own."""
         return {
             after: self.committed_s[after] - self.committed_s[before]
             for before, after in pairwise(sorted(self.committed_s))
         }
 
     def moving(self) -> set[int]:
-        """Steps that began, or ended, while a layer moved."""
+        """Steps that began or ended while a layer moved."""
         return {
             step
             for asked, over in zip(self.asked, self.over, strict=False)

@@ -1,10 +1,10 @@
-"""What the transfer of a layer's state costs training on a slow link: DynPipe's table III as step times.
+"""How much the transfer of a layer's state slows training on a slow link: DynPipe's table III as step times.
 
     python -m benchmarks.migration_network [--mbit N] [--state-mb N] [--rounds N] [--no-bands]
 
-Two ranks train in two network namespaces over one shaped link. Meanwhile the second fetches a state from the first, in
-turn with each of the four flows (pipelined or not, prioritized or not). A figure is the median step within a transfer
-over the median of the steps just before it. Needs root, `ip` and `tc`.
+Two ranks train in two network namespaces over one shaped link. Meanwhile the second rank fetches a state from
+the first with each of the four flows in turn (pipelined or not, prioritized or not). A figure is the median
+step within a transfer over the median of the steps just before it. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from workers.transport.open_channel import open_channel
 SECRET = b"benchmark"
 EMULATED = EmulatedConfig(forward_s=0.02, input_grad_s=0.02, weight_grad_s=0.02)
 NORMAL_STEPS = 5
-"""Between two transfers."""
+"""Steps between two transfers."""
 STEPS = 100_000
-"""More than there will be."""
+"""More steps than the benchmark runs."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Transfer:
 
 
 def cells(chunk_bytes: int | None) -> dict[str, Flow]:
-    """The table's four cells, in words."""
+    """The flow for each of the table's four cells, by the cell's name."""
     return {
         "pipelined, prioritized": Flow(chunk_bytes=chunk_bytes),
         "pipelined": Flow(chunk_bytes=chunk_bytes, prioritized=False),
@@ -75,8 +75,8 @@ def cells(chunk_bytes: int | None) -> dict[str, Flow]:
 
 
 def job(output: Path, device: str, redundancy: str) -> Job:
-    """GPT of 2 layers, width 128, context 256, 8 microbatches of 4: 512 KiB from rank to rank per microbatch, which
-    take 42 ms of a link of 100 Mbit/s."""
+    """GPT of 2 layers, width 128, context 256, 8 microbatches of 4. A microbatch sends 512 KiB from rank to
+    rank, which takes 42 ms on a link of 100 Mbit/s."""
     model = ModelConfig(family="gpt", layers=2, width=128, heads=4, context=256)
     made = make_job("1f1b", STEPS, output, model=model, device=device, emulated=EMULATED)
     if redundancy == "none":
@@ -92,7 +92,7 @@ def post(**message: Any) -> None:
 
 
 def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None:
-    """One rank: it trains, and serves or fetches as its standard input says, until that says stop."""
+    """Run one rank: it trains, and serves or fetches on command from standard input, until it reads stop."""
 
     def take(report: Report) -> None:
         if isinstance(report, StepReport):
@@ -214,7 +214,7 @@ def measure(sides: Sides, rounds: int) -> None:
             sides.train(NORMAL_STEPS)
             sides.post(1, cell=cell, port=ports[cell])
             sides.hear("cell")
-            # The step in which it ended, and one that catches up.
+            # The step in which the transfer ended, and one to catch up.
             sides.train(2)
     sides.finish()
 

@@ -1,10 +1,10 @@
-"""What monitoring and solving cost a job beyond the phases themselves: steps, and time in steps.
+"""How much monitoring and solving delay a job beyond the phases themselves, measured in steps.
 
     python -m benchmarks.monitoring [--rounds N]
 
-Each round trains a small model on two ranks under Ray with `freeze.method = "timelyfreeze"`. The figure counts the
-steps from the end of monitoring until the solution is in force, and adds the time by which timed steps, and steps
-during the solve, are longer than those of the warm-up.
+Each round trains a small model on two ranks under Ray with `freeze.method = "timelyfreeze"`. The figure is
+the number of steps from the end of monitoring until the solution is in force. It also includes the extra time
+of timed steps and of steps during the solve, compared with those of the warm-up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.protocol import FreezeStarted, StepReport
 
 PHASES = Phases(warm_up=30, monitoring=50, ramp=60)
 SETTLING_STEPS = 10
-"""Of the warm-up, not counted: the planner starts beside them."""
+"""Steps of the warm-up that don't count, because the planner starts during them."""
 SETTINGS = {
     "job.steps": 80,
     "job.sample_tokens": 0,
@@ -42,17 +42,17 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Delay:
-    """What one run lost."""
+    """The delay of one run."""
 
     unfrozen_steps: int
-    """After monitoring, before the solution is in force."""
+    """Steps after monitoring, before the solution is in force."""
     timing_steps: float
     """Extra time of the unfrozen half of monitoring, in steps of the warm-up."""
     solving_steps: float
     """Extra time of the steps during which the planner solved."""
     solve_s: float
     step_s: float
-    """A step of the warm-up."""
+    """Time of a step of the warm-up."""
 
     @property
     def total_steps(self) -> float:
@@ -60,7 +60,7 @@ class Delay:
 
 
 def train(folder: Path) -> Path:
-    """The event log of one fresh run."""
+    """Train once in `folder` and return the path of the event log."""
     overrides = {**SETTINGS, "job.output": f'"{folder / "run"}"'}
     options = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
     subprocess.run(

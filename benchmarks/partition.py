@@ -1,8 +1,8 @@
-"""Partition programs against brute force, the chosen plan against every simulated cut, and the time of planning.
+"""Partition programs against brute force, the chosen plan against every simulated cut, and planning time.
 
     python -m benchmarks.partition [--instances N] [--searches N]
 
-It trains nothing: costs are drawn at random, and steps are simulated.
+Nothing is trained: costs are drawn at random, and steps are simulated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Instance = tuple[Profile, int, int]
 
 
 def small_instance(rng: Random) -> Instance:
-    """Up to 9 layers on up to 5 devices; every second one short of memory, but not too short for every cut."""
+    """Up to 9 layers on up to 5 devices. Half the instances are short of memory, but some cut always fits."""
     stages = rng.randint(1, 5)
     layers, microbatches = rng.randint(max(2, stages), 9), rng.randint(1, 8)
     profile = random_profile(rng, layers, stages)
@@ -58,13 +58,13 @@ def small_instance(rng: Random) -> Instance:
 
 
 def with_memory(profile: Profile, memory_bytes: int) -> Profile:
-    """`profile` with as much memory on every device."""
+    """`profile` with `memory_bytes` on every device."""
     devices = tuple(replace(device, memory_bytes=memory_bytes) for device in profile.cluster.devices)
     return replace(profile, cluster=replace(profile.cluster, devices=devices))
 
 
 def deviation(name: str, instance: Instance) -> float:
-    """What a program's cut is worse than the best cut that fits, under its own objective, as a share."""
+    """How much worse a program's cut is than the best cut that fits, under its own objective, as a share."""
     profile, stages, microbatches = instance
     program, objective = PROGRAMS[name]
     cut = program(StageCosts.of(profile, build("1f1b", stages, microbatches)))
@@ -78,8 +78,8 @@ def deviation(name: str, instance: Instance) -> float:
 
 
 def end_to_end_deviation(rng: Random) -> float:
-    """What Algorithm 1's answer is worse than the best of all pipelines, up to two devices per stage and a T(S) that
-    grows, as a share."""
+    """How much worse Algorithm 1's answer is than the best of all pipelines, as a share. Stages have up to
+    two devices, and T(S) grows."""
     devices, microbatches = rng.randint(1, 5), rng.randint(1, 8)
     layers = rng.randint((devices + 1) // 2, 7)
     profile = random_profile(rng, layers, devices)
@@ -100,9 +100,9 @@ def end_to_end_deviation(rng: Random) -> float:
 
 
 def regret(rng: Random) -> tuple[float, Choice]:
-    """What the plan taken is slower than the best simulated cut that fits, as a share, and what it was taken from.
+    """How much slower the chosen plan is than the best simulated cut that fits, as a share; and the choice.
 
-    Families, chunks, ranks and microbatches are drawn too; every second instance is short of memory.
+    Families, chunks, ranks and microbatches are random too. Half the instances are short of memory.
     """
     name = rng.choice(list(families()))
     ranks = rng.randint(2, 3 if families()[name].default_chunks > 1 else 5)
@@ -135,7 +135,7 @@ def compare_with_brute_force(instances: int) -> None:
 
 
 def compare_with_all_simulated(searches: int) -> None:
-    """The plan taken, and each program's own pick, against every cut there is."""
+    """Compare the chosen plan, and each program's own pick, with every possible cut."""
     taken: list[float] = []
     own: dict[str, list[float]] = {}
     names: Counter[str] = Counter()

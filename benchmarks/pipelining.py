@@ -1,9 +1,10 @@
-"""Throughput beside `torch.distributed.pipelining`: same model, shapes, optimizer, transport, ranks, in one run.
+"""Throughput against `torch.distributed.pipelining`, in one run: same model, shapes, optimizer, transport,
+ranks.
 
     python -m benchmarks.pipelining [--schedules gpipe,1f1b,interleaved,zbv] [--rounds N] [--steps N]
 
-Rounds of ours and theirs alternate. A round's figure is the median of its steps after the first two. The printed ratio
-is the median over rounds of our throughput over theirs.
+Our rounds and theirs alternate. A round's figure is the median of its steps after the first two. The printed
+ratio is the median over rounds of our throughput over theirs.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
 
 
 def ours(job: Job) -> tuple[list[float], list[float]]:
-    """Seconds and loss of each step."""
+    """Seconds and loss of each step with our engine."""
     reports = [r for r in run_processes(job).reports if isinstance(r, StepReport)]
     return [r.step_s for r in reports], [r.loss for r in reports]
 
@@ -162,7 +163,7 @@ def _their_rank(job: Job, rank: int, port: int, pipe: Connection) -> None:
 
 
 def theirs(job: Job) -> tuple[list[float], list[float]]:
-    """Seconds and loss of each step, by torch.distributed.pipelining."""
+    """Seconds and loss of each step with torch.distributed.pipelining."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:

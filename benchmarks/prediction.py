@@ -1,18 +1,19 @@
-"""Predicted over measured: step time of every schedule family with and without freezing, and peak memory.
+"""Predicted over measured step time, for every schedule family with and without freezing, and peak memory.
 
     python -m benchmarks.prediction [--parts real,emulated,memory] [--families ...] [--rounds N] [--cycles N]
                                     [--layer-ms MS]
 
-`real`: two ranks. The machine's speed drifts within a run by more than the simulator may be off, so a step is
-predicted from the measured costs of its neighbours in time, with message costs from the profile. Without freezing
-these are the steps before and after it. With freezing the run goes through cycles of four steps: nothing frozen,
-r_max 0.5, everything frozen, r_max 0.8. So each frozen step stands between the two bounds of its actions
-(TimelyFreeze eq. 4). Monte Carlo draws over the profile give the factor that chance adds to a step of expected times.
+`real`: two ranks. The machine's speed drifts within a run by more than the simulator's tolerance. So a step
+is predicted from the measured costs of the steps just before and after it, with message costs from the
+profile. With freezing the run goes through cycles of four steps: nothing frozen, r_max 0.5, everything
+frozen, r_max 0.8. So each frozen step stands between the two bounds of its actions (TimelyFreeze eq. 4).
+Monte Carlo draws over the profile give the factor by which random variation lengthens a step of expected
+times.
 
 `emulated`: eight ranks whose modelled times do not drift, predicted from the profile alone. A layer's pass takes
-`--layer-ms`, which must be many times its small real computation and a message, because eight ranks share the host's
-cores.
-`memory`: the peak of the fullest rank, from the profile against counted storages.
+`--layer-ms`. This must be many times the layer's small real computation plus a message, because eight ranks
+share the host's cores.
+`memory`: the peak of the fullest rank, as predicted from the profile and as counted from storages.
 """
 
 from __future__ import annotations
@@ -50,29 +51,29 @@ R_MAX = (0.5, 0.8)
 CYCLE = 4
 SAMPLES = 400
 Timelines = list[TimelineReport]
-"""Of one step, a report per rank."""
+"""The timelines of one step, one per rank."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How much a step freezes, and what chance adds to its time."""
+    """How much a step freezes, and how much random variation adds to its time."""
 
     name: str
     r_max: float
     ratios: Ratios
     planned: Mapping[tuple[int, int], float]
-    """(stage, microbatch) -> ratio."""
+    """The ratio of each (stage, microbatch)."""
     by_chance: float
-    """Expected step over the step of expected times."""
+    """The expected step time over the time of a step whose actions all take their expected times."""
 
 
 def profile_of(job: Job) -> Profile:
-    """The profile of `job`, measured by as many ranks as it has."""
+    """The profile of `job`, measured on as many ranks as it has."""
     return combine(profile_processes(Request(config=job.config, ranks=job.plan.world_size)), job.config)
 
 
 def settings_of(job: Job, profile: Profile) -> list[Setting]:
-    """What each of `R_MAX` freezes of `job`."""
+    """How much of `job` each of `R_MAX` freezes."""
     settings = []
     for r_max in R_MAX:
         solution = solve(job.schedule, *bounds(profile, job.plan, job.schedule), r_max)
@@ -91,7 +92,8 @@ def settings_of(job: Job, profile: Profile) -> list[Setting]:
 
 
 def in_cycles(job: Job, settings: Sequence[Setting], cycles: int) -> Job:
-    """`job` with nothing, the first setting, everything, the second setting frozen in turn, from step 3 on."""
+    """`job` that freezes, from step 3 on, in turn nothing, the first setting, everything, the second
+    setting."""
     return in_turns(job, [same(job, 0.0), settings[0].ratios, same(job, 1.0), settings[1].ratios], cycles)
 
 
@@ -115,8 +117,8 @@ def outside_s(step: Timelines) -> float:
 
 
 def kind_s(steps: Sequence[Timelines]) -> dict[tuple[Kind, int], float]:
-    """Mean seconds of each kind of action on each stage. Means, because a step is a sum of actions and their times
-    are skewed."""
+    """Mean seconds of each kind of action on each stage. It takes means because a step is a sum of actions,
+    whose times are skewed."""
     seen: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for report in itertools.chain.from_iterable(steps):
         for span in report.spans:
@@ -132,7 +134,8 @@ def simulated_s(
     shortest: Sequence[Timelines] = (),
     planned: Mapping[tuple[int, int], float] | None = None,
 ) -> float:
-    """A window with the measured costs of `longest`, and with what `planned` freezes as far down as `shortest`."""
+    """The simulated window with the measured costs of `longest`, less what `planned` freezes, down to
+    `shortest`."""
     upper, lower = kind_s(longest), kind_s(shortest)
     actions: dict[Action, float] = {}
     for action in itertools.chain.from_iterable(job.schedule.programs):
@@ -147,7 +150,7 @@ def simulated_s(
 
 
 def unfrozen_ratios(job: Job, profile: Profile) -> tuple[list[float], list[float]]:
-    """Predicted over measured step by step, and the measured steps, of a run without freezing."""
+    """Predicted over measured time of each step, and the measured times, of a run without freezing."""
     steps = measure(job)
     ratios = [
         (simulated_s(job, profile, [before, after]) + mean(map(outside_s, (before, after)))) / step_s(step)
@@ -159,7 +162,7 @@ def unfrozen_ratios(job: Job, profile: Profile) -> tuple[list[float], list[float
 def frozen_ratios(
     job: Job, profile: Profile, settings: Sequence[Setting], cycles: int
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Per setting, as `unfrozen_ratios`, of a run in cycles."""
+    """What `unfrozen_ratios` returns, per setting, of a run in cycles."""
     steps = measure(in_cycles(job, settings, cycles))
     found: dict[str, tuple[list[float], list[float]]] = {each.name: ([], []) for each in settings}
     for number in range(1, len(steps) - 1, 2):
@@ -223,7 +226,7 @@ def emulated(names: Sequence[str], cycles: int, layer_s: float, folder: Path) ->
 
 
 def emulated_job(name: str, steps: int, layer_s: float, folder: Path) -> Job:
-    """16 layers on eight ranks: a small model, whose modelled times are many times its real ones."""
+    """16 layers on eight ranks: a small model whose modelled times are many times its real ones."""
     ranks, family = 8, families()[name]
     job = make_job(
         name,

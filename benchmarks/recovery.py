@@ -2,9 +2,9 @@
 
     python -m benchmarks.recovery [--ranks-lost N] [--nodes-lost N] [--width W] [--seed S]
 
-SIGKILL ends ranks at any moment of a step, and whole nodes with the two ranks that live there. The survivors go on at
-once. Before the next failure a new process, or a new node, has replaced the old one, and every copy is current again.
-A figure runs from the signal to the commit of the next step, less a normal step.
+SIGKILL ends ranks at any moment of a step, or entire nodes with the two ranks on them. The survivors continue
+at once. Before the next failure a new process or node has replaced the old one, and every copy is current
+again. A figure runs from the signal to the commit of the next step, less a normal step.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from workers.protocol import CheckpointReport, StepReport
 
 RANKS, NODES = 8, 4
 LAYER_S = 0.003
-"""A pass of one layer and microbatch: forward, input gradient and weight gradient take as long as each other."""
+"""Time of each pass (forward, input gradient, weight gradient) of one layer and microbatch."""
 CALM_STEPS = 5
-"""Steps of the same membership before a loss: their median is a normal step."""
+"""Steps with the same members before a loss; their median is a normal step."""
 PARTS = ("detect_s", "settle_s", "plan_s", "move_s", "resume_s")
 JOB = "recovery"
 
 
 @dataclass
 class Loss:
-    """One rank or node, and what its loss took."""
+    """The loss of one rank or node, and how long recovery took."""
 
     node: bool
     normal_s: float
-    """A step before it."""
+    """A normal step before the loss."""
     killed_s: float = 0.0
     """Seconds since the Unix epoch."""
     regrouped: events.Regrouped | None = None
     committed_s: float | None = None
-    """The first commit of the generation after."""
+    """The first commit of the next generation."""
 
     @property
     def took_s(self) -> float:
-        """Beyond a normal step."""
+        """Seconds from the kill to that commit, less a normal step."""
         assert self.committed_s is not None
         return self.committed_s - self.killed_s - self.normal_s
 
 
 class Killer:
-    """Kills ranks or nodes of a job, each time that it has come to rest, then stops the job.
+    """Kills a rank or node of a job each time that the job has come to rest, then stops the job.
 
     Args:
-        losses: in their order; True for a node.
+        losses: what to kill, in order: a node if True, else a rank.
     """
 
     def __init__(self, nodes: LocalNodes, losses: Sequence[bool], seed: int) -> None:
@@ -120,7 +120,7 @@ class Killer:
         threading.Timer(self._random.uniform(0, normal_s), self._kill, (loss, kill)).start()
 
     def _stop(self) -> None:
-        # Brings Ray along, which reads the environment of the nodes as it is imported.
+        # This imports Ray, which reads the nodes' environment on import.
         from orchestrator.client.blocking_client import BlockingJobClient
 
         BlockingJobClient().stop(JOB)
@@ -145,7 +145,7 @@ class Killer:
 
 
 def make_spec(folder: Path, address: str, width: int) -> Spec:
-    """Sixteen layers, two on each rank."""
+    """A job of sixteen layers, two on each rank."""
     return Spec(
         job=JobConfig(name=JOB, steps=1_000_000, sample_tokens=0, output=str(folder / "run")),
         model=ModelConfig(family="gpt", layers=2 * RANKS - 2, width=width, heads=2, context=8),
@@ -169,7 +169,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def show(what: str, losses: Sequence[Loss]) -> None:
-    """Print what losses of one kind took."""
+    """Print how long recovery from losses of one kind took."""
 
     def row(values: Sequence[float]) -> str:
         return f"{percentile(values, 0.5):.2f}/{percentile(values, 0.95):.2f}/{max(values):.2f}"

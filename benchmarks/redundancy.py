@@ -2,10 +2,10 @@
 
     python -m benchmarks.redundancy [--schedule 1f1b] [--rounds N] [--steps N] [--only-checkpoints]
 
-The job is that of `benchmarks.pipelining`: two CPU ranks of one thread. Three variants take turns in each round. A
-ratio compares the mean step after the first two with that of the same round's job without copies and checkpoints; the
-median over rounds is printed. A second figure compares, within one run, the steps in which a checkpoint is written
-with the others: the machine's drift from run to run does not touch it.
+The job is that of `benchmarks.pipelining`: two CPU ranks of one thread. Each round runs all three variants. A
+ratio compares the mean step after the first two with that of the same round's job without copies and
+checkpoints. The median over rounds is printed. A second figure compares, within one run, the steps in which a
+checkpoint is written with the others, so the machine's drift from run to run does not affect it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from workers.protocol import StepReport
 EVERY = 20
 """Steps between checkpoints."""
 WRITING = 3
-"""Steps in which it is written, at most; it is begun before the first of them."""
+"""Steps that writing a checkpoint may take. Writing begins before the first of them."""
 VARIANTS = ("none", "peer", "checkpoints")
 
 
 def protected(job: Job) -> Job:
-    """`job` with a copy of every layer on the rank after its owner's."""
+    """`job` with a copy of every layer on the rank after its owner."""
     plan = job.plan
     owners = [plan.stage_ranks[plan.stage_of_layer(layer)] for layer in range(plan.layers[-1][1])]
     standbys = tuple(((owner + 1) % plan.pipeline_ranks,) for owner in owners)
@@ -45,13 +45,13 @@ def make(variant: str, schedule: str, steps: int, folder: Path) -> Job:
 
 
 def taken(job: Job) -> dict[int, float]:
-    """Step -> seconds from the commit before to its own, without the first ones."""
+    """For each step but the first ones, the seconds from the commit before to its own."""
     committed_s = {r.step: r.committed_s for r in run_processes(job).reports if isinstance(r, StepReport)}
     return {step: time_s - committed_s[step - 1] for step, time_s in committed_s.items() if step > WARM_UP}
 
 
 def added_s(taken_s: Mapping[int, float]) -> float:
-    """What a checkpoint adds to the steps in which it is written."""
+    """Seconds that a checkpoint adds to the steps in which it is written."""
     whole = range(EVERY, max(taken_s) - WRITING + 1, EVERY)
     writing = {step + i for step in whole for i in range(1, WRITING + 1)}
     calm = median(took_s for step, took_s in taken_s.items() if step not in writing)

@@ -3,7 +3,8 @@
     python -m benchmarks.rehearsal [--trace FILE[:A-B] ...] [--speedup X] [--nodes N] [--out FOLDER]
 
 `freshet rehearse` replays each trace, as a user does, and `freshet verify` proves its run. `:A-B` takes only these
-minutes of a trace. Without a trace it makes up a synthetic one. The ranks train until the trace is over.
+minutes of a trace. Without `--trace` the benchmark makes a synthetic one. The ranks train until the trace
+ends.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SYNTHETIC = ("--synthetic", "0.15:10:5", "--window", "0-60")
 
 
 def rehearse(spec: Path, arguments: list[str], out: Path) -> dict[str, Any]:
-    """One rehearsal's numbers."""
+    """Run one rehearsal and return its figures."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "orchestrator", "rehearse", str(spec), *arguments),
@@ -71,7 +72,7 @@ def rehearse(spec: Path, arguments: list[str], out: Path) -> dict[str, Any]:
 
 
 def proved(out: Path) -> str:
-    """The last line of `freshet verify`; raises if anything is wrong."""
+    """Run `freshet verify` and return its last line; raises if anything is wrong."""
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", "verify", str(out)],
         check=True,
@@ -82,7 +83,7 @@ def proved(out: Path) -> str:
 
 
 def show(name: str, numbers: dict[str, Any], proof: str) -> None:
-    """Print what matters of one rehearsal."""
+    """Print the main figures of one rehearsal."""
     found = numbers["rehearsal"]
     print(
         f"{name}: effective training time ratio {found['ratio']:.4f} at {found['speedup']:g} x (emulated),"

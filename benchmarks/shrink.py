@@ -1,11 +1,12 @@
-"""Throughput of the plan that a job gets after a failure, over that of the best plan for the ranks that are left.
+"""Throughput of a job's plan after a failure, over that of the best plan for the remaining ranks.
 
     python -m benchmarks.shrink [--families ...] [--replicas 1,2] [--losses 1,2,4] [--steps N]
         [--rounds N] [--simulated]
 
-Eight emulated ranks, 24 layers of uneven times. A controller makes the plan within tens of milliseconds. The best plan
-is searched for seconds, over the same family and over all of them. Both are simulated, and where they differ both run
-on emulated ranks. Neither keeps copies of layers. Figures are of emulated devices.
+The job has eight emulated ranks and 24 layers of uneven times. A controller makes its plan within tens of
+milliseconds. The search for the best plan takes seconds, over the same family and over all of them. Both
+plans are simulated, and where they differ both run on emulated ranks. Neither keeps copies of layers. Figures
+are of emulated devices.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ from workers.protocol import StepReport
 RANKS, LAYERS, MICROBATCHES = 8, 24, 16
 AUTO = "auto"
 BLOCK_S, EMBEDDING_S, HEAD_S = 0.02, 0.004, 0.032
-"""A pass of one layer and microbatch: forward, input gradient and weight gradient take as long as each other."""
+"""Time of each pass (forward, input gradient, weight gradient) of one layer and microbatch."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One number of lost ranks."""
+    """The plans after the loss of `lost` ranks."""
 
     lost: int
     plan: Plan
     schedule: Schedule
     best: Choice
-    """Of the family that the job was asked to run, wherever that can use the ranks; of all for `auto`."""
+    """The best plan of the family that the job requests, if the job's plan is of that family; else the best
+    of all."""
     best_of_all: Choice
     replanned_s: float
-    """Of computing."""
+    """Processor time of making the plan."""
 
 
 def emulated_job(family: str, steps: int, folder: Path) -> Job:
-    """What the profile is of, and all runs but for their plans."""
+    """The job that is profiled and that runs under each plan."""
     times = (EMBEDDING_S, *[BLOCK_S] * (LAYERS - 2), HEAD_S)
     job = make_job(
         family,
@@ -79,7 +81,7 @@ def emulated_job(family: str, steps: int, folder: Path) -> Job:
 
 
 def best_plan(profile: Profile, ranks: int, microbatches: int, replicas: int, family: str | None) -> Choice:
-    """The best that a long search finds for `ranks` ranks with so many replicas."""
+    """The best plan that a long search finds for `ranks` ranks with `replicas` replicas."""
     judges = [
         Evaluator(profile, shape, replicas=replicas, recompute=(), pipelines=pipelines)
         for pipelines in range(1, min(replicas, ranks) + 1)
@@ -122,7 +124,7 @@ def compare(profile: Profile, family: str, replicas: int, losses: list[int]) -> 
 
 
 def measured_s(job: Job, plan: Plan, schedule: Schedule) -> list[float]:
-    """The steps after the warm-up."""
+    """Times of the steps after the warm-up."""
     config = job.config.model_copy(update={"microbatches": plan.microbatches, "replicas": plan.replicas})
     run = run_processes(replace(job, config=config, plan=plan, schedule=schedule))
     return [r.step_s for r in run.reports if isinstance(r, StepReport) and r.step > WARM_UP]
@@ -136,7 +138,7 @@ def show(job: Job, profile: Profile, each: Compared, family: str, rounds: int) -
     """Print one comparison, measured in `rounds` rounds.
 
     Returns:
-        Throughput of the plan over that of the best one: as measured, or as simulated.
+        Throughput of the plan over that of the best one, measured or simulated.
     """
     ours_s = simulated_s(profile, each.plan, each.schedule)
     best_s, all_s = each.best.prediction.step_s, each.best_of_all.prediction.step_s

@@ -1,4 +1,4 @@
-"""Kills ranks of one job at random, hundreds of times, and proves that it cost nothing but time.
+"""Kills ranks of one job at random, hundreds of times, and checks that it costs nothing but time.
 
     python -m benchmarks.soak [--kills N] [--seed S]
 
@@ -53,19 +53,19 @@ PHASES = (
     Phase.RECOVERING,
 )
 MOMENT_S = 0.5
-"""Kills at any moment come within so long."""
+"""A kill at a random moment comes within this time."""
 PATIENCE_STEPS = 200
-"""A kill that has not come after so many steps never will."""
+"""A kill that has not come after this many steps never will."""
 
 
 @dataclass
 class _Kill:
-    """One kill, on its way or done."""
+    """One kill, ordered or done."""
 
     what: str
     rank: int
     step: int
-    """The newest when it was ordered."""
+    """The newest step when the kill was ordered."""
     dead: bool = False
 
 
@@ -82,10 +82,10 @@ class Killer:
         self._job = Resting(least=RANKS + SPARES, standbys=True)
         self._now: _Kill | None = None
         self._formed = True
-        """Whether the job has formed a generation since the newest kill, where that took a member."""
+        """Whether the job has formed a generation since the newest kill, if that kill took a member."""
         self._over = False
         self.kills_by_phase: Counter[str] = Counter()
-        """Kills by the phase in which they came."""
+        """The number of kills in each phase."""
 
     def __call__(self, running: ElasticJob, event: events.Event) -> None:
         self._job.see(event)
@@ -117,11 +117,11 @@ class Killer:
         phase = draw.choice(PHASES)
         rank = draw.choice(members)
         if phase is Phase.MIGRATING:
-            # Layers move to whoever takes another's place.
+            # Layers move to the rank that takes another's place.
             rank = min(self._job.up - set(members), default=rank)
         self._now = _Kill(phase, rank, self._job.step)
         calls = [(rank, "arm", Fault(kind=FaultKind.KILL, phase=phase))]
-        # What brings the phase about comes once the kill is armed.
+        # The kill is armed first; then comes the request that leads to its phase.
         match phase:
             case Phase.SAVING:
                 running.post(Asked(Request.CHECKPOINT))
@@ -135,7 +135,8 @@ class Killer:
 
 
 def make_job(folder: Path, ranks: int = RANKS) -> Resolved:
-    """A small GPT that trains until it is stopped. On one rank it is the undisturbed run, which is fastest there."""
+    """A small GPT that trains until it is stopped. The undisturbed run has one rank, on which it is
+    fastest."""
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(300)))
     spec = Spec(
@@ -153,7 +154,7 @@ def make_job(folder: Path, ranks: int = RANKS) -> Resolved:
 
 
 def faults_of(ran: Ran, quiet_sha256: str) -> list[str]:
-    """What is wrong with the run; nothing should be."""
+    """What is wrong with the run; empty if nothing is."""
     wrong = []
     regrouped = ran.of(events.Regrouped)
     if lost := sum(each.steps_lost for each in regrouped):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.split_backward [--rounds N] [--rows N]
 
-B is stock autograd's full backward pass of the same block in the same run. Beside it stand our B, and our I and W one
-after the other. Each figure is the median of alternating rounds.
+B is stock autograd's full backward pass of the same block in the same run. It is compared with our B, and
+with our I followed by our W. Each figure is the median of alternating rounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a takeover costs: `python -m benchmarks.takeover [EVENTS]` writes a log of so many events (100,000 by
-default) with a snapshot some seconds before its end, and reads it as a controller does that takes over.
+"""What a takeover costs: how long a new controller takes to read a job's log, with and without a snapshot.
 
-Prints the seconds of the takeover with and without the snapshot, the bytes of the view and the seconds to serialize it,
-and the longest stall of an event loop whose log lies on a disk that takes 0.2 s for each line.
+`python -m benchmarks.takeover [EVENTS]` writes a log of this many events (100,000 by default) with a snapshot
+some seconds before its end, and reads it as a controller that takes over does. It also prints the size of the
+view, the time to serialize it, and the longest stall of an event loop whose log is on a disk that takes 0.2 s
+for each line.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from workers.protocol import FreezeReport, FrozenAction, Generation, StepReport
 RANKS = 4
 MICROBATCHES = 8
 LAYERS = 6
-"""Per rank."""
+"""Layers per rank."""
 PARAMETERS = 12
-"""Per layer."""
+"""Parameters per layer."""
 TAIL = 1_000
 """Events after the snapshot: some seconds of a job with fast steps."""
 
@@ -93,7 +94,7 @@ def freeze_report(step: int, rank: int) -> FreezeReport:
 
 
 class SlowLog(EventLog):
-    """On a disk that takes 0.2 s for each line."""
+    """A log on a disk that takes 0.2 s for each line."""
 
     def append(self, record: Record) -> None:
         time.sleep(0.2)
@@ -101,7 +102,7 @@ class SlowLog(EventLog):
 
 
 async def longest_stall_s(folder: Path, view: bytes) -> float:
-    """Of an event loop that logs 20 events with a snapshot after each."""
+    """The longest stall of an event loop that logs 20 events with a snapshot after each."""
     log = SlowLog(folder / "slow.jsonl")
     writer = LogWriter(log, folder / SNAPSHOT)
     for record in job(20):

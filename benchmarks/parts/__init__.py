@@ -1,4 +1,4 @@
-"""What the benchmarks share: oracles to compare with, random pipelines, a shaped link, runs in turns.
+"""What the benchmarks share: reference solvers, random pipelines, a shaped link, runs with alternating steps.
 
 Nothing here runs by itself.
 """

@@ -1,4 +1,4 @@
-"""The objectives of the partition programs, written a second time layer by layer, and the best cut under each."""
+"""The partition programs' objectives, computed independently layer by layer, and the best cut under each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner.profile import Link, Profile
 from planner.search.end_to_end import SharedStage
 
 Objective = Callable[[Profile, Ranges, int], float]
-"""(profile, one stage per device, microbatches) -> what is to be least."""
+"""(profile, one stage per device, microbatches) -> the value to minimize."""
 
 
 def all_cuts(layers: int, stages: int) -> Iterator[Ranges]:
@@ -20,8 +20,8 @@ def all_cuts(layers: int, stages: int) -> Iterator[Ranges]:
 
 
 def stage_bytes(profile: Profile, layers: Ranges, stage: int, microbatches: int) -> int:
-    """Peak memory of a stage in 1F1B, where it keeps as many microbatches as there are stages from it on, each with
-    the input that came from the stage before."""
+    """Peak memory of a stage in 1F1B. The stage keeps one microbatch for itself and for each later stage,
+    each with the input from the previous stage."""
     first, stop = layers[stage]
     arrived = profile.model.layers[first].input_bytes if stage else 0
     kept = min(microbatches, len(layers) - stage)
@@ -32,7 +32,7 @@ def stage_bytes(profile: Profile, layers: Ranges, stage: int, microbatches: int)
 
 
 def fullest_share(profile: Profile, layers: Ranges, microbatches: int) -> float:
-    """`memory`: of its device's memory, what the fullest stage takes."""
+    """`memory`: the share of its device's memory that the fullest stage takes."""
     return max(
         stage_bytes(profile, layers, stage, microbatches) / profile.cluster.devices[stage].memory_bytes
         for stage in range(len(layers))
@@ -46,7 +46,7 @@ def stage_s(profile: Profile, layers: Ranges, stage: int) -> float:
 
 
 def slowest_stage_s(profile: Profile, layers: Ranges, microbatches: int) -> float:
-    """`time`."""
+    """`time`: the slowest stage."""
     return max(stage_s(profile, layers, stage) for stage in range(len(layers)))
 
 
@@ -106,7 +106,8 @@ def iteration_s(profile: Profile, stages: tuple[SharedStage, ...], microbatches_
 
 
 def all_pipelines(profile: Profile, stages: int, sizes: tuple[int, ...]) -> Iterator[tuple[SharedStage, ...]]:
-    """Every way to cut the model into `stages` stages and to spread all devices over them, each within a machine."""
+    """Every way to cut the model into `stages` stages and to assign all devices to them, each stage within a
+    machine."""
     machines = [device.machine for device in profile.cluster.devices]
     for cut in all_cuts(len(profile.model.layers), stages):
         for groups in all_cuts(len(machines), stages):

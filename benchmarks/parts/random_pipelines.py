@@ -10,9 +10,10 @@ PLENTY_BYTES = 10**12
 
 
 def random_profile(rng: Random, layers: int, devices: int, *, memory_bytes: int = PLENTY_BYTES) -> Profile:
-    """Layers of around 10 ms, messages that take from next to nothing to as long as a layer, per pair of ranks.
+    """Layers of around 10 ms. Between each pair of ranks, messages take anything from almost no time to a
+    layer's.
 
-    Machines hold two devices each. Slowdowns are 1 for two devices in three, up to 2 for the others.
+    Machines hold two devices each. Two devices in three have a slowdown of 1, the others one of up to 2.
     """
     heavy = rng.choice([None, 0, layers - 1])
     cluster = Cluster(

@@ -1,7 +1,7 @@
-"""The freeze program as the paper writes it, for `scipy.optimize.linprog`: a reference.
+"""A reference: the freeze program as in the paper, solved by `scipy.optimize.linprog`.
 
-TimelyFreeze, section 3.2.2: variables P_i and w_i, constraints [1] to [4]. Eq. 6's small lambda is a second program
-that holds the makespan.
+TimelyFreeze, section 3.2.2: variables P_i and w_i, constraints [1] to [4]. A second program
+that holds the makespan stands for eq. 6's small lambda.
 """
 
 from __future__ import annotations

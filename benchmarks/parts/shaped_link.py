@@ -11,16 +11,16 @@ from typing import Any
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "link0"
-"""The name of both ends, each in its namespace."""
+"""The name of each end in its own namespace."""
 
 
 class ShapedLink:
-    """Made as the context is entered, gone when it is left, with every process started on it.
+    """A context manager that creates the link, and on exit removes it and kills every process started on it.
 
     Args:
         mbit_per_s: rate of each direction.
-        bands: whether packets that wait for the link wait by their priority, as in Linux's default queue
-            (`pfifo_fast`), or in one line for all.
+        bands: whether waiting packets queue by priority, as in Linux's default queue (`pfifo_fast`), or all
+            in one queue.
     """
 
     def __init__(self, mbit_per_s: float, *, bands: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The sweep of freezing controls as one self-contained page: a chart of throughput and loss, and its table."""
+"""The sweep of freezing settings as one self-contained page: a chart of throughput and loss, and a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = {
     "apf": "#c2570c",
     "autofreeze": "#8b5cf6",
 }
-"""Read on light and on dark pages."""
+"""Colours that are legible on light and dark pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +29,17 @@ class Outcome:
 
     method: str
     control: str
-    """The setting, for people."""
+    """The setting as text for people."""
     relative_throughput: float
-    """Of steps that froze as much, each over its neighbours of the same run that froze nothing."""
+    """Throughput of steps that froze as much, each over its neighbours in the same run that froze nothing."""
     validation_loss: float
     freeze_ratio: float
-    """Share of weight-gradient time."""
+    """Frozen share of weight-gradient time."""
     p_eff: float
 
 
 def write_page(path: Path, outcomes: Sequence[Outcome], *, steps: int, job: str) -> None:
-    """Write the page about `outcomes`, ordered by method."""
+    """Write the page about `outcomes`, which are ordered by method."""
     facts = {
         "title": "Freezing: throughput and loss",
         "heading": "Freezing: throughput against validation loss",
@@ -54,7 +54,8 @@ def write_page(path: Path, outcomes: Sequence[Outcome], *, steps: int, job: str)
 
 
 def scatter(outcomes: Sequence[Outcome]) -> Chart:
-    """A point for each outcome, with its control beside it, and a line through each method's."""
+    """A chart with one point per outcome, labelled with its setting, and a line through each method's
+    points."""
     throughputs = [each.relative_throughput for each in outcomes]
     low, high = min(throughputs), max(throughputs)
     room = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
@@ -87,7 +88,7 @@ def _series(method: str, outcomes: list[Outcome]) -> Series:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """A row for each outcome."""
+    """A table with one row per outcome."""
     return Table(
         label="Settings",
         columns=(

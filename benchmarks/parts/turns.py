@@ -1,5 +1,5 @@
-"""Steps that take turns in what they freeze. Settings are compared within one run, step beside step, because the
-machine's speed drifts between runs by more than the differences that matter."""
+"""Runs in which successive steps freeze different shares. Settings are compared within one run, step by step,
+because the machine's speed drifts between runs by more than the differences that matter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.config import FreezeConfig
 from workers.launch.ranks import Job
 
 FREEZE = FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2)
-"""The shortest phases: what is frozen is said by plans that are known beforehand, one per step."""
+"""The shortest phases: plans known beforehand, one per step, say what to freeze."""
 
 
 def same(job: Job, ratio: float) -> Ratios:
@@ -21,7 +21,8 @@ def same(job: Job, ratio: float) -> Ratios:
 
 
 def in_turns(job: Job, turns: Sequence[Ratios], rounds: int) -> Job:
-    """`job` with each of `turns` frozen for one step in turn, `rounds` times after the warm-up; ends with the first."""
+    """`job` with each of `turns` frozen for one step in turn, `rounds` times after the warm-up, then the
+    first again."""
     plans = tuple(
         FreezePlan(epoch=1, version=number + 1, ratios=turns[number % len(turns)], start=WARM_UP + 1 + number)
         for number in range(len(turns) * rounds + 1)
