@@ -2,6 +2,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Each rank is a process: it starts 0.3 s later where Python may not keep the modules that it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test check bench format uplot clean
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any
 
 import psutil
@@ -37,15 +38,13 @@ def keep_nodes(orders: IO[str], answers: IO[str]) -> None:
     from ray.cluster_utils import Cluster
 
     # Loopback and tokens come by the environment. Nodes share the fate of this process even if it is killed.
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 0,
-            "include_dashboard": False,
-            **NODE,
-            "_system_config": {"health_check_period_ms": HEALTH_CHECK_MS},
-        },
-    )
+    head: dict[str, Any] = {
+        "num_cpus": 0,
+        "include_dashboard": False,
+        **NODE,
+        "_system_config": {"health_check_period_ms": HEALTH_CHECK_MS},
+    }
+    cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head))
     try:
         _answer(answers, {"address": cluster.address})
         nodes: dict[str, Any] = {}
@@ -57,7 +56,8 @@ def keep_nodes(orders: IO[str], answers: IO[str]) -> None:
                 continue
             name = order["add"]
             try:
-                node = _add_node(cluster, order["resources"])
+                options = _options(order["resources"])
+                node = _started(partial(cluster.add_node, **NODE, **options))
             except (
                 Exception
             ) as error:  # whatever Ray raises: the rehearsal gets it as the answer, and other nodes stay
@@ -70,14 +70,18 @@ def keep_nodes(orders: IO[str], answers: IO[str]) -> None:
         cluster.shutdown()
 
 
-def _add_node(cluster: Any, resources: Mapping[str, float]) -> Any:
-    """A node that is up. On a busy machine Ray may give one up that would have come: it must not come later."""
+def _options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """`resources` as Ray's nodes take them."""
     custom = dict(resources)
-    options = {"num_cpus": custom.pop("CPU", 0), "num_gpus": custom.pop("GPU", 0), "resources": custom}
+    return {"num_cpus": custom.pop("CPU", 0), "num_gpus": custom.pop("GPU", 0), "resources": custom}
+
+
+def _started(start: Callable[[], Any]) -> Any:
+    """A head or node that is up. On a busy machine Ray may give up one that would have come: it must not come later."""
     for attempt in range(1, ATTEMPTS + 1):
         before = set(psutil.Process().children())
         try:
-            return cluster.add_node(**NODE, **options)
+            return start()
         except Exception:  # Ray raises no narrower type
             for stray in set(psutil.Process().children()) - before:
                 with suppress(psutil.NoSuchProcess):

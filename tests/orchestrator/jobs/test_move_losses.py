@@ -31,6 +31,22 @@ MOMENTS: dict[str, Callable[[ElasticJob, events.Event], bool]] = {
 }
 
 
+OFTEN = {
+    ("copying", TARGET),
+    ("copied", SOURCE),
+    ("copied", TARGET),
+    ("taking", SOURCE),
+    ("taking", ASIDE),
+    ("taken", TARGET),
+}
+"""Each moment and each side; `make bench` has them all."""
+CASES = [
+    pytest.param(moment, victim, marks=() if (moment, victim) in OFTEN else pytest.mark.soak)
+    for moment in MOMENTS
+    for victim in (SOURCE, TARGET, ASIDE)
+]
+
+
 def plans(running: ElasticJob) -> int:
     return sum(isinstance(event, events.Issued) for event in running.log)
 
@@ -58,8 +74,7 @@ def check(ran: Ran, expected: str, lost: set[int]) -> None:
     assert_gone(ran.pids)
 
 
-@pytest.mark.parametrize("victim", [SOURCE, TARGET, ASIDE])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("moment", "victim"), CASES)
 def test_a_loss_while_layers_move_costs_the_step_in_flight(
     tmp_path: Path, quiet: str, moment: str, victim: int
 ) -> None:

@@ -34,7 +34,7 @@ RANKS, SPARES = 3, 2
 NODES, RANKS_PER_NODE = 3, 2
 JOB = "faulted"
 HANG_S = 15.0
-TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.005)
+TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.015)
 ROWS = (
     Row(Phase.BACKWARD, "middle", FaultKind.RAISE),
     Row(Phase.RECOVERING, "first", FaultKind.KILL),

@@ -6,12 +6,13 @@ import asyncio
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_jobs import Log, job_of, kill_controller
+from ray_jobs import Log, job_of, kill_controller, resolved
 from tiny_jobs import tiny
 
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -19,11 +20,13 @@ from orchestrator.client.running import run
 from orchestrator.controller.planner_link import LIVES, PlannerLink
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
+from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.decision import FreezeQuestion
 from planner.freezing import FreezePlan, Phase, Phases
+from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from workers.launch.ranks import run_threads
 from workers.protocol import FreezeReport, FreezeStarted, StepReport, TimelineReport
@@ -192,31 +195,6 @@ def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_pat
     log.assert_processes_gone()
 
 
-def test_a_planner_that_always_dies_leaves_a_job_that_trains_on(tmp_path: Path) -> None:
-    def act(record: events.Record) -> None:
-        match record.event:
-            case events.PlannerStarted(pid=pid):
-                os.kill(pid, signal.SIGKILL)
-            case events.Warned(text=text) if "no other is started" in text:
-                BlockingJobClient().stop("doomed")
-            case _:
-                pass
-
-    log = Log(act)
-    # None comes to its answer before it is killed: the monitoring has no end.
-    phases = Phases(warm_up=2, monitoring=FAR - 2, ramp=FAR - 1)
-    spec = freezing(tmp_path, "doomed", phases, pipeline={"ranks": 1})
-    end = run(spec, resume=False, observe=log, say=lambda text: None).end
-    assert [started.life for started in log.of(events.PlannerStarted)] == list(range(1, LIVES + 1))
-    assert log.of(events.Warned)[-1].text.endswith(
-        "no other is started, and the job trains on with nothing frozen"
-    )
-    assert log.of(FreezeStarted) == []
-    assert isinstance(end, events.Finished)
-    assert end.stopped
-    log.assert_processes_gone()
-
-
 @pytest.fixture(scope="module")
 def stopped_while_monitoring(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job that was stopped between the halves of its monitoring."""
@@ -276,26 +254,51 @@ def test_half_a_monitoring_of_another_partition_is_not_enough(stopped_while_moni
     assert history.plan is not None
     assert history.monitored
     plan = replace(history.plan, layers=((0, 2), (2, 6)), stage_ranks=(0, 1))
-    question = FreezeQuestion(plan=plan, schedule=schedule_of(plan), phases=SHORT, r_max=0.8)
-    heard: list[events.Event] = []
-
-    def post(stimulus: Stimulus) -> None:
-        assert isinstance(stimulus, Noted)
-        heard.append(stimulus.event)
-
-    async def ask() -> None:
-        running = asyncio.ensure_future(PlannerLink(question, history, 2, post).run(SHORT.monitoring))
-        async with asyncio.timeout(60):
-            while len(heard) < 2:
-                await asyncio.sleep(0.05)
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(ask())
-    started, warned = heard
+    started, warned = link_events(plan, history, SHORT.monitoring, lambda heard: len(heard) == 2)
     assert isinstance(started, events.PlannerStarted)
     steps = f"steps {SHORT.warm_up + 1} to {SHORT.middle} (upper bound)"
     assert warned == events.Warned(
         text=f"no rank reported how long B of stage 0 takes in the monitored {steps}, so the freeze program cannot be"
         " solved; the job trains on with nothing frozen"
     )
+
+
+def test_a_planner_that_always_dies_is_given_up(tmp_path: Path) -> None:
+    plan = resolved(freezing(tmp_path, "doomed", SHORT)).plan
+
+    def killed(heard: list[events.Event]) -> bool:
+        if isinstance(heard[-1], events.PlannerStarted):
+            os.kill(heard[-1].pid, signal.SIGKILL)
+        return isinstance(heard[-1], events.Warned) and "no other is started" in heard[-1].text
+
+    # None comes to its answer before it is killed: the monitoring has not begun.
+    heard = link_events(plan, FreezeHistory(), 0, killed)
+    lives = [started.life for started in heard if isinstance(started, events.PlannerStarted)]
+    assert lives == list(range(1, LIVES + 1))
+    assert isinstance(heard[-1], events.Warned)
+    assert heard[-1].text.endswith("no other is started, and the job trains on with nothing frozen")
+
+
+def link_events(
+    plan: Plan, history: FreezeHistory, step: int, over: Callable[[list[events.Event]], bool]
+) -> list[events.Event]:
+    """What a controller's link to its planner has logged when `over` says so; `over` sees the log as it grows."""
+    heard: list[events.Event] = []
+    done = asyncio.Event()
+
+    def post(stimulus: Stimulus) -> None:
+        assert isinstance(stimulus, Noted)
+        heard.append(stimulus.event)
+        if over(heard):
+            done.set()
+
+    async def ask() -> None:
+        question = FreezeQuestion(plan=plan, schedule=schedule_of(plan), phases=SHORT, r_max=0.8)
+        running = asyncio.ensure_future(PlannerLink(question, history, 2, post).run(step))
+        async with asyncio.timeout(120):
+            await done.wait()
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(ask())
+    return heard

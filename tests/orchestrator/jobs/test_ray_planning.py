@@ -84,7 +84,7 @@ def test_a_replay_takes_the_recorded_decisions_and_ends_with_the_same_bits(tmp_p
             tmp_path,
             name,
             job={"steps": 60, "sample_tokens": 0},
-            pipeline={"ranks": 2, "microbatches": 2},
+            pipeline={"ranks": 1, "microbatches": 2},
             freeze={"method": "timelyfreeze", "warm_up": 8, "monitoring": 28, "ramp": 34},
             cluster=cluster,
         )
