@@ -1,4 +1,4 @@
-"""What became of node-seconds: an eventful rehearsal by hand, and what holds for any."""
+"""How node-seconds are used: an eventful rehearsal computed by hand, and properties of any rehearsal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def measure(run: ElasticRun) -> EffectiveTime:
 
 
 def test_each_node_second_of_an_eventful_rehearsal_is_accounted_for() -> None:
-    """From 1001, the first commit. Four nodes train until 1004; node 2 dies at 1004.5, 0.5 s into a step. Recovery of
-    1.5 s; three train from 1006 to 1009. Node 4 came at 1007 and is taken in by 1009.4; four train until 1012.4; nodes
-    0 and 1 die 0.5 s later, the two others go back from step 10 to step 4 in 1.5 s and train from 1014.4 to 1022.4.
+    """The window begins at 1001 with the first commit. Four nodes train until 1004. Node 2 dies at 1004.5,
+    0.5 s into a step. Recovery takes 1.5 s, and three nodes train from 1006 to 1009. Node 4 came up at 1007
+    and has joined by 1009.4. Four nodes train until 1012.4. Nodes 0 and 1 die 0.5 s later. The two others go
+    back from step 10 to step 4 in 1.5 s and train from 1014.4 to 1022.4.
     """
     run = eventful()
     lives = (life(0, 990, 1012.9), life(1, 990, 1012.9), life(2, 990, 1004.5), life(3, 990), life(4, 1007))
@@ -42,7 +43,7 @@ def test_each_node_second_of_an_eventful_rehearsal_is_accounted_for() -> None:
     }
     assert found.live == pytest.approx(2 * 11.9 + 3.5 + 21.4 + 15.4)
     assert found.ratio == pytest.approx(28 / found.live)
-    # Everything that was lost is a price per event here.
+    # Here all lost time is a cost per event.
     assert found.ratio_at_speed_1 == pytest.approx(1 - (found.live - 28) / 10 / found.live)
     assert (found.losses, found.joins, found.steps, found.rerun, found.steps_lost) == (3, 1, 11, 2, 6)
     assert found.lost_per_loss == pytest.approx((4 + 4.5 + 3 + 21) / 3)
@@ -88,12 +89,13 @@ def test_a_node_without_use_is_idle_and_one_with_notice_is_leaving() -> None:
         speedup=2,
     )
     found = measure(run)
-    # Node 1 trained until the regrouping at 1004 and was there until 1007.5; half a second of it recovering.
+    # Node 1 trained until the regrouping at 1004 and stayed up until 1007.5; half a second of that was
+    # recovery.
     assert found.node_seconds[Use.LEAVING] == pytest.approx(3)
     assert found.node_seconds[Use.IDLE] == pytest.approx(7.5)
     assert found.node_seconds[Use.RECOVERING] == pytest.approx(1)
     assert found.ratio == pytest.approx((7 + 3) / 21.5)
-    # At half the speed the recovery costs the same, the wait is twice as long.
+    # At half the speed the recovery costs the same, but the wait is twice as long.
     assert found.ratio_at_speed_1 == pytest.approx((2 * 10 + 1) / 43)
 
 
@@ -120,7 +122,7 @@ def test_a_pause_is_no_recovery() -> None:
 
 
 def test_a_step_rolled_forward_was_trained_by_the_generation_before() -> None:
-    """Committed before the loss was settled, announced after the next generation began."""
+    """It is committed before the loss is settled and announced after the next generation begins."""
     run = ElasticRun()
     run.submit()
     for rank in range(2):
@@ -177,7 +179,7 @@ def test_without_a_rehearsal_there_are_no_node_seconds() -> None:
 
 @st.composite
 def rehearsals(draw: st.DrawFn) -> ElasticRun:
-    """Any sequence of changes with any times, replayed on nodes of any lifetimes."""
+    """Any sequence of changes at any times, replayed on nodes with any lifetimes."""
     run = ElasticRun()
     run.submit()
     ranks = list(range(draw(st.integers(1, 4))))

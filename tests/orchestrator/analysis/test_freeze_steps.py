@@ -1,4 +1,4 @@
-"""What freezing brings step by step: the rows of a synthetic run against the numbers it was made from."""
+"""What freezing saves step by step: the rows of a synthetic run against the numbers it was made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The commands that need no job: what they refuse, what they write, and in which order help lists them."""
+"""The commands that need no job: what they refuse, what they write, and the order in which help lists
+them."""
 
 from __future__ import annotations
 

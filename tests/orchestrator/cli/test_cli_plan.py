@@ -1,4 +1,5 @@
-"""`freshet plan` as a person runs it: tables, JSON with the documented keys, timelines, mistakes in one message."""
+"""`freshet plan` as users run it: tables, JSON with the documented keys, timelines, one message per
+mistake."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ TIMELY = ("--set", "freeze.method=timelyfreeze", "--set", "job.steps=100")
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A spec, with `profile.json` of its model on four ranks beside it."""
+    """A spec, beside `profile.json` of its model on four ranks."""
     monkeypatch.chdir(tmp_path)
     path = write_spec(tmp_path, "tiny")
     found = outline_model(absolute(load(path)))
@@ -81,7 +82,7 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert peer["redundancy"].keys() == {"mode", "bytes_per_step", "seconds_per_step", "memory_bytes"}
     assert (peer["redundancy"]["mode"], alone["redundancy"]["mode"]) == ("peer", "checkpoint")
     found = outline_model(absolute(load(job)))
-    # Every gradient once, in float32; weights, gradients and two moments of the copies.
+    # A step sends every gradient once, in float32. Copies hold weights, gradients and two moments.
     assert peer["redundancy"]["bytes_per_step"] == 4 * sum(found.parameters)
     assert 4 * sum(found.parameters) <= peer["redundancy"]["memory_bytes"] <= 16 * sum(found.parameters)
     assert peer["redundancy"]["seconds_per_step"] == pytest.approx(
@@ -129,7 +130,7 @@ def test_people_get_tables_and_reasons(job: Path, capsys: pytest.CaptureFixture[
     assert "stage 3" in told
     assert "limit: rank" in told
     assert re.search(r"rank 3 memory peak \S+ kB: optimizer \S+ kB, ", told)
-    # Stage 3 has the last block and the head, 14 ms of weight gradients for each of 4 microbatches.
+    # Stage 3 has the last block and the head: 14 ms of weight gradients for each of 4 microbatches.
     assert "limit: r_max on stage 3: 0.01 more would shorten the window by 560 µs" in told
 
 
@@ -142,7 +143,7 @@ def test_the_timeline_takes_the_form_of_its_suffix(job: Path, suffix: str) -> No
         assert {"0F0", "3B3", "process_name", "rank 3 memory"} <= names
     else:
         assert text.count("<svg") == {"svg": 1, "html": 2}[suffix]
-        # Every rank, in every timeline.
+        # Every timeline shows every rank.
         assert text.count('class="room"') == {"svg": 4, "html": 8}[suffix]
 
 
@@ -202,7 +203,7 @@ def test_estimates_tell_how_many_updates(job: Path, log: Path, capsys: pytest.Ca
     stale = found["asynchronous"]
     left = 0.1 - 2 * 0.01**2 * stale["stages"] ** 3 * 3**2 * 5
     assert stale["updates"] == math.ceil(2 * 2.0 / (0.01 * left))
-    # Both count samples: an update of either takes a whole step's microbatches.
+    # Both count samples: either kind of update takes all microbatches of a step.
     per_update = stale["microbatches_per_update"]
     assert per_update == told["microbatches"]
     assert found["samples"] / found["steps"] == stale["samples"] / stale["updates"] >= per_update

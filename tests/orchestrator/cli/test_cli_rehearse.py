@@ -1,4 +1,5 @@
-"""`freshet rehearse`: what its options make of a trace and a spec, and what is refused before anything starts."""
+"""`freshet rehearse`: how its options change a trace and a spec, and what it refuses before anything
+starts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_a_trace_is_cut_to_as_many_slots_as_the_job_has_ranks(options: Options, 
     assert done.spec.job.output == "runs/a-rehearsal"
     more = replace(options, nodes=6, ranks=5, window="1-2", speedup=3.0, grace="30", out=tmp_path / "o")
     done = performance_of(more, tiny(tmp_path, "a"))
-    # Slots 0, 1, 2, 4, 5, 6 of eight; n2 goes at the window's first moment.
+    # Slots 0, 1, 2, 4, 5, 6 of eight; n2 leaves at the start of the window.
     assert done.trace.at_start() == ("n0", "n1", "n4", "n5", "n6")
     assert (done.ranks, done.trace.losses, done.trace.end_ms, done.grace_s) == (5, 1, 60000, 30)
     assert done.source == "trace.csv, minutes 1-2, 5 nodes"
@@ -106,7 +107,7 @@ def test_the_commands_of_the_guide_can_be_typed_one_after_the_other(
     commands = [
         line.split()[1:]
         for line in (root / "docs" / "guides" / "rehearsals.md").read_text().splitlines()
-        if line.startswith("freshet rehearse ") and "p3-trace.csv" not in line  # not ours to have
+        if line.startswith("freshet rehearse ") and "p3-trace.csv" not in line  # not in the repository
     ]
     assert len(commands) == 2
     (tmp_path / "examples").symlink_to(root / "examples")

@@ -46,7 +46,7 @@ def test_a_terminal_shows_both_steps(tmp_path: Path, capsys: pytest.CaptureFixtu
     first, second = told.index("predicted"), told.index("measured")
     for start in (first, second):
         assert [line[:6] for line in told[start + 1 : start + 5]] == [f"rank {r}" for r in range(4)]
-    # One axis for both.
+    # Both have the same axis.
     assert told[first + 5] == told[second + 5]
 
 
@@ -104,7 +104,7 @@ def test_memory_is_that_of_the_profile_beside_the_log(
     profile = made_profile([f"layer{i}" for i in range(10)], [500, *[100] * 8, 500], 4)
     (run / PROFILE).write_text(profile.to_json())
 
-    # Without freezing, and however long its actions took: what is predicted for the plan.
+    # Without freezing it is what is predicted for the plan, no matter how long actions took.
     predicted = predict(profile, plan(), build("1f1b", 4, 8)).memory.peak_bytes
     assert freshet_here("timeline", str(run)) == DONE
     told = " ".join(capsys.readouterr().out.split())
@@ -112,7 +112,7 @@ def test_memory_is_that_of_the_profile_beside_the_log(
     if not freezes:
         assert told.endswith(", ".join(f"rank {r} {bytes_text(peak)}" for r, peak in enumerate(predicted)))
 
-    # A strip per rank of each group that is drawn, and a counter in the trace.
+    # Each drawn group has a strip per rank, and each rank a counter in the trace.
     groups = {"predicted", "measured"} if freezes else {"measured"}
     page = write_report(run / "events.jsonl").read_text()
     assert page.count('class="room"') == 4 * len(groups)
@@ -159,12 +159,12 @@ def test_memory_of_all_pipelines_with_what_the_method_keeps(method: str, tmp_pat
     told = re.findall(r"<title>rank (\d): at most ([^<]*)</title>", out.read_text())
     peaks = [(str(rank), bytes_text(peak)) for rank, peak in enumerate(planned)]
     both = [(str(rank + 4), text) for rank, (_, text) in enumerate(peaks)]
-    predicted = peaks if method == "none" else []  # of one pipeline; no step of apf's is predicted
+    predicted = peaks if method == "none" else []  # of one pipeline; apf has no prediction
     assert told == [*predicted, *peaks, *both]
 
 
 def test_a_step_of_another_plan_shows_no_memory(tmp_path: Path) -> None:
-    """Cut again for fewer ranks since the newest step that was measured."""
+    """The job was partitioned again for fewer ranks after the newest measured step."""
     log = records()
     fewer = replace(plan(), layers=((0, 5), (5, 8), (8, 10)), stage_ranks=(0, 1, 2))
     run = write_run(tmp_path, [*log[:-1], replace(log[-1], event=Issued(plan=fewer))])

@@ -1,4 +1,4 @@
-"""`freshet train` as a person runs it: a cluster of its own, exit codes, Ctrl-C, no process left behind."""
+"""`freshet train` as users run it: a cluster of its own, exit codes, Ctrl-C, no process left behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KEYS = {
 
 @contextmanager
 def freshet(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A running `freshet`, in a process group and a home of its own."""
+    """A running `freshet` with its own process group and home directory."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", *arguments],
@@ -73,7 +73,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
 
 
 def assert_ends(process: subprocess.Popen[str], code: int) -> str:
-    """Wait for the end, with `code` and none of its processes left. Returns what it printed."""
+    """Wait until `process` ends with `code` and none of its processes is left. Returns what it printed."""
     family = psutil.Process(process.pid).children(recursive=True)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == code, output
@@ -116,7 +116,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -> None:
-    """SIGTERM, as from a batch system: Ray's own processes would end at once."""
+    """A batch system sends SIGTERM so, and Ray's own processes would end at once."""
     spec = write_spec(tmp_path, "long")
     endless = ("--set", "job.steps=100000", "--set", "pipeline.ranks=1")
     slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.02")
@@ -137,7 +137,7 @@ def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "stuck")
-    # Steps of some five seconds: the second signal comes before the stop can be obeyed.
+    # Steps take about five seconds, so the second signal comes before the job can stop.
     slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.4")
     with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=1") as process:
         read_until(process, "step 1/")

@@ -1,4 +1,4 @@
-"""Events in words, as the driver prints them."""
+"""The text that the driver prints for each event."""
 
 from __future__ import annotations
 

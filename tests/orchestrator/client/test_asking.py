@@ -1,4 +1,5 @@
-"""What a controller is asked is answered within a bounded time, and one that is started again is not taken for gone."""
+"""A request to a controller is answered within a bounded time, and a restarting controller does not count as
+gone."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ UNAVAILABLE = ActorUnavailableError("it restarts", None)
 
 
 class Controller:
-    """Answers with what it is given, one after the other; the last one over and over."""
+    """Returns the given answers in order and repeats the last one."""
 
     def __init__(self, *answers: object) -> None:
         self._answers = [*answers]
@@ -46,7 +47,7 @@ def ask(job: str, controller: Any, method: str, *arguments: Any, timeout_s: floa
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Ray without a cluster; whether the controller's name is still there."""
+    """Replace Ray's registry. The one item says whether the controller's name is still registered."""
     named = [True]
     monkeypatch.setattr(asking, "controller_of", lambda job: object() if named[0] else None)
     monkeypatch.setattr(asking, "RETRY_S", 0.001)

@@ -1,4 +1,4 @@
-"""A coroutine is waited for from anywhere: beside a running event loop too, and without holding that one up."""
+"""Any thread can wait for a coroutine, even beside a running event loop, and does not block that loop."""
 
 from __future__ import annotations
 
@@ -48,4 +48,4 @@ def test_a_call_that_takes_longer_goes_on_until_it_is_cancelled() -> None:
     assert ended.wait(10)
     with pytest.raises(asyncio.CancelledError):
         call.result(10)
-    call.cancel()  # of what has ended
+    call.cancel()  # it has already ended

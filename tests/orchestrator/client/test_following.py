@@ -1,4 +1,4 @@
-"""A driver follows through the job client alone: to the end, past a silent controller, and with the user's signals."""
+"""A driver follows a job through the job client alone: to the end, past a silent controller, and on signals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def page(*told: Event, after: int = 0, over: bool = False) -> Page:
 
 
 class Client:
-    """Answers with the given pages one after the other, then with nothing."""
+    """Returns the given pages in order, then nothing."""
 
     def __init__(self, *answers: Page | Exception) -> None:
         self._answers = [*answers]
@@ -82,7 +82,7 @@ def follow(
     on_say: Callable[[Interrupts, str], None] = lambda interrupts, text: None,
     signals: int = 0,
 ) -> tuple[Run, list[Event], list[str]]:
-    """(how it went, the events that came, what was said)."""
+    """Follow the job; returns (the run, the events that arrived, the messages)."""
     interrupts, seen, said = Interrupts(), list[Event](), list[str]()
     interrupts.count = signals
     connection: Any = Whole()

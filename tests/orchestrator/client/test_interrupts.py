@@ -1,4 +1,4 @@
-"""A driver whose terminal is closed counts that as a signal, and its output goes nowhere."""
+"""A driver whose terminal closes counts that as a signal and discards its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client makes of a controller's pages, answers and refusals."""
+"""How a client handles a controller's pages, answers and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record(number: int) -> Record:
 
 
 class Controller:
-    """Answers what `answer` says to any method."""
+    """Answers every method with `answer`."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -79,7 +79,8 @@ def test_a_slow_reader_gets_the_number_of_events_that_it_missed(monkeypatch: pyt
     assert list(BlockingJobClient().events("a", after=2)) == expected
     assert list(BlockingJobClient().events("a", after=8)) == [record(8), record(9)]
     assert page_of(kept, 10, 10, over=True).records == ()
-    # A controller without the log of the one before it has fewer events than its reader: it gets the end.
+    # A controller without its predecessor's log has fewer events than the reader, which then gets the last
+    # ones.
     assert page_of(kept, 10, 12, over=True).records == (record(9),)
 
     async def read() -> list[Record | Missed]:
@@ -182,7 +183,7 @@ def test_a_job_at_work_is_not_cleared_away(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_question_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two readers wait for one controller at a time; a third call lets both go on."""
+    """Two readers wait for one controller at the same time; a third call lets both continue."""
 
     class Gated(Controller):
         open = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Ranks' output is shown whole, in order, and on as it grows."""
+"""Ranks' output is shown completely, in order, and while it grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a submission says before anything starts."""
+"""What a submission reports before anything starts."""
 
 from __future__ import annotations
 

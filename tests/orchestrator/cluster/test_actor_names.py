@@ -1,4 +1,4 @@
-"""Names of actors are made and read in one place."""
+"""One module makes and parses actor names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node on which ranks do not start is tried less and less often, and like any other once one did."""
+"""A node on which ranks fail to start is tried less and less often, until one starts there."""
 
 from __future__ import annotations
 

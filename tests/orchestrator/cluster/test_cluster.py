@@ -1,4 +1,4 @@
-"""A cluster of our own: its token, made once and for its owner alone, and what becomes of one that does not start."""
+"""A local cluster: its token is created once and only its owner can read it; a failed start is tried again."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_what_the_user_has_set_stays(tmp_path: Path) -> None:
 
 
 class SlowStart:
-    """`ray.init` of a machine on which the first `failures` starts take longer than Ray waits."""
+    """`ray.init` on a machine where the first `failures` starts take longer than Ray waits."""
 
     def __init__(self, failures: int) -> None:
         self.left: list[psutil.Process] = []
-        """What each start has begun."""
+        """What each start has launched."""
         self._failures = failures
 
     def __call__(self, address: str, **options: Any) -> None:

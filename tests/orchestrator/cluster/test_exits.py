@@ -1,4 +1,4 @@
-"""How a rank's process ended, from Ray's own words for it (Ray 2.60)."""
+"""How a rank's process ended, parsed from Ray's own message (Ray 2.60)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What ranks are asked, and who is taken for dead: not a rank that answers while the controller itself stands still."""
+"""Calls to ranks, and which ranks are reported dead. A rank that answers while the controller itself stalls
+is not."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_who_listens_stands_also_if_the_controller_stood_still() -> None:
 
 
 class Shaky:
-    """Ranks to which the way is lost for a moment: their process lives, and trains on."""
+    """Ranks that are unreachable for a moment, while their process lives and goes on training."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -73,7 +74,7 @@ def test_a_rank_that_cannot_be_reached_for_a_moment_is_not_taken_for_dead(tmp_pa
 
 
 class Crashing:
-    """A rank whose process dies as it trains."""
+    """A rank whose process dies while it trains."""
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -85,7 +86,7 @@ class Crashing:
 
 
 def crash(folder: Path) -> Stimulus:
-    """What the controller learns of a rank that dies as it trains in the job `folder / "crashing"`."""
+    """What the controller learns about a rank that dies while it trains in the job `folder / "crashing"`."""
 
     async def train() -> list[Stimulus]:
         told = list[Stimulus]()
@@ -114,7 +115,7 @@ def test_how_a_rank_died_is_told_by_its_own_last_words(tmp_path: Path) -> None:
 
 
 class Dying:
-    """A rank that is up and dies as it trains."""
+    """A rank that is up and dies while it trains."""
 
     def __init__(self) -> None:
         self.ended: list[int] = []
@@ -138,7 +139,7 @@ class Dying:
 
 
 def test_a_death_is_reported_though_the_attempt_that_found_it_is_given_up(tmp_path: Path) -> None:
-    """Another rank tells first that the generation is over, while the dead one's last output is being read."""
+    """While the dead rank's last output is being read, another rank reports that the generation is over."""
 
     async def look() -> None:
         hosts, told = Dying(), list[Stimulus]()
@@ -165,7 +166,8 @@ def test_a_death_is_reported_though_the_attempt_that_found_it_is_given_up(tmp_pa
 
 
 def test_a_death_that_several_calls_find_is_reported_once_and_says_where(tmp_path: Path) -> None:
-    """The training call and a heartbeat fail together: the second must not report less, and sooner."""
+    """The training call and a heartbeat fail together: the second must not report sooner and with less
+    detail."""
 
     async def look() -> None:
         told = list[Stimulus]()
@@ -181,7 +183,7 @@ def test_a_death_that_several_calls_find_is_reported_once_and_says_where(tmp_pat
 
 
 class Tardy:
-    """A rank that says where it stands before it has heard that its generation is over."""
+    """A rank that reports its position before it learns that its generation is over."""
 
     def __init__(self) -> None:
         self.leaving: list[tuple[int, asyncio.Future[Any]]] = []

@@ -1,4 +1,4 @@
-"""Placement: spread, room, and what is said when there is none."""
+"""Placement: spread, room, and the message when there is no room."""
 
 from __future__ import annotations
 

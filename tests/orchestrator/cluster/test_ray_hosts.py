@@ -1,4 +1,5 @@
-"""Ranks on Ray, with Ray's own tables made up: waits hold no threads, and a node that starts no rank is avoided."""
+"""Ranks on Ray, with fake Ray tables: waits hold no threads, and placement avoids a node that starts no
+rank."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_what_is_not_placed_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 class Unlucky(RayHosts):
-    """Ranks that die as they start on the node that every group is placed on."""
+    """Ranks that die on startup on the node where every group is placed."""
 
     def start(self, rank: int) -> None:
         return

@@ -1,4 +1,4 @@
-"""Which ranks must go by when, of Ray's draining nodes; and a notice in words."""
+"""Which ranks must leave by when because Ray drains their nodes, and the text of a notice."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_a_drain_is_told_once_until_something_about_it_changes() -> None:
     few: Mapping[int, RankStarted] = {rank: HOMES[rank] for rank in (0, 2, 3)}
     assert fresh.take({"a": 130_000}, few, 100.0) == (going("a", (0,), 30.0),)
     assert fresh.take({"a": 130_000}, few, 101.0) == ()
-    # Fewer ranks are no news, a further one is, and so is another deadline.
+    # Fewer ranks are no news; another rank or another deadline is.
     assert fresh.take({"a": 130_000}, {2: HOMES[2]}, 102.0) == ()
     assert fresh.take({"a": 130_000}, HOMES, 103.0) == (going("a", (0, 1), 27.0),)
     assert fresh.take({"a": 110_000}, HOMES, 104.0) == (going("a", (0, 1), 6.0),)
-    # Called off, and then again.
+    # The drain is called off, then starts again.
     assert fresh.take({}, HOMES, 105.0) == ()
     assert fresh.take({"a": 110_000}, HOMES, 106.0) == (going("a", (0, 1), 4.0),)
 

@@ -1,4 +1,4 @@
-"""The event loop: a stimulus is logged before its sender is told that it was handled."""
+"""The event loop: a stimulus is logged before its sender learns that it was handled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_post_and_wait_returns_once_the_stimulus_is_logged() -> None:
         asked = Asked(Request.CHECKPOINT)
         early = asyncio.ensure_future(loop.post_and_wait(asked))
         await asyncio.sleep(0)
-        # The loop does not run yet: a controller that dies now has taken nothing in.
+        # The loop does not run yet: a controller that dies now has accepted nothing.
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(early), 0.05)
         assert not early.done()
@@ -69,7 +69,7 @@ def test_nothing_is_carried_out_before_what_it_rests_on_is_written() -> None:
         for stimulus in TO_TRAINING[1:]:
             loop.post(stimulus)
         await asyncio.sleep(0.05)
-        # The cluster is asked for nothing that the log does not have.
+        # No command reaches the cluster before its events are in the log.
         assert log == [Placing(ranks=(0, 1))]
         assert carried_out == []
         disk.set()
@@ -83,7 +83,7 @@ def test_nothing_is_carried_out_before_what_it_rests_on_is_written() -> None:
 
 
 def test_ranks_are_dismissed_though_another_is_lost_meanwhile() -> None:
-    """A rank that goes gives its resources back whatever becomes of the generation."""
+    """A rank that leaves releases its resources, whatever happens to the generation."""
 
     async def live() -> None:
         cut_short: list[Command] = []

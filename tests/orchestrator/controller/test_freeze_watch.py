@@ -1,4 +1,4 @@
-"""One warning when freezing costs more than it brings, and none when it does not."""
+"""One warning when freezing costs more than it saves, and none when it does not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_average_counts_by_energy_and_warns_once() -> None:
     watch = FreezeWatch(FreezeHistory())
     begun = (TIMELY, step(10, 0.1), solved(0.75), FreezeStarted(plan=PLAN), step(11, 1.0, energy=2.0))
     assert warnings(watch, *begun) == []
-    # (2 * 1.0 + 2 * 0.5) / 4 is kappa itself: as long, not longer.
+    # (2 * 1.0 + 2 * 0.5) / 4 equals kappa: just as long, not longer.
     assert warnings(watch, step(12, 0.5, energy=2.0)) == []
     told = warnings(watch, step(13, 0.375, energy=4.0), step(14, 0.1))
     # (4 * 0.75 + 4 * 0.375) / 8.
@@ -99,7 +99,7 @@ def test_without_a_solution_there_is_nothing_to_hold_against() -> None:
 
 
 def test_rounding_is_no_cost_where_nothing_may_be_frozen() -> None:
-    """With r_max = 0 the draws' spread comes out a rounding above 1."""
+    """With r_max = 0 rounding puts the draws' spread slightly above 1."""
     watch = FreezeWatch(FreezeHistory())
     log = [TIMELY, solved(1 + 2.3e-16), FreezeStarted(plan=PLAN), *(step(n, 1.0) for n in range(11, 40))]
     assert warnings(watch, *log) == []
@@ -112,7 +112,7 @@ def unfrozen() -> list[StepReport]:
 def test_without_a_prediction_the_measured_steps_are_held_against_each_other() -> None:
     watch = FreezeWatch(FreezeHistory())
     assert warnings(watch, APF, *unfrozen()) == []
-    # Nothing has settled yet: what these take says nothing of freezing.
+    # Nothing has settled yet, so the time of these steps says nothing about freezing.
     assert warnings(watch, *(step(number, 1.0, step_s=1.1) for number in range(11, 41))) == []
     told = [warnings(watch, step(number, 0.5, step_s=0.75)) for number in range(41, 71)]
     assert told == [*[[]] * (EVERY - 1), [warning(0.75, 0.5, "apf")], *[[]] * (30 - EVERY)]

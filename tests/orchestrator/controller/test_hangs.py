@@ -1,4 +1,5 @@
-"""Ranks that hang: they answer nothing, or answer and compute for ever; and a controller that itself stood still."""
+"""Ranks that hang: they don't answer, or they answer but compute for ever; and a controller that itself
+stalls."""
 
 from __future__ import annotations
 
@@ -60,14 +61,14 @@ def test_a_verdict_names_the_action_the_times_and_the_setting() -> None:
 
 def test_a_controller_that_stood_still_gives_its_ranks_their_full_time_again() -> None:
     async def given_up(*looks_ms: int) -> int:
-        """Which look at a clock that tells `looks_ms` is the last, where an answer may take 5 ms."""
+        """How many times the wait reads a clock that shows `looks_ms`, if an answer may take 5 ms."""
         left, answer = list(looks_ms), asyncio.get_running_loop().create_future()
         with pytest.raises(TimeoutError):
             await within(answer, 0.005, 0.001, lambda: left.pop(0) / 1000)
         return len(looks_ms) - len(left)
 
     assert asyncio.run(given_up(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)) == 6
-    # It stood still for 90 ms after the third look.
+    # The controller stalled for 90 ms after the third reading.
     assert asyncio.run(given_up(0, 1, 2, 92, 93, 94, 95, 96, 97, 98)) == 9
 
 
@@ -97,7 +98,7 @@ def test_a_step_that_hangs_each_time_ends_the_job_in_words(tmp_path: Path, ranks
     )
     ran = ElasticJob(spec, rig=hangs_in_step_4, timeout_s=4.0).run()
     assert isinstance(ran.state, Failed)
-    # A lone rank may die with the word of step 3, and commits it again.
+    # A lone rank may die before it reports step 3, and commits that step again.
     assert re.search(
         r"2 failures with no step committed beyond step [23] \(elastic.attempts", ran.state.reason
     )

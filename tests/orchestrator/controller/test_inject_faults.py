@@ -1,4 +1,4 @@
-"""What is asked of a job by `freshet fault` is checked, and refused in words, before anything is injected."""
+"""A `freshet fault` request is checked, and refused with a message, before anything is injected."""
 
 from __future__ import annotations
 

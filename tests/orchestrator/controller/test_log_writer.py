@@ -1,4 +1,4 @@
-"""The log's thread: what is acknowledged is on the disk, in order, and a slow disk holds nobody up."""
+"""The log's thread: acknowledged events are on disk, in order, and a slow disk delays nobody."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.history.snapshot import SNAPSHOT, load
 
 
 class SlowLog(EventLog):
-    """On a disk that takes its time, or is full."""
+    """A log on a slow or full disk."""
 
     def __init__(self, path: Path, takes_s: float = 0.0, full: frozenset[str] = frozenset()) -> None:
         super().__init__(path)
@@ -37,7 +37,7 @@ def record(text: str) -> Record:
 
 
 class StuckLog(EventLog):
-    """On a disk that writes nothing before it is released."""
+    """A log on a disk that writes nothing until it is released."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -59,7 +59,7 @@ def test_a_stuck_disk_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(writer.written())
         while not log.stuck.is_set():
             await asyncio.sleep(0)
-        for _ in range(50):  # the loop turns while the disk stands still
+        for _ in range(50):  # the event loop runs while the disk is stuck
             await asyncio.sleep(0)
         assert not waiting.done()
         log.released.set()

@@ -1,4 +1,4 @@
-"""What a controller tries again, for how long, and what it says meanwhile."""
+"""What a controller retries, for how long, and what it reports meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from orchestrator.events.log import DamagedLogError
 
 
 def attempts(*errors: Exception | None, for_s: float) -> tuple[str | None, list[str], int]:
-    """(the conclusion, what was said, how many attempts were made); the last one is repeated."""
+    """Persist through `errors`, the last of which repeats; returns (the conclusion, the messages, the
+    attempts)."""
     left, said, made = [*errors], list[str](), 0
 
     async def attempt() -> None:

@@ -1,4 +1,5 @@
-"""When a planner decides that waits for the end of monitoring, of which a lost rank can tell no more."""
+"""When a planner decides that waits for the end of monitoring, although a lost rank cannot report it any
+more."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ QUESTION = FreezeQuestion(plan=PLAN, schedule=SCHEDULE, phases=PHASES, r_max=0.8
 
 
 def seen(step: int, rank: int) -> Observation:
-    """F lasts 1 s; B 2 s, and 1 s with everything frozen."""
+    """F takes 1 s; B takes 2 s, or 1 s with everything frozen."""
     backward_s = 2.0 if step <= PHASES.middle else 1.0
     spans, now_s = [], 0.0
     for action in SCHEDULE.programs[rank]:

@@ -1,4 +1,4 @@
-"""The event log: every kind comes back as it went in, and a torn line harms nothing."""
+"""The event log: every kind of event is read back as it was written, and a torn line harms nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's folder: whose it is, and what may start or go on there."""
+"""The job's folder: which job owns it, and what may start or continue there."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_uri_keeps_its_log_beside_it_and_gets_copies(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "bucket").mkdir()
-    # pyarrow's own scheme for local files stands for any store; `resolve.absolute` would make a path of it.
+    # pyarrow's own scheme for local files stands for any store; `resolve.absolute` would turn it into a path.
     location = f"file://{tmp_path}/bucket/run"
     folder = JobFolder(location)
     assert folder.lock() is None
@@ -164,7 +164,7 @@ def test_a_uri_keeps_its_log_beside_it_and_gets_copies(
     assert JobFolder(location).steps() == 7
     assert folder.events_path.exists()
 
-    # So it does with the profile, for pictures; another machine fetches it.
+    # The profile, which pictures need, is copied too, and another machine fetches it.
     folder.keep_profile("measured")
     beside = folder.events_path.with_name(PROFILE)
     assert beside.read_text() == (tmp_path / "bucket" / "run" / PROFILE).read_text() == "measured"

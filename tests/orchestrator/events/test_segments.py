@@ -1,4 +1,4 @@
-"""The log of a job whose folder is a URI: segments that only grow, the union of what both sides have."""
+"""The log of a job whose folder is a URI: segments only grow, and readers see the union of both sides."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def location(tmp_path: Path) -> str:
 
 
 def on(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be on another machine from here on: its disk has another cache."""
+    """Switch to another machine, whose disk has its own cache."""
     monkeypatch.setenv("HOME", str(machine))
 
 
@@ -45,13 +45,13 @@ def test_a_log_is_never_replaced_by_an_older_copy(
     log.append(record("one"))
     folder.publish_log()
     log.append(record("two"))
-    # A verify, a timeline or a second start on the controller's machine.
+    # For example a verify, a timeline or a second start on the controller's machine.
     assert texts(JobFolder(location)) == ["one", "two"]
     log.append(record("three"))
     assert texts(JobFolder(location)) == ["one", "two", "three"]
     on(tmp_path / "b", monkeypatch)
     assert texts(JobFolder(location)) == ["one"]
-    # Whoever has the shorter copy takes nothing away from the store either.
+    # A machine with a shorter copy removes nothing from the store either.
     on(tmp_path / "a", monkeypatch)
     folder.publish_log()
     on(tmp_path / "b", monkeypatch)
@@ -77,7 +77,7 @@ def test_a_lost_node_costs_what_was_not_yet_copied(
     again.append(record("later"))
     other.publish_log()
     assert texts(other) == ["copied", "later"]
-    # The first machine comes back with what it had: the union has all, in order.
+    # The first machine comes back with its copy: the union has all events, in order.
     on(tmp_path / "a", monkeypatch)
     assert texts(JobFolder(location)) == ["copied", "lost", "later"]
     JobFolder(location).publish_log()
@@ -138,7 +138,7 @@ def test_the_view_is_copied_with_the_log_and_the_newer_one_counts(
     on(tmp_path / "b", monkeypatch)
     found = load_folder(JobFolder(location))
     assert (found.from_snapshot, found.folded, found.view.events) == (True, 1, 3)
-    # This machine has a newer one than the store: it stays.
+    # This machine's snapshot is newer than the store's, so it stays.
     on(tmp_path / "a", monkeypatch)
     keep(folder, log, "kept here")
     mine = folder.snapshot_path.read_bytes()

@@ -1,4 +1,4 @@
-"""A command is done once for each id, and what comes of it is decided by the job's own events."""
+"""A command is carried out once per id, and the job's own events decide its outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(id: str, name: str, **arguments: object) -> Commanded:
 
 
 def answers(*told: Event) -> dict[str, tuple[bool, str]]:
-    """Id -> whether it was done, and what is said of it."""
+    """For each id, whether the command was done, and the answer's text."""
     table, found = CommandTable(), dict[str, tuple[bool, str]]()
     for event in told:
         for answer in table.decided(event):

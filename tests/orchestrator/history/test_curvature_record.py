@@ -1,4 +1,4 @@
-"""The ranks' parts of a sample put together, and what a report shows of them."""
+"""A sample assembled from the ranks' parts, and what a report shows of it."""
 
 from __future__ import annotations
 

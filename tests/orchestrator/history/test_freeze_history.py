@@ -1,4 +1,4 @@
-"""What a log says of freezing: decisions stand, voided measurements go."""
+"""What a log says about freezing: decisions stand, voided measurements are dropped."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_log_without_freezing_says_nothing() -> None:
 def test_decisions_come_by_start_each_once() -> None:
     log = [*run(1, start=None), FreezeStarted(plan=FIRST), FreezeStarted(plan=SECOND)]
     assert fold(*log).plans == (FIRST, SECOND)
-    # Gone on with from step 8, the run takes the first decision up again.
+    # A run that resumes from step 8 follows the first decision again.
     log += [*run(2, start=8), FreezeStarted(plan=FIRST)]
     assert fold(*log).plans == (FIRST, SECOND)
 

@@ -1,4 +1,5 @@
-"""The one fold of the log: bounded, the same after a round trip, and one rule for steps that are taken back."""
+"""The one fold of the log: bounded, the same after a round trip, and one rule for steps that are rolled
+back."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def take(view: JobView, *logged: events.Event) -> None:
 
 
 def begun() -> JobView:
-    """A job of a synthetic run that has not begun to train."""
+    """The view of a synthetic run that has not begun to train."""
     view = JobView()
     for record in records(steps=1):
         view.take(record)
@@ -116,7 +117,7 @@ def test_a_snapshot_that_is_none_is_refused(text: bytes) -> None:
 
 
 def test_a_hundred_thousand_steps_fit() -> None:
-    """Less than 2 MB, and less than 50 ms to serialize."""
+    """The view takes less than 2 MB, and less than 50 ms to serialize."""
     view = begun()
     last = 100_000
     for step in range(1, last + 1):

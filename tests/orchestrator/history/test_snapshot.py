@@ -1,4 +1,5 @@
-"""A takeover is snapshot plus tail: nothing else than the fold of the whole log, and nothing where it does not fit."""
+"""A takeover loads snapshot plus tail: the result equals the fold of the entire log, and a snapshot that does
+not fit is ignored."""
 
 from __future__ import annotations
 
