@@ -92,8 +92,7 @@ def settings_of(job: Job, profile: Profile) -> list[Setting]:
 
 
 def in_cycles(job: Job, settings: Sequence[Setting], cycles: int) -> Job:
-    """`job` that freezes, from step 3 on, in turn nothing, the first setting, everything, the second
-    setting."""
+    """`job` that from step 3 on freezes in turn nothing, the first setting, everything, the second setting."""
     return in_turns(job, [same(job, 0.0), settings[0].ratios, same(job, 1.0), settings[1].ratios], cycles)
 
 
@@ -134,8 +133,7 @@ def simulated_s(
     shortest: Sequence[Timelines] = (),
     planned: Mapping[tuple[int, int], float] | None = None,
 ) -> float:
-    """The simulated window with the measured costs of `longest`, less what `planned` freezes, down to
-    `shortest`."""
+    """The simulated window with the costs of `longest`, less what `planned` freezes, down to `shortest`."""
     upper, lower = kind_s(longest), kind_s(shortest)
     actions: dict[Action, float] = {}
     for action in itertools.chain.from_iterable(job.schedule.programs):

@@ -50,8 +50,7 @@ class Compared:
     plan: Plan
     schedule: Schedule
     best: Choice
-    """The best plan of the family that the job requests, if the job's plan is of that family; else the best
-    of all."""
+    """The best plan of the requested family, if the job's plan is of that family; else the best of all."""
     best_of_all: Choice
     replanned_s: float
     """Processor time of making the plan."""

@@ -135,8 +135,7 @@ class Killer:
 
 
 def make_job(folder: Path, ranks: int = RANKS) -> Resolved:
-    """A small GPT that trains until it is stopped. The undisturbed run has one rank, on which it is
-    fastest."""
+    """A small GPT that trains until it is stopped. The undisturbed run uses one rank, which is fastest."""
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(300)))
     spec = Spec(

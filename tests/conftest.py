@@ -1,4 +1,4 @@
-"""What all tests share: Ray's environment, how examples are drawn, and which tests take turns."""
+"""What all tests share: Ray's environment, how examples are drawn, and which tests share a process."""
 
 import os
 
@@ -7,27 +7,27 @@ from hypothesis import HealthCheck, settings
 
 from orchestrator.cluster.connection import prepare_local
 
-# Threads of one test would wait for each other in busy loops, on cores that the next test needs. The engine's ranks
-# have one thread each in any case.
+# Threads of one test would spin while they wait for each other, on cores that the next test needs. The
+# engine's ranks have one thread each in any case.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Ray reads its environment when it is first imported, by whichever test that is: it is set before any of them.
+# Ray reads its environment when a test first imports it, so the environment is set before any test.
 prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
 
-# The same examples every time, however slow the machine: a failure is one of the code.
+# Examples are the same every time, however slow the machine, so a failure comes from the code.
 settings.register_profile(
     "here", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("here")
 
 STARTS_A_CLUSTER = ("test_ray_", "test_cli_train", "test_local_nodes")
-"""Of files whose tests start Ray clusters."""
+"""How the names of files begin whose tests start Ray clusters."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one of the processes that share the tests take all tests of a file that start Ray clusters: they share one,
-    which has an address of its own."""
+    """Give all tests of a file that starts Ray clusters to one test process. They share a cluster, which has
+    its own address."""
     for item in items:
         if item.path.name.startswith(STARTS_A_CLUSTER):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

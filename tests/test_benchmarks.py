@@ -1,4 +1,4 @@
-"""`make bench` runs all that there is."""
+"""`make bench` runs all benchmarks."""
 
 from __future__ import annotations
 

@@ -106,8 +106,7 @@ def iteration_s(profile: Profile, stages: tuple[SharedStage, ...], microbatches_
 
 
 def all_pipelines(profile: Profile, stages: int, sizes: tuple[int, ...]) -> Iterator[tuple[SharedStage, ...]]:
-    """Every way to cut the model into `stages` stages and to assign all devices to them, each stage within a
-    machine."""
+    """Every way to cut the model into `stages` stages, each on devices of one machine, that use all devices."""
     machines = [device.machine for device in profile.cluster.devices]
     for cut in all_cuts(len(profile.model.layers), stages):
         for groups in all_cuts(len(machines), stages):

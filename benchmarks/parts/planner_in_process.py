@@ -1,5 +1,4 @@
-"""The planner of a freezing job without Ray: it reads the ranks' reports, solves after monitoring, issues
-plans."""
+"""The planner of a freezing job without Ray: it reads ranks' reports, solves after monitoring, issues plans."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from workers.protocol import Report, TimelineReport
 
 
 class PlannerInProcess:
-    """An observer for `run_processes` that answers the last report of the monitoring phase with a freeze
-    plan."""
+    """An observer for `run_processes`: it answers the last report of monitoring with a freeze plan."""
 
     def __init__(self, job: Job) -> None:
         freeze = job.config.freeze

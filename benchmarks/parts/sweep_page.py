@@ -54,8 +54,7 @@ def write_page(path: Path, outcomes: Sequence[Outcome], *, steps: int, job: str)
 
 
 def scatter(outcomes: Sequence[Outcome]) -> Chart:
-    """A chart with one point per outcome, labelled with its setting, and a line through each method's
-    points."""
+    """A chart with a labelled point for each outcome and a line through each method's points."""
     throughputs = [each.relative_throughput for each in outcomes]
     low, high = min(throughputs), max(throughputs)
     room = 0.08 * (high - low) or 0.05 * abs(high) or 1.0

@@ -1,4 +1,4 @@
-"""The map in docs/architecture.md is the tree: every room is on it, and what it draws and names exists."""
+"""The map in docs/architecture.md matches the tree: it shows every room, and all that it names exists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rooms_of(package: str) -> set[str]:
 
 
 def drawn() -> dict[str, str]:
-    """Node of the map -> dotted name of the room."""
+    """For each node of the map, the dotted name of its room."""
     return {
         node: f"{package}.{label.replace('/', '.')}"
         for package, body in re.findall(r'subgraph (\w+)\["[^"]*"\]\n(.*?)\n  end', MAP, re.DOTALL)
@@ -47,7 +47,7 @@ def arrows() -> list[tuple[str, str]]:
 
 
 def imports(source: str, target: str) -> bool:
-    """Whether a module of `source`, rooms within it left aside, imports one of `target`."""
+    """Whether a module of `source`, apart from its sub-rooms, imports one of `target`."""
     folder = ROOT / source.replace(".", "/")
     files = folder.rglob("*.py") if source in PACKAGES else folder.glob("*.py")
     return any(name == target or name.startswith(target + ".") for file in files for name in imported(file))

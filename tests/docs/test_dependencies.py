@@ -1,4 +1,4 @@
-"""Every dependency is explained in docs/dependencies.md, and everything that is installed is imported."""
+"""Every dependency is explained in docs/dependencies.md, and every installed dependency is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text()
 MODULES = {"scikit-learn": "sklearn"}
-"""Where a package is imported under another name."""
+"""Import names of packages that are imported under another name."""
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -1,7 +1,8 @@
-"""What the README and the guides tell people to type: run where that is cheap, else held against the real parts.
+"""What the README and the guides tell users to type: run where that is cheap, else checked against the real
+code.
 
-Every `freshet` line is parsed by the real command line, every TOML block by the real spec. The first job, and the
-model and the data of one's own, are trained.
+The real command line parses every `freshet` line, and the real spec every TOML block. The first job trains,
+and so do the examples with a user's own model and data.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from workers.launch.ranks import Job, Run, run_threads
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 SMALL = ("job.steps=2", "job.sample_tokens=0", "model.width=16", "model.context=16", "cluster.wait_s=240")
-"""Makes the first job one of a second; `cluster.wait_s` is for a machine that is busy."""
+"""Makes the first job take about a second; `cluster.wait_s` allows for a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The file that its first line names, as in `# my.toml`."""
+        """The file that the first line names, as in `# my.toml`."""
         named = re.match(r"# ([\w-]+\.(?:toml|py))\n", self.text)
         return named and named.group(1)
 
@@ -109,7 +110,7 @@ def test_make_targets_that_the_readme_names_exist() -> None:
 def test_the_first_job_runs_as_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`freshet train my.toml` as a process of its own, then what the guide types on its folder."""
+    """Run `freshet train my.toml` as a separate process, then the guide's commands on its folder."""
     write_files(tmp_path)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     done = subprocess.run(
@@ -165,7 +166,7 @@ def test_models_and_data_of_the_guides_train(
 
 
 def test_the_second_example_goes_on_from_the_weights_of_the_first(tmp_path: Path) -> None:
-    """The two jobs of the guide on freezing, small, with the guide's export between them."""
+    """Small versions of the two jobs in the guide on freezing, with the guide's export between them."""
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "page.md").write_text((ROOT / "README.md").read_text())
 

@@ -17,11 +17,11 @@ needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 
 @dataclass(frozen=True)
 class Opened:
-    """A page after its script ran."""
+    """A page after its script has run."""
 
     dom: str
     console: list[str]
-    """What it wrote to the console: errors and violations of its policy among them."""
+    """Its console output, including errors and violations of its policy."""
 
     @property
     def canvases(self) -> list[tuple[int, int]]:
@@ -30,7 +30,7 @@ class Opened:
 
 
 def open_page(page: Path, profile: Path, *options: str) -> Opened:
-    """Open the file `page`, with an empty browser profile in `profile`; every request elsewhere fails."""
+    """Open the file `page` with an empty browser profile in `profile`; all other requests fail."""
     done = subprocess.run(
         [
             CHROMIUM,

@@ -8,7 +8,7 @@ from orchestrator.cli.main import main
 
 
 def freshet_here(*arguments: str) -> int | str | None:
-    """The exit code of `freshet` in this process."""
+    """Run `freshet` in this process and return its exit code."""
     before = sys.argv, sys.path[:]
     sys.argv = ["freshet", *arguments]
     try:

@@ -1,4 +1,4 @@
-"""The event log of a believable elastic job: losses, joins, returns to checkpoints, and all that a ledger asks for."""
+"""The event log of a realistic elastic job: losses, joins, returns to checkpoints, all that a ledger needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BATCHES = Batches.of(SPEC)
 
 
 class Samples:
-    """A data set that nobody reads."""
+    """A data set that is never read."""
 
     train_samples = TRAIN_SAMPLES
     validation_samples = 0
@@ -48,7 +48,7 @@ class Samples:
 
 @dataclass
 class ElasticRun:
-    """A job that is told what becomes of it; `clock_s` is when the next thing happens."""
+    """A job whose events a test dictates; `clock_s` is the time of the next event."""
 
     records: list[Record] = field(default_factory=list)
     clock_s: float = 1000.0
@@ -56,7 +56,7 @@ class ElasticRun:
     generation: int = 0
     members: tuple[int, ...] = ()
     checkpoint: int = 0
-    """Step of the newest."""
+    """Step of the newest checkpoint."""
 
     def put(self, event: Event) -> None:
         self.records.append(Record(time_s=self.clock_s, event=event))
@@ -66,7 +66,7 @@ class ElasticRun:
         self.epoch = epoch
 
     def rank(self, rank: int) -> None:
-        """A rank comes, on a node of its own."""
+        """A rank comes up, on a node of its own."""
         self.put(RankStarted(rank=rank, node=f"node-{rank}", host="127.0.0.1", pid=100 + rank))
 
     def form(self, members: tuple[int, ...], *, from_checkpoint: bool = False) -> None:
@@ -111,7 +111,7 @@ class ElasticRun:
         )
 
     def save(self) -> None:
-        """A checkpoint of the newest step is whole."""
+        """Complete a checkpoint of the newest step."""
         self.checkpoint = self.step
         path = f"checkpoints/step-{self.step:08d}-gen-{self.generation}"
         self.put(CheckpointReport(step=self.step, path=path, bytes=10, seconds=0.1))
@@ -131,7 +131,7 @@ class ElasticRun:
         joined: tuple[int, ...] = (),
         from_checkpoint: bool = False,
     ) -> None:
-        """A new generation trains, the five parts of its recovery later."""
+        """Start a new generation after the five parts of its recovery."""
         before = self.step
         detect_s, settle_s, plan_s, move_s, resume_s = parts
         self.clock_s += detect_s + settle_s + plan_s + move_s
@@ -156,7 +156,7 @@ class ElasticRun:
         )
 
     def finish(self, *, stopped: bool = True) -> None:
-        """Stopped, or trained to the end; every member ends with a layer of its own."""
+        """End the job, stopped or fully trained. Every member ends with one layer of its own."""
         digests = [f"{place:064x}" for place in range(len(self.members))]
         for place, rank in enumerate(self.members):
             outcome = Outcome(
@@ -167,7 +167,7 @@ class ElasticRun:
 
 
 def eventful() -> ElasticRun:
-    """Four ranks train; one is lost, one joins, two are lost at once and the job returns to its checkpoint."""
+    """Four ranks train. One is lost, one joins, two are lost at once, and the job returns to its checkpoint."""
     run = ElasticRun()
     run.submit()
     for rank in range(4):

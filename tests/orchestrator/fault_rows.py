@@ -1,6 +1,7 @@
-"""Rows of a table of faults, fired one after the other in one running job of plain processes, and what came of each.
+"""Rows of a table of faults, fired one after the other in one running job of plain processes, and their
+outcomes.
 
-A row is armed when the job has come to rest from the one before; nothing here waits for a time to pass.
+A row is armed once the job has recovered from the one before; nothing here waits for a fixed time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import FaultReport, Request, StepReport
 
 PATIENCE_STEPS = 3000
-"""A row that has not fired after so many steps never will."""
+"""A row that has not fired after this many steps never will."""
 STOPPED_S = 60.0
-"""How long a stopped process would stay so; it is found and killed long before."""
+"""How long a stopped process would stay stopped; the controller finds and kills it long before."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,25 @@ class Row:
 
 @dataclass
 class Told:
-    """What was heard while a row was the newest."""
+    """What was received while a row was the newest."""
 
     rank: int
-    """Whose fault was to fire."""
+    """The rank in which the fault fires."""
     members: tuple[int, ...]
-    """By place, when it was armed."""
+    """The members by place when the row was armed."""
     step: int
-    """The newest then."""
+    """The newest step at that time."""
     checkpoint: int
-    """And the newest whole checkpoint's step."""
+    """The step of the newest complete checkpoint at that time."""
     lost: int | None = None
     """The rank that has to fail first for the row's fault to fire."""
     ends: bool = True
-    """Whether the generation ends by it."""
+    """Whether the fault ends the generation."""
     log: list[events.Event] = field(default_factory=list)
 
     @property
     def fired(self) -> FaultReport | None:
-        """The report of the row's own fault, without those that only led to it."""
+        """The report of the row's own fault, leaving out faults that only led to it."""
         fired = [e for e in self.log if isinstance(e, FaultReport) and e.phase and e.rank == self.rank]
         return fired[0] if fired else None
 
@@ -82,17 +83,17 @@ class Running(Protocol):
     """A job that trains."""
 
     def call_in_turn(self, *calls: tuple[int, str, Any]) -> None:
-        """Call ranks, each once the one before has answered, and do not wait for it."""
+        """Call ranks in turn, each after the one before has answered, without waiting for the calls."""
         ...
 
     def post(self, stimulus: Asked) -> None: ...
 
 
 class Table:
-    """Fires the faults of `rows` in a job, then stops it. An `act` of `ElasticJob`.
+    """Fires the faults of `rows` in a job, then stops the job. Pass it as `act` to `ElasticJob`.
 
     Args:
-        resting: when the job is ready for the next row.
+        resting: decides when the job is ready for the next row.
     """
 
     def __init__(self, rows: Sequence[Row], resting: Resting) -> None:
@@ -116,7 +117,7 @@ class Table:
             self._arm(running, self._rows.pop(0))
 
     def _ready(self) -> bool:
-        """Whether the job is at rest, and there is someone for each place that becomes free."""
+        """Whether the job is at rest and has a spare for each place that becomes free."""
         migrates = bool(self._rows) and self._rows[0].phase is Phase.MIGRATING
         return self.job.at_rest and len(self.job.up) - len(self.job.members) >= (2 if migrates else 1)
 
@@ -124,7 +125,7 @@ class Table:
         running.post(Asked(Request.STOP))
 
     def _done(self) -> bool:
-        """Whether the newest row's fault has fired, and the job has formed again since."""
+        """Whether the newest row's fault has fired and the job has since formed a new generation."""
         now = self._now
         return now is None or (now.fired is not None and (bool(now.regrouped) or not now.ends))
 
@@ -138,26 +139,26 @@ class Table:
         if row.phase is Phase.MIGRATING:
             self._migrate(running, row, rank)
             return
-        # Something has to be recovered from.
+        # The job needs something to recover from.
         after = ((rank, Fault(kind=FaultKind.DROP_LINK)),) if row.phase is Phase.RECOVERING else ()
         self._inject(running, row, Told(rank, members, self.job.step, self.job.saved), *after)
 
     def _migrate(self, running: Running, row: Row, rank: int) -> None:
-        """Have layers move to the place of `rank`: to the rank that comes when it is lost."""
+        """Make layers move to the place of `rank`, that is, to the rank that replaces it."""
         members = self.job.members
         comes = min(self.job.up - set(members))
         told = Told(comes, members, self.job.step, self.job.saved, lost=rank)
         self._inject(running, row, told, (rank, Fault(kind=FaultKind.KILL)))
 
     def _inject(self, running: Running, row: Row, told: Told, *after: tuple[int, Fault]) -> None:
-        """Arm the row, then what leads the job there."""
+        """Arm the row, then the faults that lead the job there."""
         self._now = self.told[row] = told
         faults = ((told.rank, row.fault), *after)
         running.call_in_turn(*((rank, "arm", fault) for rank, fault in faults))
 
 
 def assert_consistent(ran: Ran) -> None:
-    """What is told twice of a step is the same twice: a step that was run again saw the same data and the same loss."""
+    """Check that reports of the same step agree: a step that runs again sees the same data and loss."""
     seen: dict[int, tuple[float, str]] = {}
     for report in ran.of(StepReport):
         found = (report.loss, report.samples_digest)

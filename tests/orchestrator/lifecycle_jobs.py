@@ -1,4 +1,4 @@
-"""Jobs whose life tests drive by hand: their orders, plans, ranks' reports and the way to their first step."""
+"""Jobs that tests drive by hand: orders, plans, ranks' reports and the way to the first step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint,
 
 
 def plan_of(ranks: int, layers: int = 3, **changes: object) -> Plan:
-    """`layers` layers in even parts on `ranks` ranks, the last ones with what is left over."""
+    """`layers` layers spread evenly over `ranks` ranks; the last ranks take the remainder."""
     cuts = [stage * layers // ranks for stage in range(ranks + 1)]
     fields = {
         "epoch": 1,
@@ -47,7 +47,7 @@ def plan_of(ranks: int, layers: int = 3, **changes: object) -> Plan:
 
 
 def order_of(ranks: int, *checkpoints: CheckpointRef, layers: int = 3, **changes: object) -> Order:
-    """A job of `ranks` ranks that begins with the newest of `checkpoints` that is whole."""
+    """A job of `ranks` ranks that begins with the newest complete one of `checkpoints`."""
     plan = plan_of(ranks, layers)
     schedule = build("1f1b", ranks, 2, 1)
     fields = {
@@ -90,14 +90,14 @@ def checkpoint_report(step: int, path: str | None = None) -> CheckpointReport:
 
 
 def outcome(rank: int, **changes: object) -> Outcome:
-    """How `rank` of a job of two ended."""
+    """How `rank` of a two-rank job ended."""
     layers = {0: ((0, "a"),), 1: ((1, "b"), (2, "c"))}[rank]
     fields = {"rank": rank, "step": 9, "stopped": False, "layer_digests": layers, **changes}
     return Outcome(**fields)  # pyright: ignore[reportArgumentType]
 
 
 class Job:
-    """A job and everything it ever asked for."""
+    """A job and all commands that it has issued."""
 
     def __init__(self, order: Order = ORDER) -> None:
         self.order = order
@@ -149,7 +149,7 @@ def train(job: Job) -> Job:
 
 
 def position(rank: int, step: int, holds: tuple[int, ...], **changes: object) -> Position:
-    """What `rank` says of itself: its step, and the layers that it has the state of."""
+    """The position that `rank` reports: its step, and the layers whose state it holds."""
     fields = {
         "rank": rank,
         "step": step,
@@ -184,7 +184,7 @@ CUT_OFF = RankLost(0, "connection reset", cut_off=True)
 
 
 def recovered(job: Job, plan: Plan, members: tuple[int, ...]) -> Job:
-    """Bring `job`, whose step is settled, to the generation of `members`."""
+    """Bring `job`, whose step is settled, to a new generation of `members`."""
     number = job.has.progress.round
     if isinstance(job.state, Settling):
         job.take(*(Settled(rank, number) for rank in job.state.waiting))

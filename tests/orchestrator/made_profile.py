@@ -1,4 +1,4 @@
-"""A profile made by hand: round times, so that a test can say what a plan must come to."""
+"""A profile made by hand, with round times so that a test can compute what a plan must take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A made-up cluster that obeys a lifecycle, answers in any order, and has anything happen at any time."""
+"""A simulated cluster that obeys a lifecycle and answers in any order. Anything may happen at any time."""
 
 from __future__ import annotations
 
@@ -82,20 +82,20 @@ LAST = 1 << 30
 
 @dataclass
 class Process:
-    """A rank, as far as recovery goes."""
+    """A rank, reduced to what matters for recovery."""
 
     step: int = 0
     layers: dict[int, int] = field(default_factory=dict)
-    """Layer -> the step of its state."""
+    """For each layer, the step of its state."""
     weights: set[int] = field(default_factory=set)
-    """Layers of which it has the weights of `step`, and no moments."""
+    """Layers of which it has only the weights of `step`, without moments."""
     undecided: int | None = None
     vector: tuple[bytes, ...] | None = None
     generation: int | None = None
 
 
 class World:
-    """Obeys a lifecycle's commands and answers in any order; now and then something happens."""
+    """Obeys a lifecycle's commands and answers in any order; now and then an event happens."""
 
     def __init__(self, seed: int, elastic: ElasticConfig) -> None:
         self.random = random.Random(seed)
@@ -117,7 +117,7 @@ class World:
         self.plans: list[tuple[int, int]] = []
         self.generations: list[int] = []
 
-    # What the lifecycle asks for
+    # Commands of the lifecycle
 
     def obey(self, command: Command) -> None:
         match command:
@@ -233,7 +233,7 @@ class World:
         one.undecided = None
 
     def follow(self, rank: int, command: Follow) -> bool:
-        """Whether it could take up its layers."""
+        """Whether the rank could load its layers."""
         assignment, one = command.assignments[rank], self.ranks[rank]
         plan = assignment.plan
         owned = plan.layers_of_rank(assignment.place)
@@ -266,7 +266,7 @@ class World:
         return True
 
     def keep(self, one: Process, assignment: Assignment) -> None:
-        """Of what it was to get, any may have come, whole or not."""
+        """Any of the layers that the rank was fetching may have arrived, completely or in part."""
         if one.step != assignment.step:
             one.layers, one.weights, one.vector = {}, set(), None
         one.step = assignment.step
@@ -290,7 +290,7 @@ class World:
                 one.layers, one.weights, one.vector = dict.fromkeys(near, step), set(), None
 
     def tell_up_to(self, step: int, generation: int) -> None:
-        """Steps that are settled are told of, some of them twice, by who is left; none that was undone."""
+        """The remaining ranks report settled steps, some of them twice, but none that was undone."""
         for told in range(min(self.told, step - 1) + 1, step + 1):
             self.answers.append(Reported(step_report(told, generation)))
         self.told = step
@@ -309,10 +309,10 @@ class World:
             case _:
                 pass
 
-    # What happens
+    # Events in the cluster
 
     def commit(self, reached: int | None = None) -> None:
-        """A step of the generation that trains; `reached`: only so many ranks learn that it is committed."""
+        """Commit a step of the training generation; with `reached`, only that many ranks learn of it."""
         standing = self.standing(self.training)
         if len(standing) < len(self.training) or not standing:
             return
@@ -352,7 +352,7 @@ class World:
         ]
 
     def happen(self) -> None:
-        """Something of what can happen."""
+        """One of the possible events."""
         draw = self.random.random()
         if draw < 0.6:
             self.commit()
@@ -397,8 +397,8 @@ class World:
                 self.take(self.answer())
 
     def answer(self) -> Stimulus:
-        """Any answer, but a report comes before its teller says where it stands, and those of earlier generations
-        come first."""
+        """Any answer, except that a rank's reports come before its position, and reports of earlier
+        generations come first."""
         chosen = self.random.randrange(len(self.answers))
         reports = [
             (_order(answer.report), index)
@@ -412,14 +412,14 @@ class World:
 
 
 def _order(report: Report) -> int:
-    """A step's generation; a checkpoint that ranks wrote while they waited comes after all that they had to tell."""
+    """A step's generation; a checkpoint that waiting ranks wrote comes after all their other reports."""
     if isinstance(report, StepReport):
         return report.generation
     return LAST if isinstance(report, CheckpointReport) and "gen-" in report.path else 0
 
 
 def _from(answer: Stimulus, rank: int) -> bool:
-    """Whether `answer` is one that `rank` gave, and that may get lost with it."""
+    """Whether `answer` comes from `rank` and may get lost with it."""
     if isinstance(answer, Positioned):
         return answer.position.rank == rank
     return not isinstance(answer, RankLost) and getattr(answer, "rank", None) == rank

@@ -1,6 +1,7 @@
 """Ranks as plain processes under the real lifecycle, event loop and runtime: a whole elastic job without Ray.
 
-Each process obeys calls as the Ray actor does: one thread for what takes its turn, others for what must not wait.
+Each process handles calls as the Ray actor does: one thread for calls that queue, others for those that must
+not wait.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class _Process:
 
 
 class ProcessHosts:
-    """Ranks of one job, as processes of this machine.
+    """Ranks of one job, as processes on this machine.
 
     Args:
-        node_of: the node that a rank is said to live on.
+        node_of: the node that a rank claims to live on.
         room: how many ranks may live at once.
         rig: called in each process with its rank's number before it serves; a function of a module.
     """
@@ -71,7 +72,7 @@ class ProcessHosts:
         self._reserved: set[int] = set()
         self._next = 0
         self.pids: list[int] = []
-        """Of every rank that ever was."""
+        """Process ids of all ranks that ever started."""
         self.shunned: list[str] = []
 
     async def reserve(self, ranks: Sequence[int], wait_s: float) -> str | None:
@@ -153,7 +154,7 @@ class ProcessHosts:
             self._lose(rank)
 
     def _lose(self, rank: int) -> None:
-        """The process is dead: whoever waits for it hears so."""
+        """The process is dead: every pending call to it fails."""
         held = self._processes.pop(rank, None)
         if held is None:
             return
@@ -165,7 +166,7 @@ class ProcessHosts:
 
 
 def _retrieved(answer: asyncio.Future[Any]) -> None:
-    """An error that nobody waits for any more is no news."""
+    """Mark an error as retrieved, since nobody may wait for it any more."""
     if not answer.cancelled():
         answer.exception()
 
@@ -188,12 +189,12 @@ class Ran:
 
     @property
     def steps(self) -> list[int]:
-        """Announced, in order."""
+        """Announced steps, in order."""
         return [report.step for report in self.of(events.StepReport)]
 
 
 def assert_gone(pids: Sequence[int]) -> None:
-    """None of these processes is there: who was killed may take a moment to be buried."""
+    """Check that none of these processes exists; a killed process may take a moment to disappear."""
     deadline = time.monotonic() + 30
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline, "a process of the job is still there"
@@ -204,9 +205,9 @@ class ElasticJob:
     """A job under the real lifecycle.
 
     Args:
-        act: sees each event as it is logged, and this job.
+        act: called with this job and each event when the event is logged.
         rig: see `ProcessHosts`.
-        timeout_s: as `cluster.timeout_s`.
+        timeout_s: see `cluster.timeout_s`.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class ElasticJob:
         self.runtime = Runtime(self.setup, self.hosts, self.loop.post, self.loop.spawn)
 
     def run(self, limit_s: float = 120.0) -> Ran:
-        """The job to its end; no process is left."""
+        """Run the job to its end; no process is left."""
         asyncio.run(asyncio.wait_for(self._run(), limit_s))
         return Ran(self.loop.state, self.log, self.hosts.pids)
 
@@ -277,11 +278,11 @@ class ElasticJob:
             os.kill(started[-1].pid, number)
 
     def call(self, rank: int, method: str, *arguments: Any) -> None:
-        """Call a rank and do not wait for it."""
+        """Call a rank without waiting for it."""
         self.loop.spawn(self._quietly(self.hosts.call(rank, method, *arguments)))
 
     def call_in_turn(self, *calls: tuple[int, str, Any]) -> None:
-        """Call ranks, each once the one before has answered, and do not wait for it."""
+        """Call ranks in turn, each after the one before has answered, without waiting for the calls."""
 
         async def each() -> None:
             for rank, method, argument in calls:

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes for tests, and what tests of jobs on it share."""
+"""A Ray cluster of two nodes, and what the tests of jobs on it share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Made = TypeVar("Made")
 
 
 def started(start: Callable[[], Made]) -> Made:
-    """What `start` starts of Ray's; again where that took longer than Ray waits, as on a busy machine."""
+    """What `start` starts. Starting Ray is tried again, as on a busy machine it may take longer than Ray waits."""
     for _ in range(2):
         with suppress(Exception):
             return start()
@@ -41,7 +41,7 @@ def started(start: Callable[[], Made]) -> Made:
 
 
 def controller_pid(job: str) -> int:
-    """The process of the job's controller."""
+    """The process id of the job's controller."""
     pid = BlockingJobClient().view(job).pid
     assert pid is not None
     return pid
@@ -53,11 +53,11 @@ def kill_controller(job: str) -> None:
 
 
 NODE = {"object_store_memory": 2**27, "include_log_monitor": False}
-"""Of every node. Its log monitor would be a process that takes a second to start, and shows what no test reads."""
+"""Options of every node. A log monitor would take a second to start and show output that no test reads."""
 
 
 def start_head(cpus: int, **options: Any) -> Cluster:
-    """A cluster with one node, which takes `cpus` ranks."""
+    """A cluster with one node, which has room for `cpus` ranks."""
     head = {**NODE, "num_cpus": cpus, "include_dashboard": False, **options}
     return started(lambda: Cluster(initialize_head=True, head_node_args=head))
 
@@ -84,7 +84,7 @@ def driver_of(nodes: Cluster) -> Iterator[None]:
 
 
 def drain(node: str, left_s: float | None) -> None:
-    """Have Ray drain a node, as `ray drain-node` does; None: with no deadline."""
+    """Have Ray drain a node, as `ray drain-node` does; None means no deadline."""
     deadline_ms = 0 if left_s is None else round((time.time() + left_s) * 1e3)
     gcs: Any = GcsClient(address=ray.get_runtime_context().gcs_address)
     reasons: Any = autoscaler_pb2.DrainNodeReason  # pyright: ignore[reportAttributeAccessIssue]
@@ -94,7 +94,7 @@ def drain(node: str, left_s: float | None) -> None:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    """Until `true` holds."""
+    """Wait until `true` holds."""
     deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline, "it did not happen within two minutes"
@@ -102,7 +102,7 @@ def wait_for(true: Callable[[], bool]) -> None:
 
 
 def assert_nothing_left() -> None:
-    """No actor, no reservation: Ray takes a moment to notice a death."""
+    """Check that no actor and no reservation is left; Ray takes a moment to notice a death."""
     wait_for(lambda: not unfinished())
     assert unfinished() == []
 
@@ -148,7 +148,8 @@ class Log:
 
 
 def state_sha256(spec: Spec) -> str:
-    """Of the same job, its ranks threads of this process; modelled times change no bits, and are left out."""
+    """The state of the same job with its ranks as threads of this process. Modelled times change no bits and
+    are left out."""
     quick = {"forward_s": 0.0, "input_grad_s": 0.0, "weight_grad_s": 0.0}
     emulated = spec.cluster.emulated.model_copy(update=quick)
     return run_threads(

@@ -1,4 +1,4 @@
-"""A report's HTML taken apart, for the tests of its sections."""
+"""A parser for a report's HTML, for the tests of its sections."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class Page(HTMLParser):
-    """The page's elements with their attributes, its text, the data of its charts, and whether every element is closed
-    in order."""
+    """The page's elements with attributes, its text, and its charts' data. Every element must close in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -20,7 +19,7 @@ class Page(HTMLParser):
         self.scripts: list[str] = []
         self.styles: list[str] = []
         self.charts: dict[str, dict[str, Any]] = {}
-        """By title."""
+        """The charts by title."""
         self.open: list[str] = []
         self.heading = ""
         self.feed(html)

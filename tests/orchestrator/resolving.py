@@ -1,4 +1,4 @@
-"""From a spec to what its ranks are told, in one call."""
+"""From a spec to the configuration of its ranks, in one call."""
 
 from __future__ import annotations
 

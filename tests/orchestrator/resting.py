@@ -1,4 +1,4 @@
-"""Whether a job has come to rest, by its events: then no earlier fault interferes with the next one."""
+"""Whether a job has come to rest, judged by its events, so that no fault interferes with the next one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Resting:
     """What is known of a running job.
 
     Args:
-        least: ranks that must be up, with or without a place.
+        least: number of ranks that must be up, with or without a place.
         standbys: whether every copy must be current.
-        checkpoint: whether a checkpoint of the newest generation must be whole.
+        checkpoint: whether a checkpoint of the newest generation must be complete.
     """
 
     def __init__(self, *, least: int, standbys: bool, checkpoint: bool = False) -> None:
@@ -22,18 +22,18 @@ class Resting:
         self._standbys = standbys
         self._checkpoint = checkpoint
         self.members: tuple[int, ...] = ()
-        """By place."""
+        """The members by place."""
         self.up: set[int] = set()
-        """Ranks that live."""
+        """Live ranks."""
         self.step = 0
-        """The newest that was announced."""
+        """The newest announced step."""
         self.saved = 0
-        """Step of the newest whole checkpoint."""
+        """Step of the newest complete checkpoint."""
         self._generation = 0
         self._trained = False
         self._fresh = False
         self._copies: dict[int, bool] = {}
-        """By place: whether the copies that it keeps are current."""
+        """For each place, whether the copies that it keeps are current."""
 
     def see(self, event: events.Event) -> None:
         match event:
@@ -62,7 +62,7 @@ class Resting:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the newest generation trains, with all that it is to have."""
+        """Whether the newest generation trains and has everything that is required."""
         return (
             self._trained
             and len(self.members) >= LEAST_MEMBERS

@@ -1,7 +1,7 @@
 """What tests change in a rank's process before it serves: functions of the rank's number.
 
-Each rank's process imports this module to find its rig: no pytest and nothing of the orchestrator here, or every rank
-takes a second more to start.
+Each rank's process imports this module to find its rig. So it imports neither pytest nor the orchestrator,
+which would cost every rank another second at startup.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.transport.channel import ChannelError, Stream
 from workers.transport.process_group import ProcessGroupChannel
 
 TORN_MESSAGE = 6
-"""Which of its large messages `dies_sending` kills a rank in."""
+"""The large message during which `dies_sending` kills a rank, by count."""
 LARGE = 1_000_000
 """Scalars of a large message, at least."""
 BEGUN_BYTES = 100_000
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 def all_gather_or_none(rank: int) -> None:
-    """Nobody returns from a gather before all have its result."""
+    """No rank returns from a gather before all have its result."""
     gather = ProcessGroupChannel.all_gather
 
     def twice(self: ProcessGroupChannel, record: bytes) -> list[bytes]:
@@ -67,17 +67,17 @@ def hangs_in_step_4(rank: int) -> None:
 
 
 def dies_before_its_moments(rank: int) -> None:
-    """Rank 1 gives the weights of its layers, and is killed before the first of their moments."""
+    """Rank 1 sends the weights of its layers and is killed before the first of their moments."""
     _dies_when_it_gives(rank, lambda state: not state.weights)
 
 
 def dies_before_its_last_layer(rank: int) -> None:
-    """Rank 1 is killed as it would send the model's last layer."""
+    """Rank 1 is killed when it is about to send the model's last layer."""
     _dies_when_it_gives(rank, lambda state: state.layer == 5)
 
 
 def dies_sending(rank: int) -> None:
-    """Rank 1 dies once the network has taken a part of one large message."""
+    """Rank 1 dies once the network has accepted part of one large message."""
     if rank != 1:
         return
     send, sent = ProcessGroupChannel.send, 0

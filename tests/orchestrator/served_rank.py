@@ -1,7 +1,7 @@
-"""One rank as a plain process: what it does with calls that come through a pipe.
+"""One rank as a plain process: how it handles calls that come through a pipe.
 
-The process imports this module to find what it runs: nothing of the orchestrator may be imported here, or each rank
-takes a second more to start.
+The process imports this module to find its target. So it imports nothing of the orchestrator, which would
+cost each rank another second at startup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.process.stacks import stacks
 from workers.protocol import Outcome, Parted
 
 CONTROL = ("ping", "stacks", "leave", "request", "prepare", "prepare_plan", "arm")
-"""What must not wait for training."""
+"""Calls that must not wait for training."""
 SECRET = b"known to this job alone"
 
 
@@ -52,7 +52,7 @@ class _Served:
             try:
                 call = self._pipe.recv()
             except (EOFError, OSError):
-                # Whoever started it is gone: no process may stay behind.
+                # The parent process is gone, and no process may stay behind.
                 os.kill(os.getpid(), signal.SIGKILL)
                 return
             if call is None:

@@ -1,5 +1,5 @@
-"""The event log of a believable job: 1F1B on four ranks, with noise, a slow first step and a skipped one; and one that
-freezes, with TimelyFreeze's phases.
+"""Event logs of realistic jobs: one of 1F1B on four ranks, with noise, a slow first step and a skipped one;
+and one that freezes, with TimelyFreeze's phases.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def nothing_frozen(stage: int, microbatch: int) -> float:
 def timelines(
     step: int, random: Random, frozen: Callable[[int, int], float] = nothing_frozen, windows: int = 1
 ) -> list[TimelineReport]:
-    """What each rank did, on a clock where a forward takes about 4 ms and a backward 8 ms, of which freezing saves 4.
+    """What each rank does when a forward takes about 4 ms and a backward 8 ms, of which freezing saves 4.
 
     Args:
         frozen: (stage, microbatch) -> share that is frozen.
-        windows: of as many replicas, one after the other.
+        windows: number of replicas that run one after the other.
     """
     programs = [one_f_one_b(rank) * windows for rank in range(RANKS)]
     done: dict[tuple[int, str], float] = {}
@@ -199,7 +199,7 @@ FREEZE_PLAN = FreezePlan(
 
 
 def freeze_share(step: int, ratio: float) -> float:
-    """What is frozen at `step` of an action whose ratio is `ratio`."""
+    """The share that is frozen at `step` of an action whose ratio is `ratio`."""
     phase = PHASES.of(step)
     if phase in (Phase.WARM_UP, Phase.UPPER):
         return 0.0
@@ -271,7 +271,7 @@ def freezing_records(*, steps: int = STEPS) -> list[Record]:
 def _frozen_step(
     step: int, random: Random, ratios: dict[tuple[int, int], float], steps: int
 ) -> list[FreezeReport | TimelineReport]:
-    """What the ranks report of `step`, before the first one reports the step itself."""
+    """What the ranks report about `step` before the first rank reports the step itself."""
     reports: list[FreezeReport | TimelineReport] = []
     if step > PHASES.middle:
         for rank in range(RANKS):

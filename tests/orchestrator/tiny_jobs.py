@@ -1,4 +1,4 @@
-"""Jobs small enough to train in a second, for tests that need a real one."""
+"""Jobs small enough to train in a second, for tests that need a real job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ wait_s = 240
 
 
 def write_text(folder: Path) -> Path:
-    """A file of text that is worth learning."""
+    """A file of text with something to learn."""
     folder.mkdir(exist_ok=True)
     path = folder / "text.txt"
     path.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(300)))
@@ -48,7 +48,7 @@ def write_text(folder: Path) -> Path:
 
 
 def write_spec(folder: Path, name: str) -> Path:
-    """The job as TOML; its output goes beside it."""
+    """The job as a TOML file; its output goes beside it."""
     path = folder / f"{name}.toml"
     path.write_text(TOML.format(name=name, text=write_text(folder)))
     return path

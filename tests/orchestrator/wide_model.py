@@ -1,4 +1,4 @@
-"""A model whose messages are large, as in most real jobs: an import path names it, so each rank imports this module."""
+"""A model whose messages are large, as in most real jobs. Each rank imports this module by its import path."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`freshet plan` as users run it: tables, JSON with the documented keys, timelines, one message per
-mistake."""
+"""`freshet plan` as users run it: tables, JSON with the documented keys, timelines, short error messages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`freshet rehearse`: how its options change a trace and a spec, and what it refuses before anything
-starts."""
+"""`freshet rehearse`: how options change a trace and a spec, and what it refuses before anything starts."""
 
 from __future__ import annotations
 

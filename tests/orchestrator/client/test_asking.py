@@ -1,5 +1,4 @@
-"""A request to a controller is answered within a bounded time, and a restarting controller does not count as
-gone."""
+"""A controller answers within a bounded time, and one that restarts does not count as gone."""
 
 from __future__ import annotations
 

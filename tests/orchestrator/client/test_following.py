@@ -1,4 +1,4 @@
-"""A driver follows a job through the job client alone: to the end, past a silent controller, and on signals."""
+"""A driver follows a job using only the job client: to the end, past a silent controller, and on signals."""
 
 from __future__ import annotations
 

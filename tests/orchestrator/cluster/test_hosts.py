@@ -1,5 +1,4 @@
-"""Calls to ranks, and which ranks are reported dead. A rank that answers while the controller itself stalls
-is not."""
+"""Calls to ranks, and which ranks count as dead: not one that answers while the controller itself stalls."""
 
 from __future__ import annotations
 
@@ -166,8 +165,7 @@ def test_a_death_is_reported_though_the_attempt_that_found_it_is_given_up(tmp_pa
 
 
 def test_a_death_that_several_calls_find_is_reported_once_and_says_where(tmp_path: Path) -> None:
-    """The training call and a heartbeat fail together: the second must not report sooner and with less
-    detail."""
+    """The training call and a heartbeat fail together: the second must not report sooner with less detail."""
 
     async def look() -> None:
         told = list[Stimulus]()

@@ -1,5 +1,4 @@
-"""Ranks on Ray, with fake Ray tables: waits hold no threads, and placement avoids a node that starts no
-rank."""
+"""Ranks on Ray, with fake Ray tables: waits hold no threads, and a node that starts no rank is avoided."""
 
 from __future__ import annotations
 

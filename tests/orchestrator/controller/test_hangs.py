@@ -1,5 +1,4 @@
-"""Ranks that hang: they don't answer, or they answer but compute for ever; and a controller that itself
-stalls."""
+"""Ranks that hang, because they don't answer or compute for ever; and a controller that itself stalls."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from orchestrator.events.log import DamagedLogError
 
 
 def attempts(*errors: Exception | None, for_s: float) -> tuple[str | None, list[str], int]:
-    """Persist through `errors`, the last of which repeats; returns (the conclusion, the messages, the
-    attempts)."""
+    """Persist through `errors`, the last of which repeats; returns (conclusion, messages, attempts)."""
     left, said, made = [*errors], list[str](), 0
 
     async def attempt() -> None:

@@ -1,5 +1,4 @@
-"""When a planner decides that waits for the end of monitoring, although a lost rank cannot report it any
-more."""
+"""When a planner decides if a lost rank can no longer report the end of monitoring that it waits for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The one fold of the log: bounded, the same after a round trip, and one rule for steps that are rolled
-back."""
+"""The one fold of the log: bounded, the same after a round trip, and with one rule for undone steps."""
 
 from __future__ import annotations
 
