@@ -92,7 +92,7 @@ def settings_of(job: Job, profile: Profile) -> list[Setting]:
 
 
 def in_cycles(job: Job, settings: Sequence[Setting], cycles: int) -> Job:
-    """`job` that from step 3 on freezes in turn nothing, the first setting, everything, the second setting."""
+    """`job` that freezes in turn nothing, the first setting, everything, the second setting, after step 2."""
     return in_turns(job, [same(job, 0.0), settings[0].ratios, same(job, 1.0), settings[1].ratios], cycles)
 
 

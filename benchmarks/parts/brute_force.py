@@ -106,7 +106,7 @@ def iteration_s(profile: Profile, stages: tuple[SharedStage, ...], microbatches_
 
 
 def all_pipelines(profile: Profile, stages: int, sizes: tuple[int, ...]) -> Iterator[tuple[SharedStage, ...]]:
-    """Every way to cut the model into `stages` stages, each on devices of one machine, that use all devices."""
+    """Every way to cut the model into `stages` stages over all devices, each stage within one machine."""
     machines = [device.machine for device in profile.cluster.devices]
     for cut in all_cuts(len(profile.model.layers), stages):
         for groups in all_cuts(len(machines), stages):

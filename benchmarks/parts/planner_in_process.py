@@ -1,4 +1,4 @@
-"""The planner of a freezing job without Ray: it reads ranks' reports, solves after monitoring, issues plans."""
+"""The planner of a freezing job without Ray: it reads reports, solves after monitoring, and issues plans."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def same(job: Job, ratio: float) -> Ratios:
 
 
 def in_turns(job: Job, turns: Sequence[Ratios], rounds: int) -> Job:
-    """`job` that freezes each of `turns` for a step in turn, `rounds` times after the warm-up, then the first."""
+    """`job` that freezes each of `turns` for one step in turn, `rounds` times, then the first once more."""
     plans = tuple(
         FreezePlan(epoch=1, version=number + 1, ratios=turns[number % len(turns)], start=WARM_UP + 1 + number)
         for number in range(len(turns) * rounds + 1)

@@ -1,4 +1,4 @@
-"""The event log of a realistic elastic job: losses, joins, returns to checkpoints, all that a ledger needs."""
+"""The event log of a realistic elastic job: losses, joins, returns to checkpoints, all that a ledger reads."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class ElasticRun:
 
 
 def eventful() -> ElasticRun:
-    """Four ranks train. One is lost, one joins, two are lost at once, and the job returns to its checkpoint."""
+    """Four ranks train. One is lost, one joins, two are lost at once; the job returns to its checkpoint."""
     run = ElasticRun()
     run.submit()
     for rank in range(4):

@@ -33,7 +33,7 @@ Made = TypeVar("Made")
 
 
 def started(start: Callable[[], Made]) -> Made:
-    """What `start` starts. Starting Ray is tried again, as on a busy machine it may take longer than Ray waits."""
+    """What `start` starts. A busy machine may take longer than Ray waits, so a start is tried again."""
     for _ in range(2):
         with suppress(Exception):
             return start()

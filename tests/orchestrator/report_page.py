@@ -10,7 +10,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class Page(HTMLParser):
-    """The page's elements with attributes, its text, and its charts' data. Every element must close in order."""
+    """The page's elements with attributes, its text and its charts' data. Elements must close in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)

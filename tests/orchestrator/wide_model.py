@@ -1,4 +1,4 @@
-"""A model whose messages are large, as in most real jobs. Each rank imports this module by its import path."""
+"""A model with large messages, as most real jobs have. Each rank imports this module by its import path."""
 
 from __future__ import annotations
 

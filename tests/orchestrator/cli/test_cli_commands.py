@@ -1,4 +1,4 @@
-"""The commands that need no job: what they refuse, what they write, and the order in which help lists them."""
+"""Commands that need no job: what they refuse, what they write, and the order in which help lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A local cluster: its token is created once and only its owner can read it; a failed start is tried again."""
+"""A local cluster: its token is created once, for its owner alone, and a failed start is tried again."""
 
 from __future__ import annotations
 

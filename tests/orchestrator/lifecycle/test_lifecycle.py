@@ -1,4 +1,4 @@
-"""How a job begins and ends, driven by hand: no cluster, no clock; what means nothing in a state is an error."""
+"""How a job begins and ends, driven by hand without cluster or clock; meaningless stimuli are errors."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_an_unwritten_last_checkpoint_is_a_failure() -> None:
     assert isinstance(job.state.end, Failed)
     assert "trained to step 9" in job.state.end.reason
     assert "disk full" in job.state.end.reason
-    # `--resume` would say the same.
+    # `--resume` would report the same.
     assert "No earlier checkpoint exists" in job.state.end.reason
 
 

@@ -1,4 +1,4 @@
-"""Freeze plans in the life of a job: logged, sent to the ranks that train, followed again after a resume."""
+"""Freeze plans over the life of a job: logged, sent to ranks that train, followed again after a resume."""
 
 from __future__ import annotations
 

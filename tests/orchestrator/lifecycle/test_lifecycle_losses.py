@@ -290,7 +290,7 @@ def test_a_stop_that_a_loss_overtook_is_asked_again() -> None:
 
 @pytest.mark.parametrize("saved", [0, 1, 2])
 def test_a_checkpoint_request_outlives_the_rank_that_had_it(saved: int) -> None:
-    """It is requested again until one later than the request was written, or failed."""
+    """It is requested again until a checkpoint later than the request is written or fails."""
     job = train(Job(THREE)).take(Reported(step_report(1)), Asked(Request.CHECKPOINT))
     assert job.effects[-1] == Ask(Request.CHECKPOINT, 0)
     if saved:
@@ -305,7 +305,7 @@ def test_a_checkpoint_request_outlives_the_rank_that_had_it(saved: int) -> None:
 
 def test_words_that_are_lost_hold_nobody_up_for_longer_than_a_generation() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), DEAD)
-    # Of steps 2 and 3 only the one that is gone knew.
+    # Only the lost rank knew of steps 2 and 3.
     job.take(Reported(step_report(4)), Reported(step_report(5)))
     job.take(Positioned(position(0, 5, (0, 1)), 1), Positioned(position(2, 5, (1, 2)), 1))
     recovered(job, plan_of(2, version=2), (0, 2))

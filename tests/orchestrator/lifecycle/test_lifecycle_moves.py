@@ -1,4 +1,4 @@
-"""Ranks that are to go, newcomers, and waits for capacity in the life of a job."""
+"""Ranks that are leaving, newcomers, and waits for capacity over the life of a job."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_ranks_that_are_to_go_hand_over_and_are_dismissed() -> None:
 
 @pytest.mark.parametrize("when", ["waiting", "assessing"])
 def test_ranks_that_die_after_they_have_left_cost_no_step(when: str) -> None:
-    """No step was in flight, whenever their deaths are reported."""
+    """No step is in flight, no matter when their deaths are reported."""
     order = order_of(3, elastic=ElasticConfig(wait_s=60, min_ranks=3))
     job = train(Job(order)).take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
     job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)))

@@ -1,4 +1,4 @@
-"""Pause and resume in the life of a job."""
+"""Pause and resume of a job."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_pause_gives_the_ranks_back_once_a_checkpoint_has_the_step() -> None:
     assert job.logged[-1] == PAUSED
     assert job.effects[-1] == Dismiss(frozenset({0, 1, 2}))
     assert (job.has.membership.alive, job.has.membership.members) == (frozenset(), ())
-    # A paused job takes no room, and stays as it is.
+    # A paused job takes no offered room and does not change.
     count = len(job.commands)
     job.take(Room(8), PauseAsked())
     assert isinstance(job.state, Paused)

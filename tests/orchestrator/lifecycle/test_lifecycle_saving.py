@@ -1,4 +1,4 @@
-"""What ranks hold when a job has to wait, or to end: it is written before they may be lost."""
+"""When a job has to wait or to end, what its ranks hold is written before they may be lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FAILED = CheckpointReport(step=4, path="/out/4", bytes=0, seconds=0.1, error="No
 
 
 def paused(order: object = STRICT) -> Job:
-    """Rank 1 is lost in step 5, and the others hold all layers of step 4."""
+    """A job that lost rank 1 in step 5, where the others hold all layers of step 4."""
     job = train(Job(order))  # pyright: ignore[reportArgumentType]
     job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)), DEAD)
     return job.take(
@@ -66,7 +66,7 @@ def test_a_job_that_waits_writes_what_no_checkpoint_has() -> None:
     job.take(Reported(WRITTEN))
     assert job.logged[-1] == WRITTEN
     assert job.has.progress.checkpoints[0].step == 4
-    # Nobody is left of those who held it: no step is lost all the same, and the one in flight is run again.
+    # All ranks that held step 4 are gone. Still no committed step is lost; the one in flight is run again.
     job.take(*(RankLost(rank, "gone", dead=True) for rank in (0, 2)), Room(3), *map(ready, (3, 4, 5)))
     job.take(*(Positioned(position(rank, 0, ()), 2) for rank in (3, 4, 5)))
     recovered(job, plan_of(3, version=2), (3, 4, 5))
@@ -132,7 +132,7 @@ def test_ranks_for_which_there_is_no_plan_write_what_they_hold() -> None:
 
 @pytest.mark.parametrize("dead", [True, False])
 def test_a_rank_that_never_comes_up_holds_no_pause_up(dead: bool) -> None:
-    """Two were called, one comes: with it they are enough."""
+    """Two ranks were recruited and one comes up, which is enough."""
     order = replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60, spares=1))
     job = paused(order).take(Room(4))
     assert job.effects[-1] == Recruit((3, 4))
@@ -152,7 +152,7 @@ def test_one_that_never_comes_up_is_called_again(dead: bool) -> None:
 
 
 def test_the_error_of_a_newcomer_ends_no_job_that_recovers() -> None:
-    """It does not see the folder, say: nothing depends on it."""
+    """It may not see the folder, for example, but nothing depends on it."""
     job = train(Job(THREE)).take(Reported(step_report(1, generation=3)))
     job.take(RankLost(1, "its process died", dead=True))
     job.state = replace(

@@ -1,4 +1,4 @@
-"""Which plan a move asks for, by which plans it is reached, and what people are told who ask for what cannot be."""
+"""Which plan a move leads to, through which plans, and the errors for moves that are impossible."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Pa
     roomy = made_profile(done.outline.layers, parameters, 4)
 
     def move(memory_bytes: int) -> Move:
-        """Layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
+        """A move of layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
         profile = made_profile(done.outline.layers, parameters, 4, memory_bytes=memory_bytes)
         replanner = replace(replanner_of(done, None), profile=profile, parameters=parameters)
         return move_of_layers(job, replanner, (2, 4), 5, mode="live", asked_s=0.0)
@@ -169,7 +169,7 @@ def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Pa
     afterwards, on_the_way = most(then), max(most(plan) for plan in path(job.progress.plan, then)[:-1])
     assert afterwards < on_the_way
     assert move(on_the_way).plan.layers == ((0, 4), (4, 5), (5, 8), (8, 10))
-    # While they move, both ranks hold them, beside the copies that were there.
+    # While the layers move, both ranks hold them, in addition to the existing copies.
     with pytest.raises(
         JobError, match=r"^cannot move to rank 5: place \d would need .*, which is 1 byte more"
     ):

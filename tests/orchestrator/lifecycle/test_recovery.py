@@ -37,15 +37,15 @@ VECTOR = (b"a", b"b", b"c")
 @pytest.mark.parametrize(
     ("first", "last", "step", "vector", "rerun"),
     [
-        # Before the commit, nobody came to it.
+        # Lost before the commit, which no rank reached.
         ({"began": 5}, {"began": 5}, 4, None, 1),
         ({"began": 5}, {}, 4, None, 1),
-        # In it, and no surviving rank knows.
+        # Lost in the commit, and no surviving rank knows the outcome.
         ({"began": 5, "undecided": 5}, {"began": 5, "undecided": 5}, 4, None, 1),
         ({"began": 5, "undecided": 5}, {"began": 5}, 4, None, 1),
-        # In it, and one has.
+        # Lost in the commit, and one survivor has committed.
         ({"step": 5, "began": 5, "vector": VECTOR}, {"began": 5, "undecided": 5}, 5, VECTOR, 0),
-        # After it: both have, and the next step was begun or was not.
+        # Lost after the commit: both have committed, and the next step may have begun.
         ({"step": 5, "began": 6, "vector": VECTOR}, {"step": 5, "began": 5, "vector": VECTOR}, 5, None, 1),
         ({"step": 5, "began": 5, "vector": VECTOR}, {"step": 5, "began": 5, "vector": VECTOR}, 5, None, 0),
     ],
@@ -181,7 +181,7 @@ AT_2 = (CheckpointRef(path="2", step=2),)
 
 
 def left_of_a_drain(**changes: object) -> Situation:
-    """Rank 1 gave the weights of its layers 2 and 3 to rank 2, and all of layer 2 to rank 0 before it was gone."""
+    """Before rank 1 died it sent weights of its layers 2 and 3 to rank 2, and all of layer 2 to rank 0."""
     fields = {"elastic": SALVAGE, "checkpoints": AT_2, **changes}
     return situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5, weights=(2, 3)), **fields)
 
@@ -248,7 +248,7 @@ def test_weights_of_all_that_is_missing_or_back_to_the_checkpoint() -> None:
 
 
 def test_what_is_whole_at_an_older_step_is_better_than_newer_weights() -> None:
-    """Nothing of it is lost but what was run since; and the bits are the same."""
+    """The job loses only the steps since then, and its bits stay the same."""
     recovery_plan = decide(
         situation(
             at(0, 4, 0, 1, 2),
@@ -263,7 +263,7 @@ def test_what_is_whole_at_an_older_step_is_better_than_newer_weights() -> None:
 
 
 def test_who_was_left_aside_holds_nothing_that_counts() -> None:
-    """Rank 3 took part in an attempt long ago; the job has gone back and trained on since."""
+    """Rank 3 took part in an attempt long ago; since then the job has gone back and trained further."""
     left = at(3, 9, *range(LAYERS))
     recovery_plan = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 3, 4, 5), left))
     assert isinstance(recovery_plan, RecoveryPlan)

@@ -1,4 +1,4 @@
-"""In a made-up cluster in which anything may happen at any time, a job goes on or says why not."""
+"""In a simulated cluster where anything may happen at any time, a job goes on or says why it cannot."""
 
 from __future__ import annotations
 

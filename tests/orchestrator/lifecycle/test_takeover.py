@@ -1,4 +1,4 @@
-"""What a controller that was started again makes of the log of the one before it."""
+"""What a restarted controller reads from its predecessor's log."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def view(*logged: events.Event) -> JobView:
 
 
 def test_a_users_own_table_stays_as_the_job_started_with_it() -> None:
-    """The file may be gone, or another one by now: the ranks follow the table of the start."""
+    """The file may have gone or changed since: the ranks follow the table from the start of the job."""
     plan = replace(PLAN, schedule="csv:/gone.csv", recompute=(1,))
     table = build("gpipe", 3, PLAN.microbatches)
     order = replace(ORDER, plan=plan, schedule=schedule_of(plan, table))
@@ -175,7 +175,7 @@ TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=()) for ra
 
 
 def test_what_was_measured_and_decided_of_freezing_stands() -> None:
-    """Else a controller that takes over would have it measured again, or decide again from less."""
+    """Otherwise a controller that takes over would measure again, or decide again from less data."""
     order = taken_over(ORDER, view(*RUN, *TIMELINES, SOLVED))
     assert order.freezing.monitored_with(SHRUNK) == TIMELINES
     assert (order.freezing.solved, order.freezing.plans) == (SOLVED, ())
@@ -191,7 +191,7 @@ def test_a_run_that_is_replayed_is_told_nothing_else() -> None:
 
 
 def test_a_checkpoint_that_was_found_damaged_stays_out() -> None:
-    """Else the older state of survivors would be given up for it."""
+    """Otherwise it would be preferred to the older state that survivors hold."""
     damaged = events.Skipped(rank=0, damage=DamagedCheckpoint(path="/5", file="f", problem="is cut short"))
     order = taken_over(ORDER, view(*RUN, damaged))
     assert order.earlier is not None
@@ -227,7 +227,7 @@ def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     state, _ = handle(order, state, Reported(switched))
     assert isinstance(state, Training)
     assert (state.job.progress.plan, state.job.progress.schedule) == (moved, schedule_of(moved))
-    # Told before the controller was lost, it needs no second word.
+    # A switch that was reported before the controller was lost needs no second report.
     order = taken_over(ORDER, view(*RUN, events.Issued(plan=moved), switched))
     assert order.earlier is not None
     assert (order.earlier.progress.plan, order.earlier.progress.prepared) == (moved, None)

@@ -22,7 +22,7 @@ UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
 
 @dataclass(frozen=True)
 class Measured:
-    """A span as the ranks report it: the action is a token."""
+    """A span as ranks report it, with the action as a token."""
 
     action: str
     start_s: float
@@ -177,7 +177,7 @@ def test_a_backward_shows_its_frozen_share_and_a_forward_none():
     picture = svg(timeline, frozen=[(0, 0, 0.25), (1, 1, 1.0)])
     root = ElementTree.fromstring(picture)
     pale = [float(box.get("height", "")) for box in root.iter(f"{SVG}rect") if box.get("class") == "frozen"]
-    # The last is the legend's.
+    # The last box is the legend's.
     assert sorted(pale) == [6.0, 7.0, 24.0]
     tooltips = [tooltip for tooltip, _, _ in boxes(picture)]
     assert "0B0: 4 to 6 s, 25 % frozen" in tooltips
@@ -243,7 +243,7 @@ MEMORY: tuple[OverTime, ...] = (
 
 
 def uses(picture: str) -> list[tuple[str, str]]:
-    """(tooltip, outline) of what memory is used for."""
+    """(tooltip, outline) of each use of memory."""
     return [
         (path.findtext(f"{SVG}title") or "", path.get("d", ""))
         for path in ElementTree.fromstring(picture).iter(f"{SVG}path")
@@ -253,7 +253,8 @@ def uses(picture: str) -> list[tuple[str, str]]:
 def test_each_rank_has_its_memory_below_it():
     timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
     picture = svg(timeline, width=900, memory=MEMORY)
-    # 200 bytes fill 36 pixels, a second is 100. Each use is drawn down to the bottom; the next covers it.
+    # 200 bytes take 36 pixels and a second takes 100. Each use reaches down to the bottom; the next one
+    # covers it.
     assert uses(picture) == [
         ("rank 0, other: at most 10 B", "M60.00 137V119.00H160.00V101.00H360.00V110.00H960.00V137Z"),
         ("rank 0, activations: at most 90 B", "M60.00 137V119.00H160.00V102.80H360.00V110.00H960.00V137Z"),
@@ -266,7 +267,7 @@ def test_each_rank_has_its_memory_below_it():
     for expected in ("memory", "200 B", "100 B", "weights", "activations", "gradients", "other"):
         assert expected in texts
     assert "optimizer" not in texts
-    # Lanes make room for it, and boxes stay in theirs.
+    # Lanes move to make room for memory, and boxes stay in their lanes.
     assert [y for y, _ in bubbles(picture)] == [74, 149]
     assert {title: x for title, x, _ in boxes(picture)}["1F0: 1 to 2 s"] == 160
 

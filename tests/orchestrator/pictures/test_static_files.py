@@ -1,4 +1,4 @@
-"""Files that pages carry in themselves: in the wheel, and as their makers wrote them."""
+"""Third-party files that pages embed: they are in the wheel, and identical to the originals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces that Perfetto opens."""
+"""Traces that Perfetto can open."""
 
 import json
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ def test_memory_is_counted_per_rank():
     def at(time_s: float, **sizes: int) -> tuple[str, int, float, dict[str, int]]:
         return ("rank 0 memory", 0, time_s, {**fixed, "gradients": 0, "activations": 0, "other": 0, **sizes})
 
-    # 0F0 0-1, 1F0 1-2, 1B0 2-8, 0B0 8-14; going backward, the gradient that came takes 2 bytes.
+    # 0F0 0-1, 1F0 1-2, 1B0 2-8, 0B0 8-14; in the backward, the received gradient takes 2 bytes.
     assert [counted for counted in told if counted[0] == "rank 0 memory"] == [
         at(0, activations=100),
         at(8, activations=100, gradients=30, other=2),

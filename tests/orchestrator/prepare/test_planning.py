@@ -1,4 +1,4 @@
-"""From a spec and a hand-made profile to a plan: every program, every `auto`, and what cannot be done."""
+"""From a spec and a hand-made profile to a plan: every program, every `auto`, and what is impossible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOUND = ModelOutline(
 
 
 def profile(ranks: int, **changes: Any) -> Profile:
-    """The embedding is quick, the blocks take ten times as long."""
+    """A profile with a quick embedding and blocks that take ten times as long."""
     return made_profile(FOUND.layers, FOUND.parameters, ranks, weights=[0.1, 1, 1, 1, 0.5], **changes)
 
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_planned(pipeline: dict[str, Any], told: str) -> None:
 
 
 def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, Any]) -> Choice:
-    """The first plan of a job on a profile of these fields and settings."""
+    """The first plan of a job on a profile with these fields and settings."""
     given = spec(partition="time")
     given = given.model_copy(
         update={
@@ -208,7 +208,7 @@ def test_a_profile_of_another_configuration_is_refused(
 
 
 def test_what_a_profile_does_not_tell_is_not_compared() -> None:
-    """Older profiles, and those written by hand."""
+    """Older profiles and those written by hand lack fields."""
     assert made_with({}, {"context": 256, "heads": 8}, {}).prediction.step_s > 0
     with pytest.raises(JobError, match=r"made with model.depth .*, and a spec has no such key"):
         made_with({}, {}, {"model.depth": 3})
@@ -292,7 +292,7 @@ def test_a_model_without_weight_gradients_cannot_be_frozen() -> None:
 def test_what_freezing_keeps_is_in_the_memory_and_in_copies(method: str, copies: int) -> None:
     given = spec(partition="parameter", freeze=FreezeConfig.model_validate({"method": method}))
     rank = planned(given, profile(2)).prediction.memory.ranks[0]
-    # Every scalar has four bytes: on the rank, and of what it stands by for.
+    # Every scalar takes four bytes, both in the rank's own layers and in the copies that it keeps.
     own = rank.peak.weights
     assert rank.peak.statistics == copies * own
     assert own + rank.peak.standbys // (4 + copies) == 4 * sum(FOUND.parameters)

@@ -27,7 +27,7 @@ from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
 from workers.protocol import JobError
 
-# One process measures, for all of them.
+# One process takes the measurement for all tests.
 pytestmark = pytest.mark.xdist_group("profiling")
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +43,7 @@ def settled(folder: Path, **sections: dict[str, Any]) -> tuple[Spec, ModelOutlin
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Spec, ModelOutline, Profile, Path]:
-    """A real measurement, and the cache that it went into."""
+    """A real measurement, and the cache that holds it."""
     folder = tmp_path_factory.mktemp("measured")
     spec, found = settled(folder)
     said: list[str] = []

@@ -1,5 +1,5 @@
-"""A job's plan for the ranks that it has left: same family or the nearest, memory, replicas, standbys, and when a
-newcomer pays."""
+"""A job's plan for its remaining ranks: same family or the nearest, memory, replicas, standbys, and when a
+newcomer pays off."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def job(
     elastic: ElasticConfig | None = None,
     **pipeline: Any,
 ) -> Replanner:
-    """The replanner of a job; cut by `dynpipe` with a profile, by `parameter` without one."""
+    """The replanner of a job: it partitions by `dynpipe` with a profile and by `parameter` without one."""
     numbers = {
         "ranks": ranks,
         "microbatches": 8,
@@ -74,7 +74,7 @@ def job(
 
 
 def replan(made: Replanner, ranks: int, domains: str | None = None) -> Plan:
-    """Each rank in a domain of its own, unless said otherwise: a letter per rank."""
+    """Replan for `ranks` ranks. `domains` has a letter per rank; by default each rank has its own domain."""
     where = list(domains or "abcdefghijklmnop"[:ranks])
     plan, schedule = made.plan_for(ranks, epoch=7, version=3, reason="rank 1 was lost", domains=where)
     assert (plan.epoch, plan.version) == (7, 3)
@@ -104,7 +104,7 @@ def test_asked_again_it_says_the_same_and_the_first_plan_comes_back() -> None:
     assert again.layers == made.first.layers
     assert again.standbys == made.first.standbys
     assert "as it began, on 4 ranks" in again.reason
-    # More than it began with stay out.
+    # Ranks beyond the initial number stay out.
     assert replan(made, 6, "aaaaaa") == again
 
 
@@ -167,20 +167,21 @@ def test_domains_decide_nothing_else_where_links_are_alike() -> None:
 
 
 def test_memory_limits_hold_with_standbys() -> None:
-    # 4 weights, 4 gradients, 8 optimizer state a parameter, and a copy of them: what a layer of 1000 takes twice.
+    # Each parameter takes 4 bytes of weights, 4 of gradients and 8 of optimizer state, and its copy as much
+    # again.
     enough = 2 * 16_000 * 4 + 13_000
     plan = replan(job(memory_bytes=enough), 3)
     assert predict(profile(3, memory_bytes=enough), plan, schedule_of(plan)).fits
     wrong = r"no plan for 2 ranks: .*nothing fits the memory.* for copies of .*; or elastic.redundancy = \"checkpoint"
     with pytest.raises(PlanError, match=wrong):
         replan(job(memory_bytes=enough), 2)
-    # Without copies two are enough.
+    # Without copies two ranks are enough.
     alone = job(memory_bytes=enough, elastic=ElasticConfig(redundancy="checkpoint"))
     assert replan(alone, 2).world_size == 2
 
 
 def test_a_family_that_does_not_fit_the_memory_gives_way() -> None:
-    # GPipe keeps all eight microbatches' activations, 1F1B as many as there are ranks.
+    # GPipe keeps the activations of all eight microbatches, 1F1B of as many as there are ranks.
     made = job(schedule="gpipe", elastic=ElasticConfig(redundancy="checkpoint"))
     least = {
         name: min(
@@ -203,7 +204,7 @@ def test_replicas_share_fewer_pipelines(measured: bool) -> None:
     made = job(ranks=4, replicas=2, measured=measured)
     assert made.first.pipeline_count == 2
     three = replan(made, 3)
-    # One pipeline of three beats two of one.
+    # One pipeline of three ranks beats two of one rank.
     assert (three.pipeline_count, three.pipeline_ranks) == (1, 3)
     assert "3 ranks in 1 pipeline for 2 replicas" in three.reason
     assert replan(made, 1).world_size == 1
@@ -212,7 +213,7 @@ def test_replicas_share_fewer_pipelines(measured: bool) -> None:
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_what_is_of_no_use_stays_out(measured: bool) -> None:
-    # Few microbatches: one pipeline of five would mostly wait.
+    # With few microbatches one pipeline of five ranks would mostly wait.
     plan = replan(job(ranks=6, replicas=2, microbatches=2, measured=measured), 5)
     assert (plan.pipeline_count, plan.pipeline_ranks) == (2, 2)
     assert "1 rank to spare" in plan.reason
@@ -223,7 +224,7 @@ def test_a_table_of_the_users_own_gives_way_and_comes_back(tmp_path: Path) -> No
     path.write_text(table_format.dump(build("1f1b", 4, 8)))
     made = job(schedule=f"csv:{path}", recompute=(0, 5))
     assert made.first.schedule == f"csv:{path}"
-    # The controller may be on another machine than the table was.
+    # The controller may run on another machine, which does not have the table.
     path.unlink()
     plan, _ = made.plan_for(3, epoch=1, version=2, reason="", domains="abc")
     assert plan.schedule in families()
@@ -282,6 +283,6 @@ def test_without_a_profile_only_a_measured_step_can_be_weighed() -> None:
     pays, reason = made.pays(now, 4, 10, 5.0)
     assert pays
     assert "no step has been measured" in reason
-    # (8 + 3) / 4 over (8 + 2) / 3 of 1 s: 0.175 s a step.
+    # (8 + 3) / 4 over (8 + 2) / 3 is 0.825, so a step of 1 s becomes 0.175 s shorter.
     assert made.pays(now, 4, 10, 1.7, step_s=1.0)[0]
     assert not made.pays(now, 4, 10, 1.8, step_s=1.0)[0]

@@ -1,4 +1,4 @@
-"""A recorded run's freeze decisions for another run: what is taken over, and which logs do not fit."""
+"""A recorded run's freeze decisions in another run: what the run adopts, and which logs do not fit."""
 
 from __future__ import annotations
 

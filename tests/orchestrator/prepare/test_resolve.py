@@ -1,4 +1,4 @@
-"""From spec to plan and ranks' configuration, and the user's mistakes that only model and data bring out."""
+"""From spec to plan and ranks' configuration, and user mistakes that only model and data reveal."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_plan_from_elsewhere_is_followed() -> None:
     )
     given = spec(PipelineConfig(ranks="auto", schedule="auto", microbatches="auto", partition="dynpipe"))
     done = resolve_spec(given, FOUND, {}, epoch=3, plan=plan)
-    # Where it says nothing of standbys, each of the two ranks stands by the other.
+    # The plan has no standbys, so each of the two ranks keeps copies for the other.
     assert done.plan == replace(plan, epoch=3, standbys=((1,), (0,), (0,), (1,), (1,)))
     asked = done.spec.pipeline
     assert (asked.ranks, asked.schedule, asked.chunks, asked.microbatches) == (2, "zbv", 2, 6)
@@ -301,7 +301,7 @@ def test_a_mistake_in_model_or_data_is_told_before_anything_starts(
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None:
     given = absolute(load(path, [f"job.output={tmp_path}"]))
-    # Weights that another example makes are no part of the cut.
+    # Weights that come from another example don't affect the partition.
     given = given.model_copy(update={"model": given.model.model_copy(update={"weights": None})})
     done = resolve_spec(given, outline_model(given), {}, epoch=1)
     assert done.plan.world_size == given.pipeline.ranks
@@ -333,7 +333,7 @@ def test_without_peers_no_plan_has_standbys() -> None:
 
 
 def test_a_spec_is_settled_once_on_its_way_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule is entered once; the redundancy once more for the ranks of the plan, which a search may choose."""
+    """Each rule runs once. Redundancy runs once more for the ranks of the plan, which a search may choose."""
     entered: list[str] = []
 
     def count(module: ModuleType, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a resumed job takes over: searched numbers, default phases, the plan if it is still what is asked for."""
+"""What a resumed job adopts: searched numbers, default phases, and the plan if it still fits the request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spec(steps: int = 100, freeze: FreezeConfig | None = None, **pipeline: Any) 
 
 
 def before(given: Spec) -> dict[str, Any]:
-    """What `job.json` holds of an earlier start of `given`."""
+    """What `job.json` holds after an earlier start of `given`."""
     return resolve_spec(given, FOUND, {}, epoch=1).spec.model_dump(mode="json")
 
 

@@ -1,4 +1,4 @@
-"""Real Ray nodes on this machine: they come, die without a word, and leave nothing behind."""
+"""Real Ray nodes on this machine: they come up, die without warning, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def family() -> list[psutil.Process]:
 
 
 def told(ask: Callable[[], Told]) -> Told | None:
-    """What a process says of itself; None if it has just gone: Ray's come and go."""
+    """What `ask` returns about a process; None if the process has just ended, as Ray's often do."""
     try:
         return ask()
     except psutil.NoSuchProcess:
@@ -59,7 +59,7 @@ def test_nodes_come_are_killed_whole_and_leave_nothing() -> None:
         nodes.kill("b")
         assert gone(doomed)
         nodes.add("c", {"CPU": 1})
-        nodes.kill("c")  # before it is there
+        nodes.kill("c")  # before it is up
         nodes.add("d", {"CPU": 1})
         nodes.wait_for({"d"})
         with pytest.raises(JobError, match="1 of 2 nodes were not up within 0 s"):

@@ -1,4 +1,4 @@
-"""A trace played against nodes that only write down what is done to them."""
+"""A trace played against fake nodes that only record what is done to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODE = {"CPU": 1.0}
 
 
 class WrittenDown:
-    """Nodes of paper."""
+    """Fake nodes that record every call."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, str]] = []
@@ -65,7 +65,7 @@ def job(steps: int) -> list[Record]:
 def training_on(
     script: Script, nodes: WrittenDown, say: Callable[[str], None] = lambda text: None
 ) -> TracePlayer:
-    """Of a job that goes on after the trace."""
+    """The player for a job that goes on after the trace."""
     return TracePlayer(script, nodes, say, lambda: None, goes_on=True)
 
 
@@ -97,7 +97,7 @@ def test_without_commits_nothing_is_played() -> None:
 
 
 class Lost(WrittenDown):
-    """Nodes that nobody can add to."""
+    """Nodes to which none can be added."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_an_unset_speed_fits_the_trace_into_the_job() -> None:
     player.end()
     rehearsed = player.rehearsed()
     assert rehearsed is not None
-    # One more step of 1 s, of which 0.8 may be used, for 2.5 s.
+    # The trace of 2.5 s has to fit into 0.8 of one more step of 1 s.
     assert rehearsed.speedup == 2.5 / 0.8
 
 

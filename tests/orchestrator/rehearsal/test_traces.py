@@ -1,4 +1,4 @@
-"""Traces: what is refused and in what words, slots, windows, speed; what holds for any trace."""
+"""Traces: what is refused and with which message; slots, windows and speed; properties of any trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = "0,add,a\n0,add,b\n100,remove,a\n100,add,c\n250,remove,b\n"
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Any trace: at each time some nodes go, some come."""
+    """Any trace: at each time some nodes leave and some come up."""
     live: list[str] = []
     changes: list[Change] = []
     time_ms = 0
@@ -84,7 +84,7 @@ def test_kept_slots_are_evenly_spread_and_keep_their_lifetimes() -> None:
     text = "".join(f"0,add,n{number}\n" for number in range(30)) + "9,remove,n3\n12,add,x\n"
     kept = keep(parse(text, "t"), 8)
     assert kept.at_start() == tuple(f"n{number}" for number in (0, 3, 7, 11, 15, 18, 22, 26))
-    # x took slot 3, the only one that was free.
+    # x took slot 3, the only free one.
     assert [change.node for change in kept.changes[8:]] == ["n3", "x"]
     with pytest.raises(JobError, match=r"--nodes 31: the trace has between 1 and 30 nodes"):
         keep(parse(text, "t"), 31)

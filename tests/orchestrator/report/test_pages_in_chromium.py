@@ -1,4 +1,4 @@
-"""The pages as a browser shows them: from a file, with no network, with no message on the console."""
+"""The pages as a browser shows them: from a file, without network, with no message on the console."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_report_draws_its_charts_and_runs_no_script_of_a_job_s_name(tmp_path
     assert all(width > 300 and height == 250 for width, height in opened.canvases)
     assert opened.dom.count('class="card chart drawn"') == 10
     assert "&lt;script&gt;alert(1)&lt;/script&gt; · Freshet report</title>" in opened.dom
-    # uPlot's legend names every curve, and the steps.
+    # uPlot's legend names every curve and the steps.
     assert {"step", "training", "validation", "planned", "p_eff"} <= set(
         re.findall(r'class="u-label">([^<]*)<', opened.dom)
     )

@@ -52,7 +52,7 @@ def page() -> str:
 
 
 def with_event(*events: object) -> JobView:
-    """A run of 40 steps to which `events` happened at the end."""
+    """A run of 40 steps with `events` at the end."""
     run = fold(records(steps=40)[:-1])
     for event in events:
         run.take(Record(time_s=run.ended_s + 1, event=event))  # pyright: ignore

@@ -1,4 +1,4 @@
-"""The report of a job that freezes, and of one whose plan was searched for; nothing of it where neither is so."""
+"""The report of a job that freezes, and of one with a searched plan; other jobs' reports mention neither."""
 
 from __future__ import annotations
 
@@ -154,14 +154,14 @@ def test_without_a_solution_the_prediction_comes_from_earlier_measured_steps() -
     assert predicted is not None
     assert predicted.source == "from the mean times of 1 earlier measured step"
     assert "Step 30 predicted and measured" in render(first)
-    # Ranks that wait in the commit for another are not what a step takes outside its window.
+    # The time that ranks wait for another in the commit does not count as time outside the window.
     waiting = first.measured[10][3]
     first.measured[10][3] = replace(waiting, step_s=waiting.step_s + 1)
     assert predict_newest(first) == predicted
 
 
 def shrunk(run: JobView, measured: Sequence[TimelineReport]) -> JobView:
-    """`run` after a loss: of two pipelines one is left, which runs both replicas, as `measured` in the last step."""
+    """`run` after a loss: the one pipeline left runs both replicas, as `measured` in the last step."""
     generation = Generation(
         number=2,
         epoch=1,
@@ -283,7 +283,7 @@ def test_the_paper_s_numbers_and_the_warning_stand_on_the_page(run: JobView, pag
     assert numbers.predicted_kappa == 0.763
     assert numbers.kappa == pytest.approx(0.79, abs=0.02)
     assert numbers.time_to_accuracy == pytest.approx((numbers.kappa or 0) / 0.37)
-    # Five steps at 1, the mean of the drawn ratios (about 0.67) from the ramp on.
+    # Five steps are at 1; from the ramp on the mean of the drawn ratios is about 0.67.
     assert numbers.average_freeze_ratio == pytest.approx((5 + 0.677 * (15.5 + 140)) / 200, abs=0.01)
     text = Page(page).text
     for words in (
@@ -348,7 +348,7 @@ def test_there_is_no_warning_while_freezing_pays() -> None:
 
 
 def slowed(share: float, kappa: float, **freeze: object) -> JobView:
-    """A job that lets `share` of the gradient through after its 30th step, and then takes `kappa` of its time."""
+    """A job whose steps after the 30th pass on `share` of the gradient and take `kappa` times as long."""
     run = fold(records())
     run.spec = {**run.spec, "freeze": freeze}
     for number, step in run.steps.items():
@@ -430,7 +430,7 @@ def test_histograms_of_many_ranks_are_one(run: JobView) -> None:
 
 def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: JobView) -> None:
     assert "Over all 200 steps; each layer counts at the rank that held it last.</p>" in render(run)
-    # Step 200 was trained after layers 2 and 3 had moved to ranks 1 and 2; rank 3 was lost before it told of step 199.
+    # Layers 2 and 3 had moved to ranks 1 and 2 before step 200; rank 3 was lost before it reported step 199.
     moved = [(0, (0, 1)), (1, (2,)), (2, (3, 4, 5, 6)), (3, (7, 8, 9))]
     shifted = JobView()
     for record in freezing_records():

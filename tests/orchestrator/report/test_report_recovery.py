@@ -1,4 +1,4 @@
-"""Losses and joins on the page: the rehearsal's figures, its curves, a row for each change."""
+"""Losses and joins on the page: the rehearsal's figures, its curves, and a row for each change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of freezing: defaults become numbers, what does not fit the job is refused with the way out."""
+"""The phases of freezing: defaults become numbers, and what does not fit the job is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_warm_up_as_long_as_the_job() -> None:
 
 
 def test_a_resumed_job_that_is_too_short_for_its_phases_is_told_to_be_longer() -> None:
-    """Its phases are those of its run: other ones, or none, would be refused next, so they are for other jobs."""
+    """It must keep the phases of its run, so shorter phases, or none, are suggested only for other jobs."""
     begun = Spec(job=JobConfig(name="a", steps=1000), freeze=FreezeConfig(method="timelyfreeze"))
     phases = settle_phases(begun.freeze, begun.optimizer, 1000)
     adopted = adopt(begun, {"freeze": phases.model_dump(mode="json")}).freeze

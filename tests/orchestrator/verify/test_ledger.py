@@ -1,4 +1,4 @@
-"""The ledger: a sound log is proved, and each kind of unsound one is told by its numbers."""
+"""The ledger: it proves a sound log, and names the numbers that are wrong in each kind of unsound one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wrong(records: list[Record]) -> list[str]:
 
 
 def changed(index: int, **fields: Any) -> list[Record]:
-    """The eventful log with fields of the step report at `index` (of those) changed."""
+    """The eventful log with some fields changed in its step report number `index`."""
     records = eventful().records
     places = [place for place, record in enumerate(records) if isinstance(record.event, StepReport)]
     event = records[places[index]].event
@@ -73,7 +73,7 @@ def test_a_sound_job_is_proved_whatever_it_lost(run: ElasticRun) -> None:
 @given(histories(), st.data())
 def test_a_report_that_is_lost_or_doubled_is_noticed(run: ElasticRun, data: st.DataObject) -> None:
     ledger = audit(run.records, TRAIN_SAMPLES)
-    # One that stands: what a return to a checkpoint voids may well be lost.
+    # Only reports that stand count; those that a return to a checkpoint voids may well be lost.
     victim = data.draw(st.sampled_from([each for each in ledger.standing if each is not None]))
     place = next(place for place, record in enumerate(run.records) if record.event is victim)
     without = [*run.records[:place], *run.records[place + 1 :]]
@@ -98,7 +98,7 @@ def test_a_return_to_a_checkpoint_may_take_more_than_one_generation() -> None:
     run.train(5)
     run.lose(0)
     run.form((1, 2, 3), from_checkpoint=True)
-    # Another one is lost before that generation trains.
+    # Another rank is lost before that generation trains.
     run.lose(1)
     run.step = 9
     run.regroup((2, 3), lost=(0, 1), from_checkpoint=True)
@@ -115,7 +115,7 @@ def test_a_step_with_another_steps_samples_is_told() -> None:
     assert wrong(changed(0, samples_digest=BATCHES.digest(3, TRAIN_SAMPLES))) == [
         "step 1 did not use the samples at positions 0 to 11 of the data's order, but those of step 3"
     ]
-    # The last one stands: step 12, positions 132 to 143.
+    # The last report stands: step 12, positions 132 to 143.
     assert wrong(changed(-1, samples_digest="0" * 64)) == [
         "step 12 did not use the samples at positions 132 to 143 of the data's order"
     ]
@@ -225,7 +225,7 @@ def test_the_command_says_what_is_wrong_and_fails(tmp_path: Path) -> None:
     sound = CliRunner().invoke(app, ["verify", written("sound", unsaved)])
     assert sound.exit_code == 0
     assert "12 steps in 4 generations of 1 controller; 6 committed steps run again" in sound.stdout
-    # Its checkpoint was never written.
+    # The log's checkpoint was never written.
     ledger, _ = verify_run(written("again", eventful().records))
     assert "was reported whole and is gone" in ledger.wrong[0]
     broken = CliRunner().invoke(app, ["verify", written("broken", changed(-1, step=13))])
