@@ -1,4 +1,4 @@
-"""Jobs for engine tests: small, complete, and the same whichever way they are run."""
+"""Jobs for engine tests: small, complete, and the same however they are run."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 
 
 def small_config(output: Path, trait: str = "plain", **changes: Any) -> WorkerConfig:
-    """A model of 8 layers from `small_models`."""
+    """The configuration of a job with 8 layers from `small_models`."""
     fields: dict[str, Any] = {
         "job": "small",
         "seed": 3,
@@ -56,7 +56,7 @@ def job(
     recompute: bool | tuple[int, ...] = False,
     **fields: Any,
 ) -> Job:
-    """`config` on `ranks` ranks per pipeline; `counts` are layers per stage, even when not given."""
+    """A job of `config` on `ranks` ranks per pipeline. `counts` has the layers per stage, by default even."""
     family = families()[schedule]
     chunks = family.default_chunks
     stages = family.stages(ranks, chunks)

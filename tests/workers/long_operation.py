@@ -1,4 +1,4 @@
-"""An operation of PyTorch that runs until another thread has had its turn of random draws."""
+"""A PyTorch operation that runs until another thread has drawn random numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compute_long(values: Tensor) -> None:
 
 @contextmanager
 def drawing_meanwhile() -> Iterator[None]:
-    """Another thread draws while `compute_long` runs inside."""
+    """Another thread draws random numbers while `compute_long` runs inside this context."""
 
     def draw() -> None:
         assert _computing.wait(30)

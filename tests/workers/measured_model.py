@@ -11,7 +11,7 @@ BATCH = 4
 
 
 class Vectors:
-    """Random vectors: float32[B, WIDTH] twice."""
+    """Random vectors: float32[B, WIDTH] as both input and target."""
 
     train_samples = 64
     validation_samples = 8
@@ -26,7 +26,7 @@ class Vectors:
 
 
 class Up(nn.Module):
-    """relu(x @ W + b): the ReLU keeps its output, the matrix its input."""
+    """relu(x @ W + b): the ReLU keeps its output, and the matrix keeps its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Down(nn.Module):
 
 
 class Raw(nn.Module):
-    """A matrix that no module hides beside one that is covered."""
+    """A bare matrix beside one inside a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def model(kind: str = "mlp") -> ModelDefinition:
 
 
 class Broken(nn.Module):
-    """Works on the meta device and nowhere else."""
+    """A layer that works only on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()

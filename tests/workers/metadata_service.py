@@ -1,4 +1,4 @@
-"""A local stand-in for a cloud's metadata service: it answers what a test puts in place, as the documented ones do."""
+"""A local stand-in for a cloud's metadata service, with answers that a test supplies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the service says."""
+    """One answer of the service."""
 
     status: int = 200
     body: str = ""
@@ -20,7 +20,7 @@ class Reply:
 
 @dataclass
 class MetadataService:
-    """Answers by `serve`, which gets the method, the path with its query, and the headers in small letters."""
+    """A service that answers with `serve`, which gets method, path with query, and lower-case headers."""
 
     serve: Callable[[str, str, Mapping[str, str]], Reply]
     base: str = ""

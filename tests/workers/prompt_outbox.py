@@ -17,9 +17,9 @@ TIMEOUT_S = 60.0
 
 
 class PromptOutbox(Outbox):
-    """The sender waits until the thread has freed the messages that it may free.
+    """An outbox whose sender waits until the thread has freed all messages that it may free.
 
-    On a busy machine the thread otherwise runs late, and each message that it has not freed adds to the peak.
+    Otherwise the thread runs late on a busy machine, and each message that it has not freed adds to the peak.
     """
 
     def put(self, work: Any, tensor: Tensor) -> None:

@@ -9,14 +9,14 @@ from workers.data.dataset import Batch
 from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
 
 FACTORS = (1.0, 2.0, 0.5, 1.5)
-"""How much of its parameter each layer adds."""
+"""The factor by which each layer multiplies the parameter that it adds."""
 SMOOTHNESS = sum(factor * factor for factor in FACTORS)
-"""The Hessian's one eigenvalue above 0, and all gradients lie along its eigenvector."""
+"""The Hessian's only eigenvalue above 0. All gradients lie along its eigenvector."""
 WIDTH = 6
 
 
 class Alike:
-    """The same sample throughout."""
+    """A data set whose samples are all the same."""
 
     train_samples = 64
     validation_samples = 8
@@ -44,7 +44,7 @@ def half_squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def model(tied: bool = False) -> ModelDefinition:
-    """Four layers; `tied`: the first and the last, with the same factor, share their parameter."""
+    """A model of four layers. If `tied`, the first and the last share their parameter and have one factor."""
     factors = (*FACTORS[:3], FACTORS[0]) if tied else FACTORS
     layers = tuple(
         LayerBuilder(f"l{index}", lambda factor=factor: Shift(factor)) for index, factor in enumerate(factors)

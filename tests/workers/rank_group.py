@@ -1,4 +1,4 @@
-"""Ranks that outlive their generations, as processes without Ray; and in short what a controller does with them."""
+"""Ranks that outlive their generations, as processes without Ray, with a small stand-in controller."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ AT_ONCE = ("leave", "request", "prepare", "prepare_plan", "die")
 
 
 class Assured(ProcessGroupChannel):
-    """A gather from which nobody returns before all have its result: drills in commits then have one outcome."""
+    """A gather from which no rank returns before all have its result: faults in commits have one outcome."""
 
     def all_gather(self, record: bytes) -> list[bytes]:
         records = super().all_gather(record)
@@ -58,7 +58,7 @@ class Assured(ProcessGroupChannel):
 
 @dataclass(frozen=True)
 class Raised:
-    """What a call raised."""
+    """The error that a call raised."""
 
     error: str
 
@@ -68,7 +68,7 @@ def drilled(config: WorkerConfig) -> WorkerConfig:
 
 
 def with_standbys(job: Job, shift: int = 1) -> Plan:
-    """The plan of `job`, each layer's copy on the place `shift` further."""
+    """The plan of `job` with a copy of each layer `shift` places further."""
     plan = job.plan
     places = [
         (plan.stage_ranks[plan.stage_of_layer(layer)] + shift) % plan.pipeline_ranks
@@ -78,7 +78,7 @@ def with_standbys(job: Job, shift: int = 1) -> Plan:
 
 
 class RankGroup:
-    """Processes 0, 1, ... that host a rank each; a context."""
+    """A context with processes 0, 1, ... that host one rank each."""
 
     def __init__(self, config: WorkerConfig, ranks: int) -> None:
         self._processes = RankProcesses(ranks, _serve, config)
@@ -105,7 +105,7 @@ class RankGroup:
         self._thread.join(5)
 
     def call(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call `name` on each of these; an answer is what it returned, `Raised`, or `Died`."""
+        """Call `name` on each of these ranks; an answer is what the call returned, `Raised`, or `Died`."""
         self.start(name, arguments)
         return self.answers(arguments)
 
@@ -161,11 +161,11 @@ class RankGroup:
         regroup_by: int | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, Any]:
-        """One generation.
+        """Train one generation.
 
         Args:
-            regroup_by: the rank that asks for another one in the first commit.
-            meanwhile: done while they train.
+            regroup_by: the rank that requests another generation in the first commit.
+            meanwhile: called while the ranks train.
         """
         self.generation += 1
         plan = plan or job.plan
@@ -202,7 +202,7 @@ class RankGroup:
         return self.answers(members)
 
     def tell(self, number: int, name: str, *arguments: Any) -> None:
-        """A call that is carried out at once, and not answered."""
+        """Make a call that the rank carries out at once and does not answer."""
         assert name in AT_ONCE
         self._pipes[number].send((name, arguments))
 
@@ -215,7 +215,7 @@ class RankGroup:
             assert answer is None, f"rank {number}: {answer}"
 
     def settle(self) -> tuple[int, dict[int, Position], list[Source]]:
-        """Where the survivors stand afterwards, and who has which layer."""
+        """Settle the step; returns it, the survivors' positions, and the sources of the layers."""
         answers = self.each("position")
         positions = {n: p for n, p in answers.items() if isinstance(p, Position)}
         newest = max(p.step for p in positions.values())
@@ -232,14 +232,14 @@ class RankGroup:
         return newest, positions, sources
 
     def steps(self) -> dict[int, StepReport]:
-        """Of each step the report that counts."""
+        """For each step, the report that counts."""
         told: dict[int, StepReport] = {}
         for report in self.of(StepReport):
             told.setdefault(report.step, report)
         return told
 
     def protected(self, ranks: int) -> Callable[[], None]:
-        """Waits until so many ranks of the newest generation have told that their copies are current."""
+        """A function that waits until `ranks` more reports say that a rank's copies are current."""
         before = len(self.of(StandbyReport))
         return lambda: self.wait_for(
             lambda reports: sum(isinstance(r, StandbyReport) for r in reports) >= before + ranks
@@ -262,7 +262,7 @@ class RankGroup:
 
 
 def state_sha256(outcomes: Mapping[int, Any]) -> str:
-    """Of the whole model, when all ended well."""
+    """The digest of the entire model; all outcomes must be good."""
     layers: dict[int, str] = {}
     for number, outcome in outcomes.items():
         assert isinstance(outcome, Outcome), f"rank {number}: {outcome}"
@@ -272,13 +272,13 @@ def state_sha256(outcomes: Mapping[int, Any]) -> str:
 
 
 def quiet_sha256(job: Job, ended: Mapping[int, Any]) -> str:
-    """The state of `job` undisturbed, stopped at the step at which the ranks that `ended` were."""
+    """The state of an undisturbed run of `job` that stops at the step at which `ended` did."""
     (step,) = {outcome.step for outcome in ended.values()}
     return run_threads(replace(job, stop_at=step)).state_sha256
 
 
 def parted(outcomes: Mapping[int, Any]) -> set[int]:
-    """The steps at which the ranks parted."""
+    """The steps at which the ranks left their generation."""
     assert all(isinstance(outcome, Parted) for outcome in outcomes.values()), outcomes
     return {outcome.step for outcome in outcomes.values()}
 
@@ -298,7 +298,7 @@ def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
     turn = threading.Lock()
 
     def send(message: object) -> None:
-        # Faults report from the thread that they fire in.
+        # Faults report from the thread in which they fire.
         with turn:
             pipe.send(message)
 

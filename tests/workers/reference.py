@@ -1,4 +1,4 @@
-"""A plain one-process autograd loop: no stages, no deferral, no engine. What the engine's bits are held against."""
+"""A plain autograd loop in one process, without stages, deferral or engine: the engine's reference."""
 
 import math
 from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ from workers.reproducibility.canonical import canonical
 
 
 class Boundary(torch.autograd.Function):
-    """The layout rule at a layer's boundary, as one more differentiable step."""
+    """The layout rule at a layer's boundary as a differentiable function."""
 
     @staticmethod
     def forward(ctx, x):
@@ -41,12 +41,12 @@ def nothing(step: int, microbatch: int, name: str, module: nn.Module) -> Collect
 def train_plainly(
     config: WorkerConfig, output: Path, *, boundaries: bool = False, frozen: Frozen = nothing
 ) -> tuple[str, list[float]]:
-    """state_sha256 after `config.steps` steps of ordinary training, and the loss of each step.
+    """Returns state_sha256 after `config.steps` steps of ordinary training, and the loss of each step.
 
-    One graph from input to loss per microbatch; each microbatch's gradient is formed by autograd and added in
-    ascending order. Ties are not known here. With `boundaries` the canonical layout is imposed between layers, which
-    matters only to models whose layers return something else, such as a transposed view. What is `frozen` is formed
-    too, and thrown away.
+    Each microbatch has one graph from input to loss. Autograd forms its gradient, and gradients are added in
+    ascending order. The loop knows no ties. With `boundaries` it imposes the canonical layout between layers,
+    which matters only to models whose layers return another one, such as a transposed view. Gradients of
+    `frozen` parameters are formed too, and discarded.
     """
     torch.set_num_threads(config.threads)
     data = open_dataset(config.data, config.model, str(output))

@@ -1,4 +1,4 @@
-"""Whole checkpoints of a job of three layers, and the ways to damage their files."""
+"""Complete checkpoints of a job of three layers, and ways to damage their files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def trained(layer: int, seed: int, config: OptimizerConfig | None = None) -> Lay
 
 
 def saved(output: str, step: int, generation: int = 1) -> list[LayerState]:
-    """Write a whole checkpoint; returns what it holds."""
+    """Write a complete checkpoint; returns the states in it."""
     folder = checkpoint_folder(output, step, generation)
     states = [trained(layer, step) for layer in range(len(NAMES))]
     records = [record for state in states for record in write_layer(folder, state)]

@@ -1,5 +1,6 @@
-"""A network on which each rank's groups go strictly one after the other, over real sockets. Harder than NCCL: there
-a rank may go on computing while a group waits for its turn, here it may be made to stand still."""
+"""A network on which each rank's groups run strictly one after the other, over real sockets. It is stricter
+than NCCL, where a rank may go on computing while a group waits for its turn; here the rank may have to
+wait."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from workers.transport.send_queues import SendQueues
 
 
 class SerialBackend:
-    """Issues a group only when the one before is over, on a thread of its own; or at once, in the caller's way."""
+    """Issues a group only when the one before is over, on its own thread; `in_the_way` blocks the caller."""
 
     device = torch.device("cpu")
 

@@ -47,7 +47,7 @@ class Residual(nn.Module):
 
 
 class TwoOutputs(nn.Module):
-    """Returns the stream and a second tensor that only the layer after uses."""
+    """Returns the stream and a second tensor that only the next layer uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class TwoInputs(nn.Module):
 
 
 class Twice(nn.Module):
-    """Uses one matrix twice."""
+    """A layer that uses one matrix twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Twice(nn.Module):
 
 
 class Transposed(nn.Module):
-    """Its output is a transposed view, [WIDTH, B]."""
+    """A layer whose output is a transposed view, [WIDTH, B]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Normalized(nn.Module):
 
 
 class Adapted(Residual):
-    """Its own parameters are held fixed; what is beside them trains, as a low-rank adapter does."""
+    """A layer with fixed parameters of its own and trainable ones beside them, like a low-rank adapter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Adapted(Residual):
 
 
 class RawMatrix(nn.Module):
-    """A matrix that no module hides: its gradient takes the second walk."""
+    """A bare matrix without a module: its gradient takes the second walk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Head(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """Its matrix is tied with `Residual.up` of the first layer."""
+    """A head whose matrix is tied to `Residual.up` of the first layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class TiedHead(nn.Module):
 
 
 def model(trait: str, classes: int = 5) -> ModelDefinition:
-    """A model of 8 layers with `trait` in the middle, and a head of `classes` (tied: of its own)."""
+    """A model of 8 layers with `trait` in the middle and a head of `classes` (the tied head has its own)."""
     plain = [Residual] * 3
     middle = {
         "plain": [Residual, Residual],

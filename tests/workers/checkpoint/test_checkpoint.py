@@ -1,4 +1,4 @@
-"""The checkpoint format: every bit of every state comes back, and training goes on from it."""
+"""The checkpoint format: every bit of every state is restored, and training goes on from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def assert_same(left: LayerState, right: LayerState) -> None:
-    """Equal in every bit of every tensor and in every count."""
+    """Check that both states have the same bits in every tensor and the same counts."""
     assert (left.layer, left.name, left.updates) == (right.layer, right.name, right.updates)
     assert digest(left) == digest(right)
     assert {name: set(slots) for name, slots in left.slots.items()} == {
@@ -77,7 +77,7 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
         torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64,
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     )  # fmt: skip
-    # Arbitrary bit patterns, not-a-number payloads and negative zeros among them.
+    # Arbitrary bit patterns, including NaN payloads and negative zeros.
     weights = {str(dtype).removeprefix("torch."): random_bytes.clone().view(dtype) for dtype in dtypes}
     weights |= {
         "scalar": torch.tensor(-0.0),

@@ -1,4 +1,4 @@
-"""What the ranks know of a checkpoint that the first rank could not complete: that there is none."""
+"""If the first rank cannot complete a checkpoint, all ranks know that it does not exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.protocol import CheckpointReport, Generation, Report
 
 
 class Ranks:
-    """Two ranks, a layer each, and their commits."""
+    """Two ranks with one layer each, and their commits."""
 
     def __init__(self, output: Path) -> None:
         self.config = small_config(output)
@@ -36,7 +36,7 @@ class Ranks:
         return checkpoint_folder(self.config.output, step, 1)
 
     def commit(self, step: int) -> list[int]:
-        """The newest checkpoint that each takes for whole."""
+        """The step of the newest checkpoint that each rank considers complete."""
         records = []
         for place, rank in enumerate(self.ranks):
             files, errors = rank.finished_files()
@@ -54,7 +54,7 @@ def test_a_checkpoint_without_a_manifest_is_whole_for_nobody(tmp_path: Path) -> 
     assert ranks.commit(3) == [0, 0]
     assert ranks.commit(4) == [2, 2]
     second = ranks.save(4)
-    # It is cleared away before the first rank comes to write the manifest, and in its place is a file.
+    # Its folder is replaced by a file before the first rank writes the manifest.
     shutil.rmtree(second)
     Path(second).touch()
     ranks.commit(5)

@@ -1,4 +1,4 @@
-"""Every damage to a checkpoint's files and to its manifest is named."""
+"""Every kind of damage to a checkpoint's files and to its manifest is named."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_error_travels_between_processes() -> None:
 
 
 def edited(**changes) -> str:
-    """The JSON of a good manifest with some fields changed, and a sha256 that fits."""
+    """The JSON of a good manifest with some fields changed and a matching sha256."""
     good = manifest(20, 1, [FileRecord(name=file, bytes=1, sha256="0" * 64) for file in FILES])
     return Manifest(**{**vars(good), **changes}).to_json()
 
@@ -122,7 +122,7 @@ def test_a_manifest_that_is_gone_or_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_no_value_of_the_manifest_can_change_unnoticed(tmp_path: Path) -> None:
-    """Every digit and letter inside it, one after the other."""
+    """The test changes every digit and letter, one after the other."""
     text = edited()
     assert Manifest.from_json(text).to_json() == text
     for at, character in enumerate(text):

@@ -1,4 +1,4 @@
-"""A job's newest whole checkpoint as one file of weights."""
+"""A job's newest complete checkpoint as one file of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a job are found, and which are deleted: only our old ones."""
+"""Which checkpoints of a job are found, and which are deleted: only old ones of this job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_prune_keeps_the_newest_and_what_is_not_ours(output: str, tmp_path: Path
     for step in (20, 40, 60, 80):
         saved(output, step)
     write_layer(checkpoint_folder(output, 30, 1), trained(0, 30))  # abandoned
-    write_layer(checkpoint_folder(output, 70, 1), trained(0, 70))  # abandoned, among those that stay
+    write_layer(checkpoint_folder(output, 70, 1), trained(0, 70))  # abandoned, between complete ones
     write_layer(checkpoint_folder(output, 90, 1), trained(0, 90))  # being written
     parent = tmp_path / "run/checkpoints"
     foreign = [parent / "notes.txt", parent / "best-step-00000020-gen-1", tmp_path / "run/events.jsonl"]
@@ -71,7 +71,7 @@ def test_discard_deletes_one_checkpoint(output: str) -> None:
 
 
 def test_discard_while_others_write_into_it(output: str) -> None:
-    """No error, and what is left is no checkpoint: the next prune takes it."""
+    """It raises no error. What is left is no checkpoint, and the next prune deletes it."""
     folder = checkpoint_folder(output, 20, 1)
     state = trained(0, 1)
     stop = threading.Event()
@@ -96,7 +96,7 @@ def test_discard_while_others_write_into_it(output: str) -> None:
 
 
 def test_a_checkpoint_that_was_left_behind_is_the_first_to_go(output: str) -> None:
-    """Step 20 was damaged, a later generation went on from step 10: its step 12 is the newest."""
+    """Step 20 was damaged, so a later generation went on from step 10: its step 12 is the newest."""
     saved(output, 10, 1)
     saved(output, 20, 1)
     saved(output, 12, 2)

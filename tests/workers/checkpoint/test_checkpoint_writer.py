@@ -47,7 +47,7 @@ def finish(folder: str, step: int, records: tuple[FileRecord, ...]) -> None:
 
 
 class Gated(list[LayerState]):
-    """States that are handed out up to one, and the rest once the gate opens."""
+    """States that are available up to a given one, and the rest once the gate opens."""
 
     def __init__(self, given: list[LayerState], before_gate: int) -> None:
         super().__init__(given)
@@ -87,7 +87,7 @@ def test_one_write_at_a_time_in_the_background(tmp_path: Path) -> None:
     (ref,) = checkpoints(str(tmp_path))
     assert digest(read_layer(ref, read_manifest(ref), 2)) == digest(states(3, 100)[2])
 
-    # A result that nobody took yet keeps the next write out, so that none is lost.
+    # A result that nobody has read yet holds back the next write, so that no result is lost.
     assert writer.start(folder, 21, states(1, 1))
     writer.close()
     assert not writer.start(folder, 22, states(1, 1))
@@ -118,7 +118,7 @@ def test_an_error_is_a_result_and_leaves_what_others_wrote(tmp_path: Path) -> No
 
 
 def run(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Start `code` in an interpreter of its own, with this module's names."""
+    """Start `code` in a separate interpreter, with this module's names."""
     preamble = "import sys; sys.path.insert(0, sys.argv[1]); from test_checkpoint_writer import *\n"
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", preamble + code, str(Path(__file__).parent), *arguments],
@@ -168,7 +168,7 @@ def assert_the_old_one_stayed(child: subprocess.Popen[str], error: str) -> None:
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    """A file system of 1 MiB, mounted in a namespace that ends with the process."""
+    """The test mounts a file system of 1 MiB in a namespace that ends with the process."""
     for prefix in (("unshare", "--mount"), ("unshare", "--map-root-user", "--mount")):
         mount = ("mount", "-t", "tmpfs", "freshet-test", str(tmp_path))
         try:

@@ -1,4 +1,4 @@
-"""What a rank says that it computes: waiting for others does not count."""
+"""What a rank reports that it computes; waiting for others does not count."""
 
 from __future__ import annotations
 

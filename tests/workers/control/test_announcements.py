@@ -1,4 +1,4 @@
-"""What is told of a step, and when: once it is settled, by the first rank; after a loss by all that are left."""
+"""What ranks report about a step, and when: the first rank once it is settled, all others after a loss."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_ranks_agree_on_what_is_left_to_do_at_their_step() -> None:
 
 
 class Post:
-    """A controller that takes reports in when it is told to."""
+    """A controller that accepts reports on command."""
 
     def __init__(self) -> None:
         self.sent: list[Report] = []

@@ -1,4 +1,4 @@
-"""What a user's data source may return, and what is said of anything else."""
+"""What a user's data source may return, and the errors for anything else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Batches:
 
 
 class Squares(TorchDataset[Any]):
-    """PyTorch's map style."""
+    """A map-style PyTorch data set."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -85,7 +85,7 @@ def test_open_data_may_hold_a_map_style_data_set() -> None:
 
 
 class Endless(IterableDataset[Any]):
-    """No samples by index."""
+    """A data set without samples by index."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

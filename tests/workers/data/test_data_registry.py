@@ -1,4 +1,4 @@
-"""Every source of data, and what is said when it cannot be opened."""
+"""Every source of data, and the errors when it cannot be opened."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Open = Callable[..., OpenData]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Open:
-    """Opens the source that the given settings of `[data]` describe."""
+    """A function that opens the source that some `[data]` settings describe."""
 
     def open_with(model: ModelConfig = MODEL, **settings: Any) -> OpenData:
         config = DataConfig.model_validate({"validation_fraction": 0.0, **settings})
@@ -39,7 +39,7 @@ def opened(tmp_path: Path) -> Open:
 
 
 def text_of(data: OpenData) -> str:
-    """All training text: every input in order, and the last target."""
+    """The entire training text: every input in order, and the last target."""
     assert data.tokenizer is not None
     batch = data.dataset.train(list(range(data.dataset.train_samples)))
     tokens = [*batch.inputs[0].flatten().tolist(), int(batch.targets[0][-1, -1])]

@@ -58,7 +58,7 @@ def test_microbatches_of_another_size_cut_the_same_stream() -> None:
 
 
 def test_the_order_is_pinned() -> None:
-    """A change of these numbers breaks the trajectory of every job that resumes."""
+    """Changing these numbers would break the trajectory of every job that resumes."""
     assert train_indices(0, 0, 0, 1, 8, 10) == [0, 2, 9, 1, 8, 5, 4, 3]
     assert train_indices(42, 1, 3, 4, 2, 11) == [5, 3]
 

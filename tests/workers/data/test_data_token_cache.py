@@ -1,4 +1,4 @@
-"""Tokens on disk: written once, reused, whole under concurrent opening, never half there."""
+"""Tokens on disk: written once, reused, and never incomplete, even when two processes open them at once."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_smallest_type_that_holds_the_vocabulary(
 
 @dataclass(frozen=True)
 class OvertakenCorpus(CountingCorpus):
-    """While its text is being read for the first time, another opens the same cache and finishes first."""
+    """While its text is read for the first time, another process opens the same cache and finishes first."""
 
     folder: Path = Path()
 

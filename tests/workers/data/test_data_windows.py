@@ -1,4 +1,4 @@
-"""Windows of tokens, digits, and the share that is held out."""
+"""Windows of tokens, digit images, and the held-out share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_fresh(first: Batch, second: Batch, dtype: torch.dtype) -> None:
     assert first.inputs[0].dtype == dtype
     assert first.targets[0].dtype == torch.int64
     kept = second.inputs[0].clone()
-    first.inputs[0].zero_()  # writable, and nobody else's
+    first.inputs[0].zero_()  # writable and not shared
     assert torch.equal(second.inputs[0], kept)
 
 

@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` with deferred gradients has the bits of the stock module, in one backward or in two parts."""
+"""With deferred gradients `nn.MultiheadAttention` has the stock bits, in one backward or in two parts."""
 
 import copy
 from collections.abc import Callable
@@ -20,7 +20,7 @@ HEADS, ROWS, LENGTH, SOURCES = 2, 3, 7, 5
 
 
 class Attends(nn.Module):
-    """A layer around one attention: its two inputs, [N, L, E] and [N, S, E], are combined by `use`."""
+    """A layer around one attention. `use` combines its two inputs, [N, L, E] and [N, S, E]."""
 
     def __init__(self, use: Callable[..., tuple[Tensor, Tensor | None]], width: int, **fields: Any) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def to_memory(attention: nn.Module, x: Tensor, memory: Tensor, **call: Any) -> A
 
 
 def to_marked_places(attention: nn.Module, x: Tensor, memory: Tensor, **call: Any) -> Any:
-    """Keys that differ from the values, all three made of the same tensors."""
+    """Attention with keys that differ from the values, although all come from the same tensors."""
     mean = memory.mean(dim=-1, keepdim=True)
     return attention(x + x.sin(), memory + mean, memory, **call)
 
@@ -55,7 +55,7 @@ USES = {"itself": to_itself, "memory": to_memory, "marked places": to_marked_pla
 def bits(
     layer: Layer, inputs: tuple[Tensor, ...], key: int, *, order: str, keep: bool = True
 ) -> list[Tensor]:
-    """Outputs, input gradients and weight gradients of two microbatches, through the layer."""
+    """Outputs, input gradients and weight gradients of two microbatches that pass through the layer."""
     found = []
     passes = []
     for number in range(2):

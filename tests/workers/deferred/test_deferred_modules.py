@@ -1,4 +1,4 @@
-"""A Linear with a deferred gradient has the bits of stock autograd, however its input lies in memory."""
+"""A Linear with a deferred gradient has the bits of stock autograd for every memory layout of its input."""
 
 import copy
 import gc
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     ],
 )
 def test_a_layer_that_is_given_away_is_freed_at_once(make: Callable[[], nn.Module]) -> None:
-    """The garbage collector does not look at what a rank is built of: whatever kept itself alive would stay."""
+    """The garbage collector skips what a rank is built of, so a layer in a reference cycle would stay."""
     gc.disable()
     try:
         layer = Layer(0, "l", make(), precision="float32", device=CPU, workspace=Workspace())

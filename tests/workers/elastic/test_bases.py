@@ -1,4 +1,4 @@
-"""Which layers owners copy for the ranks that stand by for them: those of which a copy is missing, and no others."""
+"""Which layers owners copy for their standby ranks: those that lack a copy, and no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANKS = 3
 
 
 class Threads:
-    """Three ranks that are threads, and the layers that their owners copied in the newest generation."""
+    """Three ranks as threads, and the layers that their owners copied in the newest generation."""
 
     def __init__(self, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.config = small_config(output, steps=6)
@@ -43,7 +43,7 @@ class Threads:
             rank.setup()
 
     def train(self, plan: Plan, step: int, *, regroup: bool) -> dict[int, Outcome | Parted]:
-        """One generation; it ends at its first commit with `regroup`."""
+        """Train one generation; with `regroup` it ends at its first commit."""
         self._generation += 1
         self.copied.clear()
         hub = Hub(RANKS, timeout_s=60.0)

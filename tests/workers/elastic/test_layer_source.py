@@ -1,4 +1,4 @@
-"""Layers that come from several ranks, of which some are gone before all has come."""
+"""Layers fetched from several ranks, some of which are gone before every layer has arrived."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYERS = range(8)
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StateServer, StateServer]]:
-    """Two other ranks; what they do not offer is not waited for."""
+    """Two other ranks. A fetch does not wait long for a state that they do not offer."""
     monkeypatch.setattr(layer_source, "FETCH_WAIT_S", 0.5)
     with ExitStack() as closing:
         both = [StateServer(SECRET, HOST, busy=lambda: False) for _ in range(2)]
@@ -45,13 +45,13 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[StateServer, Stat
 
 @dataclass
 class Here:
-    """A rank that is to have all of a model of eight layers."""
+    """A rank that should get all eight layers of a model."""
 
     rank: Rank
     first: Assignment
 
     def states(self, seed: int) -> dict[int, LayerState]:
-        """The model in another state for every `seed`."""
+        """The states of the model's layers, which differ for every `seed`."""
         assert self.rank._source is not None
         states = {layer: host_copy(one[1]) for layer, one in self.rank._source.build(LAYERS).items()}
         torch.manual_seed(seed)
@@ -65,7 +65,7 @@ class Here:
         return states
 
     def told(self, step: int, given: dict[int, StateServer], weights: tuple[int, ...] = ()) -> Assignment:
-        """Layer -> who gives it; of `weights` no more than those."""
+        """An assignment with the server for each layer; layers in `weights` come without moments."""
         sources = (
             Source(
                 layer=layer,
@@ -112,7 +112,8 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     with pytest.raises(StateStreamError, match="layer 7 of step 3"):
         here.rank.follow(here.told(3, givers))
     position = here.rank.position()
-    # The weights of layer 7 did not come, so that nothing else was asked for: but what others had came all the same.
+    # The weights of layer 7 did not arrive, so the rank requested no moments, but it has all other layers'
+    # weights.
     assert (position.step, position.holds, position.weights) == (3, (), tuple(range(7)))
 
     dying.offer(3, {7: states[7]}, Part.WEIGHTS)
@@ -141,7 +142,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     for layer, (_, state) in here.layers.items():
         assert same(state, states[layer], Part.WEIGHTS)
         assert same(state, beginning[layer][1] if layer in lost else states[layer], Part.MOMENTS)
-    # Until it has trained with them, no more than their weights counts: all may yet be told of other moments.
+    # Until the rank has trained with these layers only their weights count: all may yet get other moments.
     position = here.rank.position()
     assert (position.holds, position.weights) == ((0, 1, 2, 3), lost)
 
@@ -163,7 +164,7 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
 
 
 def test_who_was_told_that_a_generation_is_over_joins_it_no_more(here: Here) -> None:
-    """Word of its end may overtake the call to join it: nobody else would wake who waits for the others."""
+    """News of its end may overtake the call to join it, and then nothing else would wake the waiting rank."""
     here.rank.leave(4)
     generation = Generation(
         number=4, epoch=1, members=(0, 1), store_host="127.0.0.1", store_port=1, timeout_s=60.0

@@ -1,4 +1,4 @@
-"""Layers that change ranks while training goes on: the same bits, for whatever a layer keeps."""
+"""Layers that change ranks while training goes on: the same bits, whatever state a layer keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.protocol import StepReport, SwitchReport, WarningReport
 
 Layers = tuple[tuple[int, int], ...]
 ENDLESS = 10_000
-"""Steps, of a job that is stopped once what was to happen has happened."""
+"""Steps of a job that a test stops once everything it expects has happened."""
 
 
 def cut(plan: Plan, counts: Sequence[int]) -> Layers:
@@ -28,8 +28,8 @@ def cut(plan: Plan, counts: Sequence[int]) -> Layers:
 
 
 def moving(begun: Job, counts: Sequence[int], plan: Plan | None = None) -> tuple[Plan, Plan]:
-    """From the plan of `begun`, or `plan`, to one with `counts` layers per stage: the plan that makes the copies, and
-    the one that has them take over, and keeps copies where the layers came from."""
+    """The two plans that lead from the plan of `begun`, or from `plan`, to `counts` layers per stage. The
+    first makes the copies; in the second they take over, and copies stay where the layers came from."""
     plan = plan or begun.plan
     layers = cut(plan, counts)
     target = replace(plan, layers=layers)
@@ -53,7 +53,7 @@ def tell(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None
 
 
 def follow(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
-    """Have them follow `plan`, and wait until they do."""
+    """Have `members` follow `plan`, and wait until they do."""
     tell(group, job, members, plan)
     group.wait_for(
         lambda reports: (
@@ -99,7 +99,7 @@ def deferring(
     for number in range(3):
         group.tell(number, "prepare_plan", copying, job.schedule, held)
     group.wait_for(lambda reports: sum(isinstance(r, SwitchReport) and r.version == 2 for r in reports) == 3)
-    # One step later the update held back would be no later than it is anyway.
+    # After only one step the held-back update would lag no more than it does anyway.
     begun = group.of(SwitchReport)[0].step
     group.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step == begun + 3 for r in reports))
     follow(group, job, range(3), taking)
@@ -128,7 +128,7 @@ def test_deferred_updates_change_the_bits_and_nothing_else(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None:
-    """The copies are on their way when the source (1) or the destination (2) dies: as if nothing had been asked."""
+    """The source (1) or the destination (2) dies during the copy, and the job goes on as without a move."""
     config, about = configured(tmp_path, "batchnorm")
     config = config.model_copy(update={"steps": ENDLESS})
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)

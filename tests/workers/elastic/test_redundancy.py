@@ -1,4 +1,4 @@
-"""What owners send to standbys: every gradient, buffer and statistic as it was, and what is absent stays absent."""
+"""What owners send to standbys: gradients, buffers and statistics, unchanged, and absent where absent."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_training_waits_for_copies_that_fall_behind_for_a_bounded_time(
         while here.backlog_bytes < step * bytes_per_commit:
             time.sleep(0.001)
         said.append(watch.let_come(step + 1))
-    # From the second commit on, and then not before there is twice as much.
+    # It warns at the second commit, then only once the backlog has doubled.
     assert [report is not None for report in said] == [False, True, False, True, False]
     assert isinstance(said[1], WarningReport)
     (waited_s,) = re.findall(r"at place 1: step 3 waited ([\d.]+) s for them", said[1].text)

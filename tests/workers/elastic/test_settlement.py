@@ -1,4 +1,4 @@
-"""What becomes of the commit in which ranks are lost: one outcome, whoever saw it, and the same bits afterwards."""
+"""A commit in which ranks are lost has one outcome, whichever ranks saw it, and the same bits afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of layers that stand in for lost owners: the same bits, for whatever a layer keeps."""
+"""Copies of layers that take over from lost owners: the same bits, whatever state a layer keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.protocol import FreezeReport, Position
 
 
 def configured(tmp_path: Path, case: str) -> tuple[WorkerConfig, dict[str, Any]]:
-    """A job, and what its plan needs to know beside."""
+    """The configuration of a job, and further arguments for its plan."""
     if case == "gpt":
         config = real_config(tmp_path, "gpt", microbatch_size=1, steps=6)
         model = ModelConfig(
@@ -48,7 +48,7 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
         step, positions, sources = group.settle()
         assert step == 4
         assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
-        # Rank 2 stands by for what rank 1 had, and rank 0 for what rank 2 has.
+        # Rank 2 keeps copies of rank 1's layers, and rank 0 of rank 2's.
         two = job(config, ranks=2, schedule="1f1b", **about)
         ended = group.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
         assert state_sha256(ended) == expected
@@ -59,7 +59,7 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
 @pytest.mark.parametrize("case", ["batchnorm", "timelyfreeze+apf"])
 def test_copies_made_again_while_training_goes_on_take_over_the_next_time(tmp_path: Path, case: str) -> None:
     config, about = configured(tmp_path, case)
-    # It is stopped once all has happened.
+    # The test stops the job once everything has happened.
     config = config.model_copy(update={"steps": 10_000})
     shrinking = [job(config, ranks=ranks, schedule="1f1b", **about) for ranks in (4, 3, 2, 1)]
     members = [0, 1, 2, 3]
@@ -90,12 +90,12 @@ def test_a_rank_that_comes_and_one_that_goes_leave_the_bits_alone(tmp_path: Path
     with RankGroup(config, 3) as group:
         assert parted(group.train(two, (0, 1), plan=with_standbys(two), regroup_by=1)) == {1}
         step, _, sources = group.settle()
-        # The new one fetches what it is to own.
+        # The new rank fetches the layers that it will own.
         plan = with_standbys(three)
         ended = group.train(three, (0, 2, 1), plan=plan, step=step, sources=sources, regroup_by=0)
         assert parted(ended) == {2}
         step, positions, sources = group.settle()
-        # Rank 0 goes; what it alone had is fetched from it.
+        # Rank 0 leaves; the others fetch from it what it alone holds.
         plan = replace(with_standbys(two), reason="drain")
         ended = group.train(two, (1, 2), plan=plan, step=step, sources=sources)
         assert state_sha256(ended) == expected

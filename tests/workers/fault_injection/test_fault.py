@@ -1,4 +1,4 @@
-"""A fault travels as JSON, and what is none is refused in words."""
+"""A fault travels as JSON, and anything else is refused with a message."""
 
 from __future__ import annotations
 

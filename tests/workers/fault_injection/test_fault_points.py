@@ -1,4 +1,4 @@
-"""Faults fire when and where they are armed, report it first, and do what they say: real processes, real signals."""
+"""Faults fire when and where they are armed, report first, and do what they say, in real processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANSWER_S = 30.0
 
 
 class Heard(list[Report]):
-    """Reports, as a rank's controller takes them."""
+    """Reports, as a rank's controller receives them."""
 
     @property
     def faults(self) -> list[tuple[str, int, str]]:
@@ -308,12 +308,13 @@ def test_where_there_is_no_checkpoint_nothing_is_damaged_and_that_is_said(tmp_pa
     )
 
 
-# Real processes.
+# Faults in real processes.
 
 
 @pytest.fixture
 def rank() -> Any:
-    """Starts a process that runs `steps_through` or `waiting`; gives it and our end of its pipe."""
+    """A function that starts a process running `steps_through` or `waiting`; it returns the process and a
+    pipe to it."""
     context = forkserver()
     started: list[Any] = []
 

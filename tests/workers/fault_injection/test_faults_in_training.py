@@ -21,7 +21,7 @@ FORWARD_S = 0.004
 
 
 def three_ranks(output: Path, **changes: Any) -> Job:
-    """A job of 8 layers on three ranks that lets itself be fired."""
+    """A job of 8 layers on three ranks that allows faults."""
     settings: dict[str, Any] = {
         "steps": STEPS,
         "device": "emulated",
@@ -34,7 +34,7 @@ def three_ranks(output: Path, **changes: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The state that the job ends with when no fault fires."""
+    """The state in which the job ends when no fault fires."""
     return run_threads(three_ranks(tmp_path_factory.mktemp("quiet"))).state_sha256
 
 
@@ -145,7 +145,8 @@ def test_a_kill_while_saving_leaves_no_checkpoint_of_that_step(tmp_path: Path) -
     )
     assert done.fired == [(1, "kill", 6, "saving")]
     assert done.errors[1] == "died"
-    # Those of earlier steps are whole once a commit has carried what all ranks wrote: of the last one it may not have.
+    # A checkpoint is complete once a commit has carried all ranks' file records. For step 4 it may not have
+    # done so.
     whole = [ref.step for ref in checkpoints(str(tmp_path))]
     assert whole in ([4, 2], [2])
 

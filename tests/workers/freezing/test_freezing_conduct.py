@@ -1,4 +1,4 @@
-"""Freezing beside the numbers: stages frozen for good, emulated times, statistics on disk, what the commit carries."""
+"""Freezing apart from numbers: permanently frozen stages, emulated times, statistics, commit records."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ APF = FreezeConfig(method="apf", warm_up=1, check_every=2, apf_threshold=0.7, ap
 
 
 def frozen_prefix(whole: Job, stages: int) -> Job:
-    """`whole` with the first `stages` stages frozen for good: they only go forward."""
+    """`whole` with the first `stages` stages frozen permanently, so that they only run forward."""
     programs = tuple(
         tuple(a for a in program if a.kind is Kind.FORWARD or a.stage >= stages)
         for program in whole.schedule.programs
@@ -57,7 +57,7 @@ def test_no_gradient_goes_into_a_frozen_stage(
     def watching(self: Layer, done, grads, *, weights: bool):
         walked.add(self.index)
         gradients = original(self, done, grads, weights=weights)
-        # The first layer that trains has no input gradient to form: what comes from a frozen stage carries none.
+        # The first layer that trains forms no input gradient, because a frozen stage does not need one.
         assert bool(gradients) == (self.index > first)
         return gradients
 
@@ -78,7 +78,7 @@ def test_no_gradient_goes_into_a_frozen_stage(
         kept.clear()
         run = run_threads(frozen_prefix(whole, stages))
         assert walked == set(range(first, 8))
-        assert kept == (set() if trait == "dropout" else walked)  # that one recomputes all layers
+        assert kept == (set() if trait == "dropout" else walked)  # "dropout" recomputes all layers
         assert run.state_sha256 == expected
         assert losses(run) == expected_losses
 
@@ -150,7 +150,7 @@ def test_an_emulated_device_spares_the_measured_time_of_what_is_frozen(
     times = ((("up.weight", 900), ("down.weight", 100)),) * 7 + ((("linear.weight", 50),),)
     plan = FreezePlan(epoch=1, version=1, ratios=((0.5,) * 4,) * 8, weights=times, start=3)
     run_threads(job(config, ranks=2, schedule="1f1b", freeze_plans=(plan,)))
-    # Both have as many scalars.
+    # Both matrices have the same number of scalars.
     assert told == {0.0, 0.1, 0.9, 1.0}
 
 
@@ -236,7 +236,7 @@ def test_resuming_with_another_way_to_freeze_is_named() -> None:
     ],
 )
 def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) -> None:
-    """Else a job could not go on once another method's default has changed."""
+    """Otherwise a job could not resume after another method's default has changed."""
     given = {"warm_up": 2, "monitoring": 6, "ramp": 9}
     others = {
         "r_max": 0.25,
@@ -293,7 +293,7 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
     assert decision.settled == {0: 7, 1: 0}
     assert decision.gradient_energy == 32.0 / 4
     assert decision.effective_update == 24.0 / 32.0
-    # The norm is the frozen sum's own.
+    # The norm is that of the gradient that freezing left.
     assert decision.grad_norm == 4.0 / 2
 
 
@@ -301,7 +301,7 @@ def test_apf_settles_biases_too_and_says_so(tmp_path: Path) -> None:
     """A mask without a matrix saves no time, but it is freezing and is reported."""
     run = run_threads(job(small_config(tmp_path, steps=16, freeze=APF), ranks=2, schedule="1f1b"))
     reports = [r for r in run.reports if isinstance(r, FreezeReport)]
-    # Also of steps in which a rank freezes nothing: averages are over all ranks.
+    # There are reports even for steps in which a rank freezes nothing, because averages are over all ranks.
     assert [(r.step, r.rank) for r in sorted(reports, key=lambda r: (r.step, r.rank))] == [
         (step, rank) for step in range(2, 17) for rank in (0, 1)
     ]

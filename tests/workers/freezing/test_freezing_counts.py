@@ -1,4 +1,4 @@
-"""How often each parameter was frozen, over a whole run: as undisturbed, whoever held a layer when."""
+"""How often each parameter was frozen over a run: as if undisturbed, whichever rank held a layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def frozen(told: ParameterCounts) -> dict[int, tuple[int, ...]]:
 
 
 def undisturbed(run: Run) -> dict[int, tuple[int, ...]]:
-    """The same as ranks count it that are never disturbed."""
+    """The counts of ranks that are never disturbed."""
     counts: dict[int, list[int]] = defaultdict(list)
     for report in run.reports:
         if isinstance(report, FrozenCounts):
@@ -78,7 +78,7 @@ def test_layers_that_change_ranks_keep_their_counts(tmp_path: Path, method: str)
         assert {known.passes for known in told.layers.values()} == {MICROBATCHES * step}
         assert (told.whole, told.steps) == (step, step)
         assert [told.layers[layer].rank for layer in range(8)] == [0, 1, 1, 1, 1, 1, 2, 2]
-        # What each rank counts by itself starts over with each plan.
+        # Each rank's own counts start over with each plan.
         assert max(report.passes for report in group.of(FrozenCounts)) < MICROBATCHES * step
 
 
@@ -102,7 +102,7 @@ def test_what_a_killed_rank_had_told_stays_counted(tmp_path: Path) -> None:
         layer: expected[layer] for layer in survived
     }
     assert {told.layers[layer].passes for layer in survived} == {12 * MICROBATCHES}
-    # What it froze in step 7 was to be told of when the window in which it died was through.
+    # Rank 1 would have reported what it froze in step 7 at the end of the window in which it died.
     assert (told.whole, told.steps) == (11, 12)
     assert {told.layers[layer].passes for layer in (3, 4, 5)} == {11 * MICROBATCHES}
 

@@ -1,4 +1,4 @@
-"""The gradient's energy with nothing frozen, from what freezing left of it; and definition D.7."""
+"""Estimates of the unfrozen gradient's energy from what freezing left of it; and definition D.7."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from workers.freezing.mask import Chance, LayerParameters
 
 HELD = LayerParameters("l0", ("a", "b"), (4, 6), (4, 6))
 NORM = 2.5
-"""Of each microbatch's gradient."""
+"""The norm of each microbatch's gradient."""
 
 
 def energy_of_a(chances: Sequence[Chance], formed: int, settled: frozenset[str] = frozenset()) -> float:
-    """As estimated where `formed` microbatches formed a gradient, all of them the same one."""
+    """The estimated energy of `a` when `formed` microbatches have formed a gradient, all the same one."""
     norms = {"a": (formed * NORM) ** 2} if formed else {}
     (energy, _), _ = estimate(HELD, settled, chances, norms, [77.0, 0.0])
     return energy
@@ -23,7 +23,7 @@ def energy_of_a(chances: Sequence[Chance], formed: int, settled: frozenset[str] 
 @pytest.mark.parametrize("frozen", [(0.8,), (0.8,) * 4, (0.1, 0.6, 0.95), (0.0, 0.9), (1.0, 0.3, 1.0)])
 @pytest.mark.parametrize("settled", [False, True])
 def test_alike_gradients_give_their_energy_in_expectation(frozen: tuple[float, ...], settled: bool) -> None:
-    """Over all masks, each as likely as it is, but the one that leaves nothing."""
+    """The expectation is over all masks, by probability, except the one that leaves nothing."""
     chances = [Chance(p, 0.5) if settled else Chance(0.5, p) for p in frozen]
     names = frozenset({"a"} if settled else ())
     expected = seen = 0.0
@@ -47,7 +47,7 @@ def test_with_nothing_frozen_the_norm_is_the_energy() -> None:
 
 def test_the_last_estimate_stands_where_nothing_was_formed() -> None:
     assert energy_of_a([Chance(0.5, 0.5)] * 2, 0) == 77.0
-    # Frozen for certain here, though a tied use elsewhere formed a gradient.
+    # It is always frozen here, although a tied use elsewhere formed a gradient.
     assert energy_of_a([Chance(1.0, 1.0)] * 2, 2) == 77.0
 
 

@@ -1,4 +1,4 @@
-"""A frozen parameter's gradient is absent, and every other bit of the microbatch is what it is with nothing frozen."""
+"""A frozen parameter has no gradient, and every other bit of the microbatch is as with nothing frozen."""
 
 import random
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def real(name: str, folder: Path) -> tuple[ModelDefinition, Dataset]:
 
 
 class Pipeline:
-    """All layers of a model, cut in two stages, on which single microbatches are run."""
+    """A model cut into two stages, which runs single microbatches."""
 
     def __init__(self, definition: ModelDefinition, precision: str, recompute: bool, masks: Masks) -> None:
         optimizer = make_optimizer(OptimizerConfig(), 1)
@@ -68,7 +68,7 @@ class Pipeline:
         self._recompute = recompute
 
     def run(self, microbatch: int, batch: Batch, *, split: bool) -> dict[str, Tensor | None]:
-        """The microbatch's loss, the gradient at the cut, and each parameter's own gradient; None where absent."""
+        """The microbatch's loss, the gradient at the cut and each parameter's gradient; None if absent."""
         first, second = self._stages
         middle = first.forward(microbatch, 0, batch.inputs, None)
         assert all(tensor.requires_grad == tensor.is_floating_point() for tensor in middle)
@@ -148,7 +148,7 @@ def test_real_models(tmp_path: Path, name: str, precision: str, split: bool) -> 
 
 
 class Stacked(nn.Module):
-    """A bare matrix after a stack whose strides torch's product minds, unless the matrix has a gradient."""
+    """A bare matrix after a stack whose strides affect torch's product, unless the matrix has a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ class Stacked(nn.Module):
 
 
 class Latents(nn.Module):
-    """Modules that see nothing but a bare matrix: no way from their outputs leads to the layer's input. And a second
-    bare matrix."""
+    """Modules that see only a bare matrix, so that no path leads from their outputs to the layer's input; and
+    a second bare matrix."""
 
     def __init__(self) -> None:
         super().__init__()

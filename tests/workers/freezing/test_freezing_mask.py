@@ -1,4 +1,4 @@
-"""Masks: independent draws whose expected share of the weight is the ratio, the same wherever they are made."""
+"""Masks: independent draws whose expected share of the weight is the ratio, the same on any rank."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -154,14 +154,14 @@ def test_a_hybrid_spreads_a_stages_budget_over_its_layers_by_what_is_settled() -
     )
     shares = [Share(100, 100), Share(0, 200), Share(0, 100), Share(30, 100)]
     budgets = Budgets(phases, Plans((plan,)), hybrid=True, shares=shares)
-    # 200 of the first stage's 400 are to be frozen: the 100 settled, and a third of the other 300.
+    # Half of the first stage's 400 must freeze: the 100 settled ones and a third of the other 300.
     for layer in range(3):
         assert budgets.chances(3, layer, 1) == (Chance(1.0, pytest.approx(1 / 3)),)
     assert budgets.chances(3, 3, 1) == (Chance(1.0, pytest.approx(0.2 / 0.7)),)
     shares[1].settled = 200
     assert budgets.chances(3, 0, 1) == (Chance(pytest.approx(2 / 3), 0.0),)
     assert budgets.chances(2, 0, 1) == (ALWAYS,)
-    # Without stages every layer has a budget of its own.
+    # Without stages every layer has its own budget.
     alone = Budgets(
         phases,
         Plans((FreezePlan(epoch=1, version=1, ratios=plan.ratios, start=3),)),
@@ -194,7 +194,7 @@ def test_measured_times_change_what_is_told_of_a_mask_and_no_draw() -> None:
         assert mask.frozen == plain.frozen
         assert mask.parameters == plain.parameters
         assert mask.actual == timed.weight(mask.frozen) / 1000
-    # A layer whose gradients take no time is drawn all the same, and told of in scalars.
+    # A layer whose gradients take no time is drawn too, but reported in scalars.
     idle = held.weighed(())
     mask = draw(idle, frozenset(), Chance(0.5, 0.5), seed=5, step=1, microbatch=2)
     assert mask.frozen
@@ -202,7 +202,7 @@ def test_measured_times_change_what_is_told_of_a_mask_and_no_draw() -> None:
 
 
 class Lookup(nn.Module):
-    """Most of its stage's scalars and next to none of its time."""
+    """A module with most of its stage's scalars and almost none of its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ TIMED = FreezePlan(epoch=1, version=1, ratios=((0.4,), (0.4,)), stages=((0, 2),)
 
 
 def freezer(*plans: FreezePlan, settled: Mapping[int, set[str]]) -> Freezer:
-    """Of one rank with two layers and one microbatch, past all phases from step 3 on."""
+    """The freezer of one rank with two layers and one microbatch; all phases are over from step 3 on."""
     config = FreezeConfig(method="timelyfreeze+apf", warm_up=0, monitoring=2, ramp=2, check_every=10**6)
     optimizer = make_optimizer(OptimizerConfig(), 1)
     states = {0: LayerState.of(0, "lookup", Lookup(), optimizer), 1: block()}
@@ -232,7 +232,7 @@ def freezer(*plans: FreezePlan, settled: Mapping[int, set[str]]) -> Freezer:
 
 
 def frozen_steps(made: Freezer, steps: Iterable[int]) -> Iterator[tuple[dict[int, Mask], FrozenAction]]:
-    """The masks of each step, and what is reported of them."""
+    """The masks of each step, and the report about them."""
     for step in steps:
         made.begin(step)
         drawn = {layer: made.mask(layer, 0) for layer in (0, 1)}
@@ -272,14 +272,14 @@ def test_without_times_a_hybrid_counts_scalars() -> None:
 
 
 def test_a_plan_that_weighs_otherwise_counts_from_its_first_step() -> None:
-    """What is settled is known as such: no check comes between."""
+    """The settled parameters are known without another check in between."""
     other = replace(TIMED, version=2, start=5, weights=((("table.weight", 1_000_000),), TIMES[1]))
     made = freezer(TIMED, other, settled={0: {"table.weight"}})
     others = []
     for step in (3, 5):
         made.begin(step)
         others.append([chance.others for chance in made._chances[1]])
-    # 380,000 of the 980,000 are topped up; then the settled million is more than the 792,000 asked for.
+    # First 380,000 of the other 980,000 are added; then the settled million exceeds the required 792,000.
     assert others == [[pytest.approx(0.38 / 0.98)], [0.0]]
     assert made._chances[0][0].settled == pytest.approx(0.792)
 

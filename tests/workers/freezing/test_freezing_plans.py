@@ -1,4 +1,4 @@
-"""Freeze plans reach the ranks: prepared anywhere, taken up by all at one commit, followed from a known step."""
+"""Freeze plans reach the ranks: prepared anywhere, adopted by all at one commit, from a known step on."""
 
 import json
 from dataclasses import replace

@@ -37,7 +37,7 @@ def set_to(state: LayerState, weight: list[float], bias: list[float]) -> None:
 
 
 def checked(metric: Metric, state: LayerState) -> float:
-    """Check, and take over what was found; returns the score for all ranks."""
+    """Run a check and adopt its statistics; returns the score for all ranks."""
     before = {key: tensor.clone() for key, tensor in state.freezing.items()}
     found = metric.check(state, LayerParameters.of(state))
     assert all(torch.equal(state.freezing[key], tensor) for key, tensor in before.items())
@@ -47,12 +47,12 @@ def checked(metric: Metric, state: LayerState) -> float:
 
 
 def flags(state: LayerState) -> list[bool]:
-    """Of bias and weight, in name order."""
+    """Whether bias and weight are settled, in name order."""
     return state.freezing["settled"].tolist()
 
 
 def test_apf_by_hand() -> None:
-    """alpha 1/2, threshold 0.3. The bias goes up and down, the first weight only up, the second stands still."""
+    """alpha 1/2, threshold 0.3. The bias goes up and down, the first weight only up, the second is constant."""
     metric = Apf(threshold=0.3, alpha=0.5)
     state = layer(metric, [0.0, 9.0], [0.0])
     assert checked(metric, state) == UNKNOWN
@@ -122,7 +122,7 @@ def test_autofreeze_by_hand() -> None:
         ([0.1, 0.2, 0.3, 0.4, 0.5], 100, 5),
         ([0.1, 0.2, 0.3, 0.4, 0.5], 19, 0),
         ([0.1, 0.2, 0.3, 0.4, 0.5], 0, 0),
-        # Settled layers have score 0 and stay; they fill the percentile, and so not all layers freeze in the end.
+        # Settled layers keep score 0. They count towards the percentile, so in the end not all layers freeze.
         ([0.0, 0.0, 0.0, 0.3, 0.2], 80, 3),
         ([0.0, 0.0, 0.0, 0.2, 0.3], 80, 4),
         ([0.0, 0.0, 0.0, 0.0, 0.3], 80, 4),

@@ -1,4 +1,4 @@
-"""Training with freezing: the bits of a plain loop with the same masks, whatever the partition and the stops."""
+"""Training with freezing has the bits of a plain loop with the same masks, for any partition and stops."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -136,7 +136,7 @@ def test_a_plan_taken_up_while_training_is_replayed_to_the_bit_from_its_recorded
 ) -> None:
     config = small_config(tmp_path, "dropout", steps=9, freeze=TIMELY)
     plan = FreezePlan(epoch=1, version=1, ratios=RATIOS)
-    # Each rank prepares it when it has reported the last step of monitoring, at its own moment.
+    # Each rank prepares it at its own moment, after it has reported the last step of monitoring.
     live = run_threads(job(config, ranks=4, schedule="1f1b", prepare=((3, plan),)))
     (started,) = (r.plan for r in live.reports if isinstance(r, FreezeStarted))
     assert started.start is not None
@@ -233,7 +233,7 @@ def test_effective_update_is_the_ratios_complement_where_all_have_one_ratio(tmp_
     steps = [r for r in run.reports if isinstance(r, StepReport)]
     assert [s.effective_update for s in steps[:3]] == [1.0, 1.0, 0.0]
     assert [s.effective_update for s in steps[3:]] == pytest.approx([1 - 0.5 / 3, 1 - 1 / 3] + [0.5] * 4)
-    # While everything is frozen the energy is what was last seen.
+    # While everything is frozen the last known energy stands.
     assert steps[2].gradient_energy == steps[1].gradient_energy == pytest.approx(steps[1].grad_norm ** 2)
 
 
@@ -286,7 +286,7 @@ def test_a_resumed_hybrid_knows_what_was_settled_on_other_ranks(tmp_path: Path, 
     shape = {"ranks": 2, "schedule": "1f1b", "freeze_plans": (plan,)}
     expected = run_threads(job(config, **shape))
     again = config.model_copy(update={"output": str(tmp_path / "stopped")})
-    # Checks are due at every even step: what the stopped run found last decides at the next two.
+    # Checks happen at every even step; the stopped run's last check decides the next two steps.
     stopped = run_threads(job(again, stop_at=12, **shape))
     resumed = run_threads(job(again, start=checkpoints(again.output)[0], generation=2, **shape))
     assert resumed.state_sha256 == expected.state_sha256
@@ -316,7 +316,7 @@ def test_a_recorded_plan_with_measured_times_is_replayed_to_the_bit(tmp_path: Pa
         job(config, ranks=2, schedule="1f1b", counts=(3, 5), freeze_plans=(started,), generation=2)
     )
     assert frozen_actions(again) == frozen
-    # The draws of a method without a metric do not depend on what is known of times.
+    # The draws of a method without a metric do not depend on measured times.
     untimed = run_threads(job(config, freeze_plans=(replace(started, weights=()),)))
     assert (untimed.state_sha256 == live.state_sha256) == (method == "timelyfreeze")
 

@@ -1,4 +1,4 @@
-"""Ranks started as processes are seen by who started them, and follow the freeze plan that he answers with."""
+"""Ranks started as processes report to their parent process and follow the freeze plan that it returns."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The built-in families: shapes, sizes, initial values and what each layer promises."""
+"""The built-in families: shapes, sizes, initial values and each layer's guarantees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which definitions a spec can ask for, and what it is told when it cannot have one."""
+"""Which model definitions a spec can name, and the errors for those that it cannot have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = "from functools import partial\nfrom torch import nn\nfrom torch.nn impor
 
 @pytest.fixture
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
-    """Writes a module that can be imported during the test, and returns its name."""
+    """A function that writes a module which tests can import, and returns its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(source: str) -> str:

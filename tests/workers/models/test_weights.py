@@ -1,4 +1,4 @@
-"""Jobs that start from given weights: what the file must hold, and the same bits on any number of ranks."""
+"""Jobs that start from given weights: what the file must contain, and the same bits on any ranks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def starting_from(config: WorkerConfig, path: Path) -> WorkerConfig:
 
 @pytest.mark.parametrize("trait", ["batchnorm", "tied"])
 def test_the_same_bits_on_any_number_of_ranks(tmp_path: Path, trait: str) -> None:
-    """With buffers and with tied parameters; the weights count from the first step on."""
+    """This includes buffers and tied parameters. The weights take effect from the first step on."""
     first = small_config(tmp_path / "first", trait)
     trained = run_threads(job(first, stop_at=2))
     assert trained.outcomes[0].stopped

@@ -1,4 +1,4 @@
-"""Word that a node is to go: each cloud's service as documented, the file, the signal, and that each is told once."""
+"""Notices that a node is leaving: each cloud's service as documented, the file, the signal; each once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOON_S = 1_790_510_400.0  # 2026-09-27T12:00:00Z
 
 
 class Imds:
-    """An instance's metadata with session tokens: 401 without a valid one, 404 where there is nothing to say."""
+    """An instance's metadata with session tokens: 401 without a valid token, 404 where there is no notice."""
 
     def __init__(self) -> None:
         self.items: dict[str, str] = {}
@@ -106,7 +106,7 @@ def test_a_token_that_is_refused_or_none_is_an_error(token: Reply) -> None:
 
 
 class GoogleServer:
-    """Compute Engine's metadata server: 403 without the header, and the header in every answer."""
+    """Compute Engine's metadata server: 403 without the header, which every answer also carries."""
 
     def __init__(self) -> None:
         self.items = {"preempted": "FALSE", "maintenance-event": "NONE"}
@@ -145,7 +145,7 @@ def test_gcp_believes_nobody_else() -> None:
 
 
 class AzureService:
-    """Azure's metadata service: 400 without the header or the version, the events of the whole set for everyone."""
+    """Azure's metadata service: 400 without header or version; every machine gets the events of the set."""
 
     def __init__(self) -> None:
         self.events: list[object] = []
@@ -261,7 +261,7 @@ def test_the_first_sigterm_is_a_notice_and_the_next_is_what_it_was() -> None:
 
 
 class Script:
-    """A source that says one thing after the other, and then the last one for good."""
+    """A source that returns the given answers in order and then repeats the last one."""
 
     name = "script"
     every_s = 0.001
@@ -285,7 +285,7 @@ def notice(text: str, left_s: float | None = None) -> Notice:
 
 
 def watched(*said: tuple[Notice, ...] | NoticeError) -> tuple[list[Notice], list[str]]:
-    """What a watch tells of a script's notices and troubles."""
+    """The notices and the troubles that a watch reports about a script."""
     told: list[Notice] = []
     troubles: list[str] = []
     script = Script(*said)

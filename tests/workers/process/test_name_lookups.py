@@ -1,4 +1,4 @@
-"""A name server that is silent holds nobody up for long."""
+"""A silent name server delays nobody for long."""
 
 from __future__ import annotations
 

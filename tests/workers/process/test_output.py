@@ -1,4 +1,4 @@
-"""What a rank's process prints, kept in the job's folder, and how its end shows there."""
+"""The output of a rank's process, which the job's folder keeps, and how the process's end shows in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that a plan is predicted to need, against the storages that live while it really trains."""
+"""The predicted memory of a plan against the storages that are alive while it really trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import run_processes
 from workers.profiling.measured import combine
 
-# One process measures, for all of them.
+# One process takes the measurements for all tests.
 pytestmark = pytest.mark.xdist_group("counted_memory")
 
 SIZES = {"microbatch_size": 32, "microbatches": 6}
@@ -29,7 +29,7 @@ COUNTED: dict[str, Any] = {"count_memory": True, "open_channel": prompt_channel}
 
 
 def even_times(profile: Profile) -> Profile:
-    """With its sizes as measured, and all times equal: what is in flight must not hang on a busy machine."""
+    """`profile` with its sizes and equal times, so that what is in flight does not depend on the machine."""
     layers = tuple(
         replace(layer, forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0, update_s=0.0)
         for layer in profile.model.layers
@@ -52,7 +52,7 @@ COVER = [
     for row, family in enumerate(FAMILIES)
     for column, again in enumerate(RECOMPUTES)
 ]
-"""Each family with each set of layers that recompute, and each vocabulary with each of either."""
+"""Each family with each set of layers that recompute, and each vocabulary with each family and each set."""
 WHOLE = [
     pytest.param(*one, marks=pytest.mark.soak)
     for one in product(VOCABULARIES, FAMILIES, RECOMPUTES)
@@ -67,7 +67,7 @@ def with_head(output: Path, vocabulary: int, **changes: Any) -> WorkerConfig:
 
 @pytest.fixture(scope="module")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Profile]:
-    """By vocabulary; each is measured once."""
+    """The profile for each vocabulary; each is measured once."""
 
     @cache
     def measured(vocabulary: int) -> Profile:
@@ -89,7 +89,7 @@ def test_predicted_peaks_are_the_counted_ones(
 
 
 def test_recomputing_the_head_costs_memory(profiles: Callable[[int], Profile], tmp_path: Path) -> None:
-    """The loss keeps its outputs anyway, and the recomputation makes them once more."""
+    """The loss keeps the head's outputs anyway, and the recomputation forms them a second time."""
     config = with_head(tmp_path, 800)
     without, with_it = (job(config, schedule="1f1b", recompute=again) for again in ((2, 3), (2, 3, 7)))
     peaks = [

@@ -1,4 +1,4 @@
-"""Which links are probed, and what is taken for those that are not."""
+"""Which links are probed, and what stands in for those that are not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from workers.profiling.probe_rounds import Pairs, rounds
 
 MEGABYTE = 2**20
 RING = 3
-"""Rounds that neighbours on a ring take, at most."""
+"""The most rounds that neighbours on a ring take."""
 
 
 def probed(machines: Sequence[str], *, apart: bool) -> list[Pairs]:
-    """The rounds, each of disjoint pairs."""
+    """The rounds; checks that each has disjoint pairs."""
     found = rounds(machines, MOST_ROUNDS, apart=apart)
     for pairs in found:
         ends = [end for pair in pairs for end in pair]
@@ -31,7 +31,7 @@ def met(machines: Sequence[str], found: list[Pairs]) -> set[frozenset[str]]:
 
 
 def wanted(machines: Sequence[str]) -> set[frozenset[str]]:
-    """Any two machines, and those by themselves that have two ranks."""
+    """All pairs of machines, and each machine with two ranks paired with itself."""
     return {
         frozenset((first, second))
         for a, first in enumerate(machines)
@@ -41,7 +41,7 @@ def wanted(machines: Sequence[str]) -> set[frozenset[str]]:
 
 
 placements = st.lists(st.sampled_from("ABCDEFGHIJKLMNOP"), min_size=1, max_size=64)
-"""The machine of each rank: up to 16 of them, in any order."""
+"""The machine of each rank: up to 16 machines, in any order."""
 
 
 @pytest.mark.parametrize("ranks", range(1, 17))
@@ -90,7 +90,7 @@ def test_very_many_machines_do_not_take_ever_more_rounds(apart: bool) -> None:
 def seen_of(
     found: list[Pairs], latency_s: dict[tuple[str, str], float], machines: Sequence[str]
 ) -> list[Seen]:
-    """What both ends of every probed pair see where a message takes what `latency_s` says of its two machines."""
+    """What both ends of every probed pair see if `latency_s` gives the latency between two machines."""
     return [
         Seen(
             source=source,

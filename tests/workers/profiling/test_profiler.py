@@ -1,4 +1,4 @@
-"""Real measurements of small models: what is counted equals what a hand counts, what is timed is sane."""
+"""Real measurements of small models: counts equal those by hand, and times are sane."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ignore(report: Report) -> None:
 
 
 def measured(config: WorkerConfig, ranks: int = 1) -> Profile:
-    """With ranks that are threads."""
+    """The profile of `config`, measured on ranks that are threads."""
     hub = Hub(ranks)
     results: dict[int, Measured] = {}
 
@@ -74,15 +74,16 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Profile:
 def test_what_a_layer_keeps_is_what_a_hand_counts(mlp: Profile) -> None:
     up, down = mlp.model.layers
     x, hidden = F32 * BATCH * WIDTH, F32 * BATCH * HIDDEN
-    # relu's output, which is the layer's own, and the batch; nothing else outlives the forward pass.
+    # The layer keeps relu's output, which is its own output, and the batch; nothing else outlives the forward
+    # pass.
     assert up.activation_bytes == x + hidden
     assert (up.input_bytes, up.boundary_bytes, up.boundary_grad_bytes) == (x, hidden, hidden)
-    # The matrix's input, and the gradient of its output.
+    # The hold is the matrix's input and the gradient of its output.
     assert up.weight_grad_hold_bytes == x + hidden
-    # Its output, the loss's difference for the square, and the loss itself; its input is up's output.
+    # It keeps its output, the loss's difference before the square, and the loss; its input is up's output.
     assert down.activation_bytes == x + x + F32
     assert (down.input_bytes, down.boundary_bytes, down.boundary_grad_bytes) == (hidden, 0, 0)
-    # The matrix's input, up's output until now, and the gradient of its output.
+    # The hold is the matrix's input, which has been up's output so far, and the gradient of its output.
     assert down.weight_grad_hold_bytes == hidden + x
 
 
@@ -232,7 +233,7 @@ def test_a_profile_says_which_settings_it_was_made_with(mlp: Profile, tmp_path: 
         "data.arguments": {},
         "optimizer.name": config(tmp_path).optimizer.name,
     }
-    # Parameters tell the width; with rotary positions they do not tell the context.
+    # Parameters determine the width; with rotary positions they do not determine the context.
     llama = small_config(tmp_path, model=ModelConfig(family="llama", context=64), data=DataConfig())
     settings = cost_settings(llama)
     assert (settings["model.family"], settings["model.context"]) == ("llama", 64)

@@ -1,4 +1,4 @@
-"""A build beside training has the draws of any other build, and training does not wait for all of it."""
+"""A build beside training draws what any other build draws, and training does not wait for all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = 7
 
 
 def draws() -> list[Tensor]:
-    """By operations with and without a generator, large and small, and after a seed of their own."""
+    """Draws by operations with and without a generator, large and small, and after their own seed."""
     drawn = [torch.empty(LARGE).normal_(), torch.randn(LARGE), torch.rand(3), nn.Linear(*LARGE).weight]
     drawn.append(nn.functional.dropout(torch.ones(LARGE)))
     torch.manual_seed(3)
@@ -29,7 +29,7 @@ def draws() -> list[Tensor]:
 
 @pytest.fixture
 def training() -> Iterator[list[Tensor]]:
-    """What another thread draws under one key, again and again."""
+    """The draws of another thread, which draws under one key again and again."""
     drawn: list[Tensor] = []
     over = threading.Event()
 
