@@ -1,4 +1,4 @@
-"""What tests of drills run in a process of its own. Without torch, so that it starts at once."""
+"""What fault tests run in a separate process. It does not import torch, so the process starts at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.fault_injection.points import FaultPoints
 
 
 def steps_through(pipe: Connection, values: dict[str, Any], step: int) -> None:
-    """A rank's life in short: each phase of each step up to `step`, announced before it is reached."""
+    """A minimal rank: it announces each phase of each step up to `step`, then reaches it."""
     faults = FaultPoints(pipe.send, rank=1, allowed=True)
     faults.arm(Fault.from_json(values))
     for number in range(1, step + 1):

@@ -1,4 +1,4 @@
-"""Engine processes with drills armed on them, without Ray: what each reported, and how it ended."""
+"""Engine processes with faults armed in them, without Ray: what each reported, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Kind = TypeVar("Kind")
 
 @dataclass
 class Drilled:
-    """How a job with drills went."""
+    """The outcome of a job with faults."""
 
     reports: list[tuple[int, Report]] = field(default_factory=list)
     """(rank, report), in order of arrival."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
-    """Rank -> what it raised, or `died`."""
+    """For each rank, the error that it raised, or `died`."""
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         return [report for _, report in self.reports if isinstance(report, kind)]
 
     @property
     def fired(self) -> list[tuple[int, str, int, str]]:
-        """(rank, fault, step, phase) of every fault that was reported."""
+        """(rank, fault, step, phase) of every reported fault."""
         return [(r.rank, r.fault, r.step, r.phase) for r in self.of(FaultReport)]
 
     @property
@@ -68,7 +68,7 @@ def _train(argument: tuple[Job, dict[int, tuple[Fault, ...]]], number: int, pipe
     turn = threading.Lock()
 
     def send(message: object) -> None:
-        # Drills report from whichever thread they fire in.
+        # Faults report from the thread in which they fire.
         with turn:
             pipe.send(message)
 

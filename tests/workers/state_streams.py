@@ -1,4 +1,4 @@
-"""State streams within one process: servers, fetches, a proxy between them, and states that have one of everything."""
+"""State streams within one process: servers, fetches, a proxy between them, and states to send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLOWS = [
 
 
 def rich_state(layer: int = 3, seed: int = 0) -> LayerState:
-    """One of everything: dtypes, no elements, no dimensions, other strides, sparse groups."""
+    """A state with one of everything: dtypes, no elements, no dimensions, other strides, sparse groups."""
     torch.manual_seed(seed)
     floats = torch.randn(17, 23)
     floats[0, :3] = torch.tensor([float("nan"), float("-inf"), -0.0])
@@ -64,7 +64,7 @@ def rich_state(layer: int = 3, seed: int = 0) -> LayerState:
 
 
 def bits(state: LayerState) -> dict[str, Any]:
-    """Everything that a state holds, order included, as comparable values."""
+    """All contents of a state, including their order, as comparable values."""
 
     def of(tensors: dict[str, Tensor]) -> list[tuple[str, str, tuple[int, ...], bytes]]:
         return [
@@ -90,7 +90,7 @@ def bits(state: LayerState) -> dict[str, Any]:
 
 @dataclass
 class Server:
-    """A server and what it logged."""
+    """A server and its log."""
 
     server: StateServer
     log: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ def eventually(what: str, condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def fetching(take: Callable[[], object]) -> Iterator[list[object]]:
-    """`take()` in a thread; the list gets what it returned or raised."""
+    """Run `take()` in a thread; the list receives what it returns or raises."""
     got: list[object] = []
 
     def run() -> None:
@@ -140,7 +140,7 @@ def fetching(take: Callable[[], object]) -> Iterator[list[object]]:
 
 @contextmanager
 def between(to: Server, change: Callable[[int, bytes], bytes]) -> Iterator[int]:
-    """The port of a proxy that passes what the server sends through `change(bytes before, piece)`."""
+    """The port of a proxy that passes everything the server sends through `change(bytes before, piece)`."""
     with closing(socket.create_server((HOST, 0))) as listener:
 
         def back(server: socket.socket, client: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""What the Ray shell of a rank does beside calling it: errors that travel, and the look at the job's folder."""
+"""What a rank's Ray actor adds to the rank: errors that travel, and a check of the job's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backward pass from several outputs: the bits of PyTorch's own, without what that imports."""
+"""A backward pass from several outputs: the bits of PyTorch's own, without the modules that one imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit's decision, from records alone."""
+"""The commit's decision, computed from records alone."""
 
 import math
 import subprocess

@@ -1,4 +1,4 @@
-"""Samples of the gradient's change: by hand, on a loss of known curvature, and without a trace in the weights."""
+"""Samples of the gradient's change: by hand, on a loss of known curvature; weights are not affected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def quadratic_config(output: Path, *, tied: bool = False, **changes: object) -> 
 
 
 def parts(run: Run) -> dict[int, list[CurvatureReport]]:
-    """Step -> reports in order of ranks."""
+    """The reports of each step, in order of ranks."""
     found: dict[int, list[CurvatureReport]] = defaultdict(list)
     for report in run.reports:
         if isinstance(report, CurvatureReport):
@@ -44,7 +44,7 @@ def parts(run: Run) -> dict[int, list[CurvatureReport]]:
 
 
 def sums(run: Run) -> dict[int, tuple[float, float, float]]:
-    """Step -> squared norms over all ranks: gradient change, weight change, gradient."""
+    """For each step, squared norms over all ranks: gradient change, weight change, gradient."""
     return {
         step: (
             sum(part.gradient_change_sq for part in ranks),
@@ -68,7 +68,7 @@ def test_the_curvature_of_a_quadratic_loss_is_found(tmp_path: Path, replicas: in
     found = samples(run_threads(job(config, ranks=2, layers=4)))
     assert len(found) == config.steps - 1
     assert estimate(found).smoothness == pytest.approx(SMOOTHNESS, rel=1e-5)
-    # The residual r shrinks by 1 - lr L per step; the gradient of each layer is its factor times r.
+    # The residual r shrinks by a factor of 1 - lr L per step; each layer's gradient is its factor times r.
     first = sum((2 * index - (WIDTH - 1)) ** 2 for index in range(WIDTH)) * SMOOTHNESS
     shrunk = 1 - LR * SMOOTHNESS
     for step, sample in enumerate(found, 1):
@@ -79,7 +79,7 @@ def test_the_curvature_of_a_quadratic_loss_is_found(tmp_path: Path, replicas: in
 
 def test_a_tied_parameter_counts_once(tmp_path: Path) -> None:
     run = run_threads(job(quadratic_config(tmp_path, tied=True), ranks=2, layers=4))
-    # One parameter added twice, and two others: (1 + 1)^2 + 2^2 + 0.5^2.
+    # One parameter is added twice, two others once: (1 + 1)^2 + 2^2 + 0.5^2.
     assert estimate(samples(run)).smoothness == pytest.approx(4 + 4 + 0.25, rel=1e-5)
 
 
@@ -117,7 +117,7 @@ def test_a_resumed_job_goes_on_sampling(tmp_path: Path) -> None:
     stopped = run_threads(job(config, ranks=2, stop_at=2))
     resumed = run_threads(job(config, start=checkpoints(config.output)[0], generation=2))
     assert resumed.state_sha256 == whole.state_sha256
-    # What step 2 had kept went with the first run.
+    # What step 2 had kept is lost with the first run.
     assert (list(sums(stopped)), list(sums(resumed)), list(sums(whole))) == ([], [5], [3, 5])
     assert sums(resumed)[5] == pytest.approx(sums(whole)[5], rel=1e-12)
 

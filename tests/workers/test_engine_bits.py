@@ -1,4 +1,4 @@
-"""The engine's weights are those of a plain autograd loop, bit for bit, whatever the schedule and the partition."""
+"""The engine's weights equal a plain autograd loop's bit for bit, for any schedule and partition."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,11 +31,11 @@ def real_config(output: Path, name: str, **changes: object) -> WorkerConfig:
 UNTIED = tuple(name for name in REAL if name != "gpt-tied")
 UNEQUAL = ("plain", "dropout", "batchnorm")
 HALVES = pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.soak)])
-"""Of families x recomputation; between them, the cases of a test have both halves of it in `make test`."""
+"""Halves of families x recomputation. In `make test` the cases of a test cover both halves between them."""
 
 
 def half_of(cases: Sequence[str], case: str, half: int) -> list[tuple[str, bool]]:
-    """Every family once, every other one with recomputation; which ones depends on the case's place among `cases`."""
+    """Every family once, half of them with recomputation, depending on the position of `case` in `cases`."""
     turn = cases.index(case) + half
     return [(family, (number + turn) % 2 == 0) for number, family in enumerate(FAMILIES)]
 

@@ -1,4 +1,4 @@
-"""What the engine does beside the numbers: recomputes once, skips a bad step, waits out times, fails loudly."""
+"""What the engine does apart from numbers: recompute once, skip a bad step, wait out times, fail loudly."""
 
 import time
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_each_layer_is_recomputed_exactly_once_per_microbatch(
 
 
 class PoisonedVectors(Vectors):
-    """The first sample of the fourth step has an infinite feature."""
+    """Vectors where the first sample of the fourth step has an infinite feature."""
 
     def train(self, indices: list[int]) -> Batch:
         batch = super().train(indices)
@@ -77,7 +77,7 @@ def test_an_emulated_device_waits_out_its_times_and_keeps_the_bits(tmp_path: Pat
     timelines = [r for r in run.reports if isinstance(r, TimelineReport)]
     assert {t.rank for t in timelines} == {0, 1}
     for timeline in timelines:
-        # One that overslept is made good by those after it; none gets ahead.
+        # Later actions make up for one that overslept; none gets ahead.
         ahead_s = 0.0
         for span in timeline.spans:
             ahead_s += modelled_s[Action.parse(span.action).kind.value] - (span.end_s - span.start_s)
@@ -107,7 +107,7 @@ def test_an_emulated_device_makes_good_what_it_oversleeps(monkeypatch: pytest.Mo
 
     assert act(0.0) == 1.5
     assert act(0.0) == 0.75
-    # A quarter is still owed; a computation that leaves no time to sleep takes of it what it is short of its time.
+    # A quarter is still owed. A computation too long for a sleep pays back what is left of its modelled time.
     assert act(0.875) == 0.875
     assert act(0.0) == 0.875
     assert act(2.0) == 2.0
@@ -135,7 +135,7 @@ class Broken(torch.nn.Module):
 
 
 class Shrinking(torch.nn.Module):
-    """Returns a row less from its second call on: a shape that changes between microbatches."""
+    """Returns one row less from its second call on, so that the shape changes between microbatches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def test_an_input_changed_after_its_use_is_noticed() -> None:
 
 
 class Activated(torch.nn.Module):
-    """Changes in place what autograd needs for its backward pass, or its input, which autograd refuses at once."""
+    """Changes in place what autograd needs for the backward pass, or its input, which autograd refuses."""
 
     def __init__(self, at_once: bool) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ def test_a_layer_that_changes_its_input_is_refused_where_autograd_would_not_noti
 
 
 class Table(torch.nn.Module):
-    """A raw matrix and nothing else, on integer inputs."""
+    """Only a raw matrix, on integer inputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The same bits whatever the partition, the ranks, the host of the ranks; replicas and ties keep their promises."""
+"""The same bits for any partition, any ranks and any host of the ranks; replicas and ties stay equal."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_tied_parameters_stay_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trait", ["plain", "tied", "batchnorm", "dropout"])
 def test_replicas_follow_the_doubled_batch_and_siblings_stay_equal(tmp_path: Path, trait: str) -> None:
-    # AdamW's first steps blow rounding up: it divides by the root of a gradient that is nearly zero.
+    # AdamW's first steps amplify rounding, because it divides by the magnitude of a gradient near zero.
     sgd = OptimizerConfig(name="sgd", lr=0.05)
     single = run_threads(
         job(small_config(tmp_path, trait, microbatches=4, optimizer=sgd), ranks=2, schedule="1f1b")
@@ -93,7 +93,7 @@ def test_replicas_follow_the_doubled_batch_and_siblings_stay_equal(tmp_path: Pat
     doubled = run_processes(job(config, ranks=2, schedule="1f1b"))
     assert losses(doubled) == pytest.approx(losses(single), rel=1e-5)
     assert_siblings_equal(doubled, 2)
-    # The sum over replicas has one order, so the partition does not matter to it either.
+    # The sum over replicas has one order, so it does not depend on the partition either.
     assert run_threads(job(config, ranks=1)).state_sha256 == doubled.state_sha256
     three = small_config(tmp_path, trait, microbatches=2, replicas=3)
     assert_siblings_equal(run_threads(job(three, ranks=2, schedule="gpipe")), 2)

@@ -22,7 +22,7 @@ from workers.reproducibility import rng
 from workers.transport.local import Hub, LocalChannel
 
 PARTS = (1e8, 5.0, -6e7)
-"""In float32 the sum in this order is 40000008; the other two ways to put brackets give 40000004."""
+"""In float32 the sum in this order is 40000008; the other two orders of addition give 40000004."""
 
 
 def on_threads(size: int, work: Callable[[int, LocalChannel], None]) -> None:
@@ -56,7 +56,7 @@ def test_replicas_are_summed_in_their_order(absent: int | None) -> None:
     total = torch.zeros(())
     for part in parts:
         total = total + torch.tensor(part or 0.0)
-    # Two parameters, so that the sums are formed at different siblings.
+    # There are two parameters, so that different siblings form the sums.
     parameters = [{(0, "a"): with_grad(p), (0, "b"): with_grad(p), (0, "c"): with_grad(None)} for p in parts]
 
     on_threads(3, lambda rank, channel: ReplicaExchange(channel, (0, 1, 2), parameters[rank], 0).sum())

@@ -1,4 +1,4 @@
-"""What a layer's state holds, how it is copied, loaded and named by its digest."""
+"""What a layer's state holds, how it is copied and loaded, and its digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAMW = make_optimizer(OptimizerConfig(), 10)
 
 
 class Layer(nn.Module):
-    """One of each: parameters, a shared one, a scalar, persistent buffers of two dtypes, a passing buffer."""
+    """A layer with one of each: parameters, a shared one, a scalar, buffers of two dtypes, a transient one."""
 
     def __init__(self, width: int = 4, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Layer(nn.Module):
 
 
 def trained(seed: int) -> LayerState:
-    """The state of a layer after two updates with noise."""
+    """The state of a layer after two updates with random gradients."""
     torch.manual_seed(seed)
     state = LayerState.of(3, "block", Layer(), ADAMW)
     for step in range(2):
@@ -103,7 +103,7 @@ def test_load_writes_into_the_module_in_place() -> None:
     for name, slots in source.slots.items():
         for slot, tensor in slots.items():
             assert torch.equal(state.slots[name][slot], tensor)
-    # Training goes on with the same bits, so nothing that the update needs was left out.
+    # Training goes on with the same bits, so the state contains everything that the update needs.
     for each in (state, source):
         ADAMW.update_(each, {name: torch.ones(t.shape) for name, t in each.weights.items()}, 0.5, 2)
     assert digest(state) == digest(source)

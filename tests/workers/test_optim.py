@@ -32,13 +32,13 @@ def gradients(module: nn.Module, step: int) -> dict[str, Tensor]:
         for name, parameter in module.named_parameters()
     }
     drawn["negative_zero"] = torch.full((3,), -0.0)
-    # As a matrix product leaves it: the transpose of a contiguous tensor.
+    # A matrix product leaves it so: the transpose of a contiguous tensor.
     drawn["linear.weight"] = drawn["linear.weight"].t().contiguous().t()
     return drawn
 
 
 def torch_groups(module: nn.Module, decay: float, no_decay: set[str]) -> list[dict]:
-    """Two parameter groups in torch's manner: with decay, and without."""
+    """Two parameter groups for torch: with decay, and without."""
     named = dict(module.named_parameters())
     plain = {name for name, parameter in named.items() if parameter.ndim < 2} | no_decay
     return [
@@ -113,7 +113,7 @@ def test_gradients_are_left_untouched(name) -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_an_absent_gradient_is_no_update_at_all(name) -> None:
-    """TimelyFreeze eq. 18: weight, optimizer state and step count of a frozen parameter stand still."""
+    """TimelyFreeze eq. 18: weight, optimizer state and step count of a frozen parameter don't change."""
     frozen, never = layer(2), layer(2)
     optimizer = make_optimizer(OptimizerConfig(name=name, weight_decay=0.5), STEPS)
     state = LayerState.of(0, "block", frozen, optimizer)
@@ -130,7 +130,7 @@ def test_an_absent_gradient_is_no_update_at_all(name) -> None:
     assert state.updates["linear.weight"] == 4
     assert state.updates["linear.bias"] == 6
 
-    # The others do not notice: same bits as with no parameter frozen.
+    # The others are not affected: they have the same bits as with no parameter frozen.
     other = LayerState.of(0, "block", never, optimizer)
     for step in range(6):
         optimizer.update_(other, gradients(never, step), 1.0, step)

@@ -1,4 +1,4 @@
-"""Replicas on fewer pipelines than there are replicas: the bits of one pipeline for each."""
+"""Replicas on fewer pipelines than replicas have the bits of one pipeline each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_fewer_pipelines_give_the_same_bits(tmp_path: Path, case: str) -> None:
 
 
 def frozen(reports: list[Any]) -> dict[tuple[int, str], tuple[int, int]]:
-    """(layer, parameter) -> passes in which it was frozen, and all passes."""
+    """For each (layer, parameter), the passes in which it was frozen, and all passes."""
     counted: dict[tuple[int, str], tuple[int, int]] = {}
     for report in reports:
         if isinstance(report, FrozenCounts):

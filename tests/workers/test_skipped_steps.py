@@ -1,4 +1,4 @@
-"""A job whose steps are skipped one after the other says so, and ends."""
+"""A job that skips one step after the other reports it and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drills on engine processes in training: each does what it says; what it leaves alone stays the same to the bit."""
+"""Faults in engine processes that train: each does what it says and changes no bit of anything else."""
 
 from __future__ import annotations
 

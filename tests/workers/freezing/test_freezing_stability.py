@@ -52,7 +52,7 @@ def flags(state: LayerState) -> list[bool]:
 
 
 def test_apf_by_hand() -> None:
-    """alpha 1/2, threshold 0.3. The bias goes up and down, the first weight only up, the second is constant."""
+    """alpha 1/2, threshold 0.3. The bias goes up and down, the first weight only up, the second stays."""
     metric = Apf(threshold=0.3, alpha=0.5)
     state = layer(metric, [0.0, 9.0], [0.0])
     assert checked(metric, state) == UNKNOWN

@@ -1,4 +1,4 @@
-"""A state's chunks fit only into the place that its header made for them."""
+"""A state's chunks fit only into the buffer that its header allocated."""
 
 from __future__ import annotations
 

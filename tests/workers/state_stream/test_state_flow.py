@@ -1,4 +1,4 @@
-"""How long a state stream's queue is, that nothing is made further ahead, and that whoever makes it stops when told."""
+"""The length of a state stream's queue; a maker works no further ahead than that, and stops on request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_chunk_is_what_the_link_carries_in_two_milliseconds(bytes_per_s: float
 def test_both_classes_together_wait_as_one_queue_does(
     training: float, transfer: float, service: float
 ) -> None:
-    """Work is conserved: L_q^(1) + L_q^(2) of eq. 8 is M/M/1's queue; and only ratios matter."""
+    """Work is conserved: L_q^(1) + L_q^(2) of eq. 8 is M/M/1's queue. Only ratios matter."""
     load = training + transfer
     all_waiting = load**2 / (1 - load)
     training_waiting = training * load / (1 - training)
@@ -95,7 +95,7 @@ def test_it_is_made_in_order_and_no_further_ahead_than_the_queue_is_long() -> No
         taken: list[int] = []
         for number in ahead:
             taken.append(number)
-            # Two in the queue, and one in the maker's hands.
+            # Two are in the queue, and the maker holds one.
             assert len(made) <= len(taken) + 3
         assert taken == list(range(10))
     assert threads() == []
@@ -108,7 +108,7 @@ def test_a_maker_that_is_far_ahead_is_not_woken_for_each_that_is_taken() -> None
         assert [next(items) for _ in range(3)] == [0, 1, 2]
         time.sleep(0.1)
         assert len(ahead._made) == 5
-        # Half of them are taken now.
+        # Half of the queue is free now.
         assert next(items) == 3
         wait_until(lambda: len(ahead._made) == 8)
         assert list(items) == list(range(4, 100))
@@ -160,5 +160,5 @@ def test_who_gives_way_looks_ever_less_often() -> None:
         return time.monotonic() < over
 
     assert give_way(busy, threading.Event(), tell=lambda: None, tell_every_s=1.0)
-    # Six pauses that grow, 21 ms in all, then one every MOST_GIVE_WAY_S.
+    # Six growing pauses, 21 ms in all, then one every MOST_GIVE_WAY_S.
     assert 1 < looks <= 8 + 0.3 / MOST_GIVE_WAY_S

@@ -19,7 +19,7 @@ APART_S = 0.005
 
 
 class Counting(socket.socket):
-    """Counts the times that something was read."""
+    """A socket that counts reads."""
 
     reads = 0
 

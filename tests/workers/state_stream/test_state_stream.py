@@ -1,4 +1,4 @@
-"""Layer states come over a state stream with every bit of them; a fetch waits, or says why nothing comes."""
+"""Layer states arrive over a state stream with all their bits; a fetch waits, or says why nothing comes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_who_has_only_weights_gives_no_more() -> None:
 
 
 def test_moments_wait_for_the_weights_that_others_fetch() -> None:
-    """One fetch of weights is held up half-way: moments come only after it."""
+    """One fetch of weights is held up half-way, and moments come only after it."""
     held, let = threading.Event(), threading.Event()
 
     def busy() -> bool:
@@ -155,7 +155,7 @@ def test_moments_wait_for_the_weights_that_others_fetch() -> None:
 
 
 def test_a_withdrawn_state_may_change_at_once() -> None:
-    """A delivery that training holds up half-way is broken off: nothing of the changed state may arrive."""
+    """A delivery that training holds up half-way is aborted: nothing of the changed state may arrive."""
     held, let = threading.Event(), threading.Event()
 
     def busy() -> bool:

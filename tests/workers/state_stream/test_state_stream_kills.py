@@ -1,4 +1,4 @@
-"""Real processes are killed in the middle of a state stream: the other end learns it at once, and lives on."""
+"""Real processes are killed in the middle of a state stream; the other end notices at once and survives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.state_stream.frames import Gone
 from workers.state_stream.stream import StateServer, fetch
 
 FEW = 5
-"""Looks at training's traffic before it seems to send for ever: so many frames leave."""
+"""Checks of training's traffic before training seems to send for ever; as many frames leave until then."""
 
 
 class Quiet:

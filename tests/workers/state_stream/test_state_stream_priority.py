@@ -1,4 +1,4 @@
-"""A state stream leaves the network to training, and waits for whoever reads slowly."""
+"""A state stream leaves the network to training, and waits for a slow reader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_no_chunk_moves_while_training_sends() -> None:
 
 
 def test_signs_of_life_are_not_chunks() -> None:
-    """A server that has to wait for long says so, before the state and in the middle of it."""
+    """A server that has to wait for long sends keep-alives, before the state and in the middle of it."""
     looks = 0
 
     def busy_mostly() -> bool:

@@ -1,4 +1,4 @@
-"""A state server refuses whoever does not know the secret or alters a byte, and outlives whoever bothers it."""
+"""A state server refuses and survives peers that do not know the secret or that alter a byte."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_strangers_who_say_nothing_keep_no_rank_out(monkeypatch: pytest.MonkeyPa
             ]
             begun_s = time.monotonic()
             assert bits(to.fetch()) == bits(rich_state())
-            # None of them has been waited for until its time for the handshake was up.
+            # The server waited for no stranger until its handshake timed out.
             assert time.monotonic() - begun_s < state_stream.HANDSHAKE_S
-            # The one that was there first was cut off to let another in.
+            # It disconnected the oldest one to let another in.
             strangers[0].settimeout(5)
             assert strangers[0].recv(1) == b""
 
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_know_the_secret_is_refused() -> None:
 
 @contextmanager
 def greeted(port: int, secret: bytes = SECRET) -> Iterator[tuple[socket.socket, Line, Any, Any]]:
-    """A connection to the server at `port` after the handshake, with the seals of both directions."""
+    """A connection to the server at `port` after the handshake, with the seals for both directions."""
     with socket.create_connection((HOST, port), 5) as connected:
         line = Line(connected, threading.Event(), 5.0)
         yield connected, line, *ask(line, secret)
@@ -211,7 +211,7 @@ def test_training_goes_on_with_the_same_bits_while_strangers_bother_its_state_po
             group.wait_for_log(lambda logged: len(logged) == 2 * 3 * len(ports))
             group.stop()
 
-        # Every layer has a copy: their bases come through the same ports meanwhile.
+        # Every layer has a copy, whose base comes through the same ports meanwhile.
         ended = group.train(three, range(3), plan=with_standbys(three), meanwhile=bother)
         assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
         assert sorted(group.steps()) == list(range(1, ended[0].step + 1))

@@ -1,5 +1,5 @@
-"""The lowered order: every message once on both sides, one order for all, and no deadlock however strictly each
-rank's groups go one after the other."""
+"""The lowered order: every message once on both sides, one order for all ranks, and no deadlock however
+strictly each rank's groups run one after the other."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def text(groups: tuple[Group, ...]) -> list[str]:
 
 
 def messages(schedule: Schedule) -> dict[Action, Transfer]:
-    """Receiving action -> its message, for every one that crosses ranks; in program order."""
+    """The message that each receiving action gets from another rank, in program order."""
     rank_of, found = schedule.rank_of_stage, {}
     for program in schedule.programs:
         for action in program:
@@ -43,10 +43,11 @@ def messages(schedule: Schedule) -> dict[Action, Transfer]:
 
 
 class StrictRanks:
-    """Runs a schedule's programs, each rank's groups strictly one after the other.
+    """Runs a schedule's programs, with each rank's groups strictly one after the other.
 
-    A group starts once all its sends are made and the group before is over; it is over once each transfer in it has
-    started on both sides. With `in_the_way` a rank that has started a group does nothing else until that is over.
+    A group starts once all its sends are ready and the group before is over. It is over once each transfer in
+    it has started on both sides. With `in_the_way` a rank that has started a group does nothing else until it
+    is over.
     """
 
     def __init__(self, schedule: Schedule, groups: Groups, *, in_the_way: bool) -> None:
@@ -57,7 +58,7 @@ class StrictRanks:
         self.heads = [0] * schedule.ranks
         self.made: set[Transfer] = set()
         self.over = [0] * schedule.ranks
-        """Groups that are over."""
+        """For each rank, the number of groups that are over."""
         self.started = [0] * schedule.ranks
         sent_by = {}
         for action, transfer in self.received.items():
@@ -111,7 +112,8 @@ class StrictRanks:
         if action not in self.received:
             return True
         number = next(i for i, group in enumerate(self.groups[rank]) if self.received[action] in group)
-        # What the channel asserts: nobody waits for a group before all it and those before it send is made.
+        # The channel asserts this: no rank waits for a group before all sends in it and in earlier groups are
+        # ready.
         assert all(self._ready(rank, i) for i in range(number + 1)), (rank, str(action))
         return self.over[rank] > number
 
@@ -187,7 +189,7 @@ def test_opposite_transfers_are_one_group_on_both_sides() -> None:
 
 def test_stages_on_one_rank_exchange_nothing() -> None:
     assert lower(build("zbv", 1, 2)) == ((),)
-    # zbv folds: stages 1 and 2 share the last of two ranks.
+    # zbv folds the pipeline: stages 1 and 2 share the last of two ranks.
     assert {t.stage for group in lower(build("zbv", 2, 4))[1] for t in group if t.direction == "forward"} == {
         1,
         3,

@@ -1,4 +1,4 @@
-"""The same trade between two processes over each ordered network, NCCL where there are two GPUs; and the choice."""
+"""The same exchange between two processes over each ordered network, NCCL on two GPUs; and the choice."""
 
 import threading
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def open_end(network: str, generation: Generation, rank: int) -> tuple[Channel, 
 
 
 def question(window: int, number: int, device: torch.device) -> torch.Tensor:
-    """Takes a while to compute, so that a message that left before it was ready would show."""
+    """A tensor that takes a while to compute, so that a message sent before it is ready would show."""
     x = torch.full((512, 512), float(window + number + 1), device=device)
     for _ in range(8):
         x = x @ torch.eye(512, device=device)
@@ -64,7 +64,7 @@ def trade(network: str, generation: Generation, rank: int, pipe: Connection) -> 
             del x
         channel.flush()
         pipe.send(answers)
-    # The last messages may still be under way at the neighbour.
+    # The neighbour may still be sending its last messages.
     channel.all_gather(b"")
     pipe.recv()
     channel.close()
@@ -92,7 +92,7 @@ def be_told_to_leave(network: str, generation: Generation, rank: int, pipe: Conn
 
 @contextmanager
 def pair_of(work: Any, network: str) -> Iterator[list[Connection]]:
-    """Two processes that do `work`, by their pipes; at the end each is told so and waited for."""
+    """The pipes of two processes that run `work`. At the end each is told to exit and waited for."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     generation = Generation(
         number=1, epoch=1, members=(0, 1), store_host="127.0.0.1", store_port=store.port, timeout_s=60.0

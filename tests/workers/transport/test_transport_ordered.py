@@ -1,4 +1,4 @@
-"""Ranks whose groups go strictly one after the other: the same bits, no deadlock, errors that name the edge."""
+"""Ranks whose groups run strictly one by one: the same bits, no deadlock, errors that name the edge."""
 
 import threading
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def of_kind(run: Run, kind: type) -> list[object]:
 
 @contextmanager
 def pair() -> Iterator[tuple[OrderedChannel, OrderedChannel]]:
-    """Both ends of a channel between two ranks of this process."""
+    """Both ends of a channel between two ranks in this process."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     generation = Generation(
         number=1, epoch=1, members=(0, 1), store_host="127.0.0.1", store_port=store.port, timeout_s=30.0

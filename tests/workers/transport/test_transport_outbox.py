@@ -1,4 +1,4 @@
-"""What was sent is let go once it has left, and a sender that is far ahead waits for nobody."""
+"""The memory of a message is freed once it has left, and a sender that is far ahead does not wait."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ MESSAGES = 40
 
 
 class Work:
-    """A send that leaves when it is told to."""
+    """A send that leaves on command."""
 
     def __init__(self) -> None:
         self.left = threading.Event()
@@ -40,7 +40,7 @@ def eventually(what: object, condition: object) -> None:
 
 @pytest.fixture(autouse=True)
 def before() -> Iterator[None]:
-    """What other tests left to end by itself is none of these tests' threads."""
+    """Threads that other tests have left to end by themselves don't count in these tests."""
     BEFORE.update(threading.enumerate())
     yield
     BEFORE.clear()
@@ -86,7 +86,7 @@ def test_an_error_comes_out_of_the_flush() -> None:
     with pytest.raises(RuntimeError, match="closed by peer"):
         outbox.flush()
     assert outbox.held == 0
-    # Nor does a second one wait.
+    # A second flush does not wait either.
     outbox.put(works[0], torch.zeros(1))
     with pytest.raises(RuntimeError, match="closed by peer"):
         outbox.flush()
@@ -155,8 +155,8 @@ def test_a_sender_far_ahead_of_its_receiver_does_not_wait() -> None:
     with ends(2) as (sender, receiver):
         sender.send(THERE, (message(0),))
         receiver.receive(THERE)
-        # The receiver posts nothing until the sender has sent all: whoever waited for the first here would wait
-        # for ever.
+        # The receiver posts nothing until the sender has sent everything, so a sender that waited for the
+        # first message would wait for ever.
         for number in range(MESSAGES):
             sender.send(THERE, (message(number),))
         receiver.send(BACK, (message(7),))

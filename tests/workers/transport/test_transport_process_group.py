@@ -1,4 +1,4 @@
-"""Leaving a Gloo group: who waits in it is woken at once, long before any timeout."""
+"""Leaving a Gloo group wakes ranks that wait in it at once, long before any timeout."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def generation_of(ranks: int, store: dist.TCPStore, timeout_s: float) -> Generat
 
 @contextmanager
 def ends(ranks: int) -> Iterator[list[Channel]]:
-    """The channels of `ranks` ranks of this process."""
+    """The channels of `ranks` ranks in this process."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     generation = generation_of(ranks, store, TIMEOUT_S)
     opened: dict[int, Channel] = {}
@@ -50,7 +50,7 @@ def ends(ranks: int) -> Iterator[list[Channel]]:
 
 
 def woken(waiting: Callable[[], object], leaver: Channel) -> str:
-    """The error that `waiting` ends with when `leaver` closes; it must not be the timeout's."""
+    """The error with which `waiting` ends when `leaver` closes; it must not be a timeout."""
     leaving = threading.Timer(0.05, leaver.close)
     leaving.start()
     with pytest.raises(ChannelError) as caught:

@@ -1,4 +1,4 @@
-"""A rank's own kernel tells whether training still sends, and is not fooled by what has long left or not begun."""
+"""A rank's own kernel says whether training still sends, without counting what has left or not begun."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def eventually(what: str, condition: Callable[[], bool]) -> None:
 
 
 def clog(near: socket.socket) -> int:
-    """Write until no more goes; returns the bytes written."""
+    """Write until the socket is full; returns the bytes written."""
     near.setblocking(False)
     written = 0
     while True:
@@ -78,7 +78,7 @@ def test_bytes_are_pending_until_they_have_left() -> None:
 
 
 def test_a_late_acknowledgement_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All was sent, and the other end takes its time to say so."""
+    """Everything has been sent, but the other end is slow to acknowledge it."""
     answers = {0x5411: 48, 0x894B: 0}
     monkeypatch.setattr("workers.transport.send_queues._ask", lambda _, what: answers[what])
     clock = Clock()
@@ -137,7 +137,7 @@ def test_of_a_polling_library_only_that_which_it_watches_beside_its_listener_cou
 
 
 def test_a_group_counts_none_but_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection of others that opens while the group forms would hide that one of the group's is gone."""
+    """A foreign connection that opens while the group forms would hide the loss of one of the group's own."""
     form = dist.ProcessGroupGloo
     with ExitStack() as stack:
 
@@ -149,7 +149,7 @@ def test_a_group_counts_none_but_its_own_connections(monkeypatch: pytest.MonkeyP
         with ends(2) as channels:
             for channel in channels:
                 assert isinstance(channel, ProcessGroupChannel)
-                # Both ends are this process's, and each may see the other's.
+                # Both ends are in this process, and each may see the other's connection.
                 assert channel._queues.open in (1, 2)
 
 
@@ -178,11 +178,11 @@ def test_a_closed_connection_is_not_pending_even_if_its_descriptor_is_used_again
 
 
 def sends_big(sender: Channel, receiver: Channel) -> bool:
-    """Whether it was seen sending while a big message went."""
+    """Whether `sender` reports that it sends while a big message leaves."""
     sender.send(STREAM, (torch.zeros(BIG // 4),))
     receiver.receive(STREAM)
     eventually("all has left", lambda: not sender.sending())
-    # Whoever looks may be put to sleep while all of a message passes: a few are sent.
+    # This thread may sleep while an entire message passes, so it sends several.
     for _ in range(5):
         sender.send(STREAM, (torch.ones(BIG // 4),))
         eventually("nothing moves before the receiver is ready", lambda: not sender.sending())
@@ -205,7 +205,7 @@ def test_a_gloo_channel_sends_while_its_message_is_on_the_way() -> None:
 
 
 class Network:
-    """One that never moves anything, and says of itself what it is told to."""
+    """A network that never moves anything and reports `sends`."""
 
     device = torch.device("cpu")
 

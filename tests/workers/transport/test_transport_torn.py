@@ -1,4 +1,4 @@
-"""A message of which only a part comes: nobody waits for the rest, neither its receiver nor its sender."""
+"""A message of which only a part arrives: neither its receiver nor its sender waits for the rest."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from workers.transport.process_group import ProcessGroupChannel
 
 THERE, BACK = Stream(0, 1, 2, "forward stage 0 -> 1"), Stream(1, 0, 3, "backward stage 1 -> 0")
 NUMBERS = 32_000_000
-"""Of a message: 128 MB, which no socket takes in at once."""
+"""Numbers in a message: 128 MB, which no socket buffers at once."""
 TIMEOUT_S = 60.0
 
 
 def peer(generation: Generation, sends: bool, pipe: Connection) -> None:
-    """Rank 0: sends messages, each when it is told to, or takes in one and stands still within the next."""
+    """Rank 0: it sends messages on command, or receives one message and stops in the middle of the next."""
     channel = ProcessGroupChannel(generation, 0, torch.device("cpu"))
     message = torch.ones(NUMBERS)
     if sends:
@@ -47,7 +47,7 @@ def peer(generation: Generation, sends: bool, pipe: Connection) -> None:
 
 
 def bystander(generation: Generation, pipe: Connection) -> None:
-    """Rank 2: is there."""
+    """Rank 2: it joins and waits."""
     channel = ProcessGroupChannel(generation, 2, torch.device("cpu"))
     pipe.recv()
     channel.close()
@@ -55,7 +55,7 @@ def bystander(generation: Generation, pipe: Connection) -> None:
 
 @contextmanager
 def channel_to(sends: bool, ranks: int = 2) -> Iterator[tuple[ProcessGroupChannel, int, Connection]]:
-    """Rank 1's channel to a process, on the host of the store; (channel, the process's id, its pipe)."""
+    """Rank 1's channel to a process, on the host of the store; yields (channel, process id, pipe)."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     generation = generation_of(ranks, store, TIMEOUT_S)
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def channel_to(sends: bool, ranks: int = 2) -> Iterator[tuple[ProcessGroupChanne
 
 
 def stopped_within(channel: ProcessGroupChannel, pid: int, pipe: Connection) -> Tensor:
-    """What has come of a message when its sender is stopped in the middle of it."""
+    """The part of a message that has arrived when its sender is stopped in the middle of it."""
     (first,) = channel.receive(THERE)
     assert bool((first == 1).all())
     while True:
@@ -83,14 +83,14 @@ def stopped_within(channel: ProcessGroupChannel, pid: int, pipe: Connection) -> 
         time.sleep(0.2)
         if not arriving[-1]:
             return arriving
-        # It was faster: once more.
+        # The sender was faster, so try again.
         os.kill(pid, signal.SIGCONT)
         channel.receive(THERE)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_receiver_learns_at_once_that_the_sender_was_killed(ranks: int) -> None:
-    """Although nobody closes its channel, and others are still connected with the store that it hosts."""
+    """No rank closes its channel, and others are still connected to the store that the receiver hosts."""
     with channel_to(sends=True, ranks=ranks) as (channel, pid, pipe):
         arriving = stopped_within(channel, pid, pipe)
         os.kill(pid, signal.SIGKILL)
