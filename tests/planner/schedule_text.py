@@ -7,7 +7,7 @@ from planner.ir import Action, Kind, Schedule
 
 
 def table(text: str, stages: int, microbatches: int, **fields: Any) -> Schedule:
-    """The schedule that `text` shows; not validated."""
+    """The schedule that `text` shows, without validation."""
     programs = tuple(tuple(map(Action.parse, line.split())) for line in text.strip().splitlines())
     return Schedule("table", stages, microbatches, programs, **fields)
 
@@ -17,7 +17,7 @@ def text(schedule: Schedule) -> str:
 
 
 def lines(block: str) -> str:
-    """`block` in the form that `text` returns."""
+    """`block` in the form in which `text` returns it."""
     return "\n".join(line.strip() for line in block.strip().splitlines())
 
 
@@ -27,7 +27,7 @@ def forwards_of(schedule: Schedule) -> Schedule:
 
 
 def freeze_prefix(schedule: Schedule, stages: int) -> Schedule:
-    """`schedule` with its first `stages` stages frozen: they only go forward."""
+    """`schedule` with its first `stages` stages frozen, so that they only run forward."""
     programs = tuple(
         tuple(action for action in program if action.kind is Kind.FORWARD or action.stage >= stages)
         for program in schedule.programs

@@ -45,7 +45,7 @@ def profile(
 def plan(
     *counts: int, schedule: str = "1f1b", microbatches: int = 2, chunks: int = 1, **changes: Any
 ) -> Plan:
-    """`counts` layers per stage."""
+    """A plan with `counts` layers per stage."""
     cuts = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
     ranks = len(counts) // chunks
     fields: dict[str, Any] = {

@@ -6,7 +6,7 @@ from planner.plan import Place, Plan
 
 
 def plan(replicas: int) -> Plan:
-    """Five layers in four stages on three pipeline ranks: the last one holds two stages."""
+    """Five layers in four stages on three pipeline ranks, the last of which holds two stages."""
     return Plan(
         epoch=1,
         version=1,

@@ -17,7 +17,7 @@ ADAMW = make_optimizer(OptimizerConfig(), 10)
 
 
 class Layer(nn.Module):
-    """A layer with one of each: parameters, a shared one, a scalar, buffers of two dtypes, a transient one."""
+    """A layer with parameters, a shared one, a scalar, buffers of two dtypes and a non-persistent buffer."""
 
     def __init__(self, width: int = 4, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

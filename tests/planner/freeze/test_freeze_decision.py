@@ -126,7 +126,7 @@ def test_samples_make_a_step_longer_than_its_expectation() -> None:
     assert decision.spread > 1.0
     assert decision.kappa == pytest.approx(decision.spread * smooth.kappa)
     assert decision.expected_step_s == pytest.approx(decision.kappa * decision.unfrozen_step_s)
-    # With these ratios the samples happen to be 0.1 % too short; a longer run would not be.
+    # With these ratios the samples happen to be 0.1 % too short; more samples would not be.
     assert decide(replace(QUESTION, profile=coarse, r_max=0.1), monitored()).spread == 1.0
 
 
@@ -138,7 +138,7 @@ def test_the_profile_replaces_a_half_that_was_not_observed() -> None:
     upper, lower = profiled_bounds(profile(), PLAN, SCHEDULE)
     assert decision.solution.unfrozen_s == pytest.approx(simulate(SCHEDULE, upper).makespan_s)
     assert decision.solution.all_frozen_s == pytest.approx(simulate(SCHEDULE, lower).makespan_s)
-    # The rank with two layers updates longest.
+    # The rank with two layers has the longest update.
     assert decision.bounds.outside_s == pytest.approx(0.625)
     assert decision.bounds.upper_step_s is None
 
@@ -148,7 +148,7 @@ def test_a_profile_may_have_fewer_devices_than_the_plan() -> None:
     link = Link(latency_s=0.25, bytes_per_s=1e9)
     fewer = replace(given, cluster=Cluster.uniform(given.cluster.devices[0], 2, link, commit_s=0.125))
     decision = decide(replace(QUESTION, profile=fewer), monitored())
-    # Measured times count; the profile gives the cost of messages, the same for every link.
+    # Measured times count; the profile supplies only the cost of messages, which is the same for every link.
     whole = replace(given, cluster=Cluster.uniform(given.cluster.devices[0], RANKS, link, commit_s=0.125))
     assert decision == decide(replace(QUESTION, profile=whole), monitored())
     assert decision.solution.unfrozen_s > 33.0
@@ -156,7 +156,7 @@ def test_a_profile_may_have_fewer_devices_than_the_plan() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_where_nothing_is_random_nothing_gets_longer_by_chance(seed: int) -> None:
-    """Rounding does not lengthen it either: a sample and an expectation add up in different orders."""
+    """Nor does rounding lengthen a step, although samples and expectations add up in different orders."""
     random, given = Random(seed), profile()
     layers = []
     for layer in given.model.layers:
@@ -198,5 +198,5 @@ def test_weights_are_the_profiles_nanoseconds_matrix_by_matrix() -> None:
         (),
     )
     assert decide(QUESTION, monitored()).weights == ()
-    # The profile assigns these layers' time to no matrix: their shares are unknown.
+    # The profile assigns these layers' time to no matrix, so their shares are unknown.
     assert decide(replace(QUESTION, profile=given), monitored()).weights == ()

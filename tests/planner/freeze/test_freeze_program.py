@@ -21,7 +21,7 @@ from planner.simulation.simulate import Costs, simulate
 UPPER = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
 LOWER = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=0)
 NEAR = 1e-6
-"""Relative."""
+"""Relative tolerance."""
 
 
 def total(solution: FreezeSolution) -> float:
@@ -33,7 +33,7 @@ def ratios(solution: FreezeSolution) -> dict[tuple[int, int], float]:
 
 
 def random_costs(schedule: Schedule, seed: int, *, even: bool = False) -> tuple[Costs, Costs]:
-    """(upper, lower): times of each action by itself; `even`: of each kind and stage."""
+    """(upper, lower) costs with random times per action, or per kind and stage if `even`."""
     generator = np.random.default_rng(seed)
     upper: dict[Action, float] = {}
     lower: dict[Action, float] = {}
@@ -52,7 +52,7 @@ def random_costs(schedule: Schedule, seed: int, *, even: bool = False) -> tuple[
 
 
 def with_ratios(solution: FreezeSolution, upper: Costs, lower: Costs, schedule: Schedule) -> Costs:
-    """What actions take with the ratios of `solution`."""
+    """The costs of actions under the ratios of `solution`."""
     seconds = {action: upper.of_action(action) for action in build_graph(schedule).actions}
     for stage, microbatch, ratio in solution.ratios:
         for kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
@@ -110,14 +110,14 @@ def test_a_budget_is_worth_what_the_next_unit_of_it_saves():
     """1f1b by hand: 9 - (r10 + r11) - r01, where a stage's ratios add up to 2 r_max."""
     solution = solve(build("1f1b", 2, 2), UPPER, LOWER, 0.25)
     assert solution.duals == pytest.approx((2.0, 2.0))
-    # zb-h1 at 0.5 has reached what all frozen takes.
+    # zb-h1 at 0.5 already takes no longer than with everything frozen.
     assert solve(build("zb-h1", 2, 2), UPPER, LOWER, 0.5).duals == (0.0, 0.0)
 
 
 @given(name=st.sampled_from(sorted(families())), seed=st.integers(0, 999))
 @settings(max_examples=20, deadline=None)
 def test_duals_are_the_slopes_of_the_makespan(name: str, seed: int):
-    """More of every budget saves at most what the duals say; a small step within one basis saves exactly that."""
+    """A larger budget saves at most what the duals say; a small step within one basis saves exactly that."""
     schedule = build(name, 2, 4)
     upper, lower = random_costs(schedule, seed)
     here = solve(schedule, upper, lower, 0.4)
@@ -157,7 +157,7 @@ def test_every_layer_of_a_stage_has_its_ratio():
 
 
 def test_actions_that_freezing_does_not_shorten_stay_and_take_no_budget():
-    """0B0 is no shorter when frozen: the mean of stage 0 is that of 0B1 alone."""
+    """0B0 is no shorter when frozen, so the mean of stage 0 is that of 0B1 alone."""
     schedule = build("1f1b", 2, 2)
     lower = replace(LOWER, actions={Action(Kind.BACKWARD, 0, 0): 2.5})
     solution = solve(schedule, UPPER, lower, 0.5)
@@ -188,7 +188,7 @@ def test_it_finds_the_optimum_of_the_dense_program(
 
 
 def test_the_least_freezing_counts_also_where_weight_gradients_differ_by_thousands():
-    """There the coarse tie-break and the makespan alone come out half a ratio above the least."""
+    """Here the coarse tie-break and the makespan alone give half a ratio more than the least."""
     schedule = build("1f1b", 4, 6)
     input_s, weight_s = (5.0, 4.0, 5.0, 4.0), (2.0, 5000.0, 1.0, 5000.0)
     whole_s = tuple(a + b for a, b in zip(input_s, weight_s, strict=True))
@@ -235,8 +235,8 @@ def test_its_guarantees_hold(name: str, ranks: int, rounds: int, r_max: float, s
 @given(name=st.sampled_from(sorted(families())), ranks=st.integers(2, 4), seed=st.integers(0, 9999))
 @settings(max_examples=40, deadline=None)
 def test_it_freezes_nothing_without_a_gain(name: str, ranks: int, seed: int):
-    """What lies off the critical path is not frozen; and each frozen action, left alone, would lengthen the window
-    if frozen less."""
+    """Actions off the critical path are not frozen, and freezing any frozen action less would by itself
+    lengthen the window."""
     schedule = build(name, ranks, 2 * ranks)
     upper, lower = random_costs(schedule, seed)
     solution = solve(schedule, upper, lower, 0.6)
@@ -271,7 +271,7 @@ def test_no_point_of_a_grid_is_better(name: str, seed: int):
         point = replace(solution, ratios=shares)
         best = min(best, simulate(schedule, with_ratios(point, upper, lower, schedule)).makespan_s)
     assert solution.solved_s <= best * (1 + NEAR)
-    # It is at most one grid step better.
+    # The solution is at most one grid step better.
     assert solution.solved_s >= best - 0.25 * 1.5 * len(places)
 
 

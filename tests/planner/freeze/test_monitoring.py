@@ -18,7 +18,7 @@ FAMILIES = [("gpipe", 3), ("1f1b", 3), ("interleaved", 2), ("zb-h1", 3), ("zbv",
 
 
 def costs(schedule: Schedule, weight_grad_s: float) -> Costs:
-    """All stages differ."""
+    """Costs that differ between all stages."""
     stages = range(schedule.stages)
     return Costs(
         {
@@ -32,7 +32,7 @@ def costs(schedule: Schedule, weight_grad_s: float) -> Costs:
 
 
 def step(schedule: Schedule, number: int, given: Costs, *, replica: int = 0) -> list[Observation]:
-    """The ranks' reports of one step; each rank's clock has a different offset."""
+    """The ranks' reports about one step; each rank's clock has a different offset."""
     laid_out = simulate(schedule, given)
     return [
         Observation(

@@ -1,4 +1,4 @@
-"""Time to accuracy, by hand."""
+"""Time to accuracy, computed by hand."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from planner.freeze.time_to_accuracy import (
 
 
 def test_kappa_and_its_approximation():
-    """NOTES.md: P=4, M=8, F=I=W, r_max 0.8: eq. 50 gives 0.733 where the program has 23.6 of 33."""
+    """NOTES.md: P=4, M=8, F=I=W, r_max 0.8: eq. 50 gives 0.733, the program 23.6 of 33."""
     assert kappa(23.6, 33.0) == pytest.approx(0.71515, abs=1e-5)
     assert approximate_step_s(0.8, 33.0, 22.0) == pytest.approx(24.2)
     assert approximate_kappa(0.8, 33.0, 22.0) == pytest.approx(0.2 + 0.8 * 22 / 33)

@@ -18,7 +18,7 @@ def sizes(counts: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[int]
     [
         ([5], 1, ((0, 1),)),
         ([1] * 8, 4, ((0, 2), (2, 4), (4, 6), (6, 8))),
-        # Ties: equal squares, fewest layers first.
+        # Ties with equal squares: fewest layers first.
         ([1] * 10, 4, ((0, 2), (2, 4), (4, 7), (7, 10))),
         # A heavy head determines the largest stage; the rest is still balanced.
         ([1, 1, 1, 1, 100], 3, ((0, 2), (2, 4), (4, 5))),

@@ -50,13 +50,13 @@ def test_a_slow_device_gets_fewer_layers():
 
 
 def test_the_first_stages_get_fewer_layers_where_activations_count():
-    # Stage s of 1F1B keeps 3 - s microbatches of 100 bytes a layer.
+    # Stage s of 1F1B keeps 3 - s microbatches of 100 bytes per layer.
     model = profile(*[layer(parameter_bytes=0, gradient_bytes=0, optimizer_bytes=0)] * 11, ranks=3)
     assert memory.partition(costs_of(model, 3)) == ((0, 2), (2, 5), (5, 11))
 
 
 def test_the_bottleneck_may_be_a_link():
-    # A cut behind layer 0 is even, but its message takes 100 s.
+    # A cut after layer 0 is even, but its message takes 100 s.
     big, small = layer(boundary_bytes=100), layer(boundary_bytes=1)
     model = profile(big, small, small, big, ranks=2, link=Link(latency_s=0.0, bytes_per_s=1.0))
     assert bottleneck.partition(costs_of(model, 2)) in (((0, 2), (2, 4)), ((0, 3), (3, 4)))
@@ -66,7 +66,7 @@ def test_the_bottleneck_may_be_a_link():
 
 
 def test_how_long_messages_occupy_ranks_and_links():
-    """By hand, of the middle one of three stages, each of one layer that computes for 7 s."""
+    """Three stages of one layer each compute for 7 s per microbatch. The middle one is computed by hand."""
     model = profile(*[layer(boundary_bytes=16, boundary_grad_bytes=8)] * 3, ranks=3)
     down = Link(latency_s=9.0, bytes_per_s=4.0, sender_s=0.5, sender_s_per_byte=0.125, receiver_s=1.0)
     up = Link(latency_s=9.0, bytes_per_s=0.5, sender_s=2.0, receiver_s=4.0, receiver_s_per_byte=0.25)
@@ -74,11 +74,11 @@ def test_how_long_messages_occupy_ranks_and_links():
     costs = costs_of(replace(model, cluster=replace(model.cluster, links=links)), 3)
     computing = float(costs.time_s(1)[2, 1])
     assert computing == 7.0
-    # It hands over 16 bytes (0.5 + 2) and takes in 8 from the stage after (4 + 2), takes in 16 from the stage before
-    # (1) and hands it 8 (2). Its link up is occupied for 16 s, which is less.
+    # It sends 16 bytes to the next stage (0.5 + 2) and receives 8 from it (4 + 2); it receives 16 from the
+    # previous stage (1) and sends it 8 (2). Its link up is occupied for 16 s, which is less.
     assert bottleneck.stage_s(costs, 1)[2, 1] == computing + 2.5 + 6.0 + 1.0 + 2.0
     assert bottleneck.stage_s(costs, 0)[1, 0] == computing + 2.5 + 6.0
-    # The last one hands nothing on: there the link is slower than the rank.
+    # The last stage sends nothing on: there the link is slower than the rank.
     assert bottleneck.stage_s(costs, 2)[3, 2] == 16.0 > computing + 1.0 + 2.0
 
 
@@ -100,7 +100,7 @@ def test_the_iteration_time_of_a_given_cut():
 
 @pytest.mark.parametrize("program", [time.partition, bottleneck.partition, dynpipe.partition])
 def test_memory_that_no_cut_fits_is_an_error_that_says_how_much_is_lacking(program):
-    # 150 bytes of state and 100 of activations a layer; the first stage keeps two microbatches, the second one.
+    # Each layer has 150 bytes of state and 100 of activations. Stage 0 keeps two microbatches, stage 1 one.
     model = with_memory(profile(*[layer()] * 4, ranks=2), 699)
     with pytest.raises(
         PlanError, match=r"stage 0 \(layers 0 to 1\) on rank 0 still needs 1 bytes more than the 699"

@@ -40,7 +40,7 @@ def busiest_s(model: Profile, stage_ranks: tuple[int, ...], cut: Ranges) -> floa
 
 
 def instance(rng: Random) -> tuple[Profile, StageCosts]:
-    """Up to 10 layers on up to 3 ranks with 2 or 3 stages each; slow links in every second instance."""
+    """Up to 10 layers on up to 3 ranks with 2 or 3 stages each; half the instances have slow links."""
     family, ranks = rng.choice(("interleaved", "zbv")), rng.randint(1, 3)
     chunks = 2 if family == "zbv" else rng.randint(2, 3)
     stages = ranks * chunks
@@ -86,7 +86,7 @@ def test_several_stages_per_rank_equal_brute_force_within_the_memory():
 
 
 def test_a_light_stage_makes_up_for_a_heavy_one_on_the_same_rank():
-    """2 ranks x 2 chunks: the cut with the fastest slowest stage takes 10 of rank 0, and 7 is possible."""
+    """2 ranks x 2 chunks: the cut whose slowest stage is fastest gives rank 0 a sum of 10; 7 is possible."""
     layers = (
         layer(forward_s=each, input_grad_s=0.0, weight_grad_s=0.0) for each in (1.0, 1.0, 6.0, 2.0, 4.0)
     )

@@ -1,4 +1,4 @@
-"""The memory that partition programs count for a stage is the memory that the simulated stage needs."""
+"""The memory that partition programs count for a stage equals what the simulated stage needs."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ sizes = st.integers(0, 100)
 
 @st.composite
 def layers(draw: st.DrawFn, *, last: bool) -> LayerProfile:
-    """A layer whose messages take nothing: partition programs do not count them."""
+    """A layer whose messages have no bytes, because partition programs do not count them."""
     inputs, loss_inputs, loss_rest = draw(sizes), draw(sizes), draw(sizes)
     if not last:
         loss_inputs = loss_rest = 0
@@ -57,7 +57,7 @@ def layers(draw: st.DrawFn, *, last: bool) -> LayerProfile:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Profile, Plan, Schedule]:
-    """A cut of a random model for any family, with any layers that recompute; `Schedule` is without recomputes."""
+    """A cut of a random model for any family and any layers that recompute; `Schedule` has no recomputes."""
     family = draw(st.sampled_from(sorted(families().values(), key=lambda family: family.name)))
     ranks = draw(st.integers(1, 3))
     microbatches = draw(st.integers(1, 3)) * (ranks if family.whole_rounds else 1)
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> tuple[Profile, Plan, Schedule]:
 
 
 def alone(model: Profile, kept: tuple[int, int]) -> Profile:
-    """`model`, with no bytes in any other layer."""
+    """`model` with no bytes outside the layers `kept`."""
     first, stop = kept
     reduced = tuple(
         each if first <= number < stop else replace(each, **NO_BYTES, loss_bytes=0, loss_input_bytes=0)

@@ -1,4 +1,4 @@
-"""From a plan to its schedule: by family or table, with an R where a stage holds a layer that recomputes."""
+"""From a plan to its schedule, by family or table, with an R where a stage has a layer that recomputes."""
 
 from dataclasses import replace
 

@@ -158,7 +158,7 @@ def built(draw: st.DrawFn) -> tuple[Family, int, int, int, Schedule]:
 @given(case=built())
 @settings(max_examples=100, deadline=None)
 def test_every_family_keeps_its_word(case: tuple[Family, int, int, int, Schedule]):
-    """`build` has validated it; what it says of itself in the registry holds too."""
+    """`build` validates the schedule; here it must also have the properties that the registry states."""
     family, ranks, microbatches, chunks, schedule = case
     assert schedule.name == family.name
     assert schedule.stages == family.stages(ranks, chunks) == ranks * chunks

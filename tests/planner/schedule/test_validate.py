@@ -1,4 +1,4 @@
-"""Every kind of illegal schedule is refused, with the place of the fault."""
+"""Every kind of illegal schedule is refused, and the error names the place."""
 
 import re
 from typing import Any
@@ -199,7 +199,7 @@ def test_a_deadlock_is_told_as_a_circle():
 
 
 def test_a_deadlock_names_only_the_ranks_in_the_circle():
-    """Rank 0 waits for the circle but is not in it; rank 3 has finished."""
+    """Rank 0 waits for the cycle but is not in it; rank 3 has finished."""
     error = refused(
         """
         0F0 0F1 0B0 0B1

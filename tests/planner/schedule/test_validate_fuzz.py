@@ -1,4 +1,4 @@
-"""Legal schedules with one change: each one that `validate` still accepts runs, and adds gradients in order."""
+"""Legal schedules with one change: each that `validate` still accepts runs and adds gradients in order."""
 
 from dataclasses import replace
 

@@ -18,12 +18,13 @@ from planner.search.end_to_end import SharedStage
 
 
 def test_two_devices_halve_a_stage_and_pay_for_the_all_reduce():
-    # 2 layers of 7 s. Alone: one stage on both devices, 14 / 2 and 2 messages of half of 60 bytes at 30 bytes a second.
+    # 2 layers of 7 s. One stage on both devices takes 14 / 2 s and 2 messages of half of 60 bytes at 30
+    # bytes/s.
     model = profile(layer(), layer(), ranks=2, link=Link(latency_s=0.25, bytes_per_s=30.0))
     one, two = end_to_end.plan(model, lambda stages: 1.0, microbatches=1)
     assert one.stages == (SharedStage(first=0, stop=2, device=0, devices=2),)
     assert one.iteration_s == 7 + 2 * (1 + 0.25)
-    # Two stages: 6 bytes over the cut.
+    # Two stages send 6 bytes over the cut.
     assert two.iteration_s == (7 + 7 + 6 / 30) / 2
     amortised = end_to_end.plan(model, lambda stages: 1.0, microbatches=4)
     assert amortised[0].iteration_s == 7 + 2 * (1 + 0.25) / 4
@@ -44,7 +45,7 @@ def test_updates_that_grow_with_the_stages_favour_fewer_of_them():
         found = end_to_end.plan(model, updates, microbatches=8)
         return len(min(found, key=lambda each: each.wall_clock_s).stages)
 
-    # Free links and no all-reduce to speak of: 7 s for every number of stages.
+    # With free links and a negligible all-reduce, every number of stages takes 7 s.
     assert stages(lambda count: 100 + count) == 1
     assert stages(lambda count: 100 - count) == 8
 
@@ -73,7 +74,7 @@ def test_memory_limits_hold_and_the_answer_is_still_the_best():
         model = random_profile(rng, layers, devices)
 
         def needs(pipeline, model=model, microbatches=microbatches) -> float:
-            """Of the stage that needs most: whole state, a share of the activations."""
+            """Bytes of the fullest stage: its entire state, and a share of its activations."""
             most = 0.0
             for index, stage in enumerate(pipeline):
                 own = model.model.layers[stage.first : stage.stop]
@@ -102,8 +103,8 @@ def test_memory_limits_hold_and_the_answer_is_still_the_best():
 
 @pytest.mark.parametrize(("microbatches", "needed"), [(1, 150 + 3 * 100 + 2 * 40), (2, 150 + 3 * 100 + 40)])
 def test_an_asynchronous_pipeline_stashes_weights(microbatches: int, needed: int):
-    """Of three stages the first keeps three microbatches of 100 bytes, and of its 40 bytes of weights each version that
-    those have seen: three of one microbatch each; or, of two microbatches each, two."""
+    """The first of three stages keeps three microbatches of 100 bytes, and every version of its 40 bytes of
+    weights that they have seen: three versions with one microbatch per update, two with two."""
 
     def stages(limit: int, *, synchronous: bool) -> int:
         model = with_memory(profile(*[layer()] * 3, ranks=3), limit)

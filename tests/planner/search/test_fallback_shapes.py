@@ -1,4 +1,4 @@
-"""The options of other numbers of ranks: the same family if it can use them all, else other families."""
+"""The options for other numbers of ranks: the same family if it can use them all, else other families."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_another_family_where_the_own_cannot_use_all_ranks() -> None:
 
 def test_the_likest_family_comes_first() -> None:
     found = names("zbv", 3, counts=(1, 1, 1, 1), microbatches=4, chunks=2)
-    # Four layers are two stages each on two ranks, and three ranks with one stage each.
+    # Four layers allow two ranks with two stages each, or three ranks with one stage each.
     assert [option.shape.ranks for option in found.own] == [2, 1]
     assert found.why_not == "zbv on 3 ranks has 6 stages, and the model has 4 layers"
     largest = [option.shape.name for option in found.others if option.ranks == 3]
@@ -67,7 +67,7 @@ def test_a_table_of_the_users_own_has_the_ranks_that_it_has() -> None:
     alone = options(own, table, 3)
     assert [(option.pipelines, option.shape.ranks) for option in alone.own] == [(1, 2)]
     assert alone.own[0].shape.schedule is table
-    # Others can use the third rank.
+    # Other families can use the third rank.
     assert alone.why_not == "its table is for 2 ranks, and there are 3"
     assert next(option.shape.name for option in alone.others if option.ranks == 3) == "zb-h1"
     assert options(own, table, 4).why_not == ""

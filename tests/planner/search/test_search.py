@@ -115,7 +115,7 @@ def test_recomputing_layers_are_in_plan_schedule_and_time():
     wish = Wish(ranks=2, schedule="1f1b", microbatches=4, partition="time", recompute=(0, 1))
     plain = profile(*[layer()] * 6)
     choice = choose(plain, wish)
-    # Seven seconds a layer, eight where it recomputes: 23 and 21 s.
+    # A layer takes 7 s, or 8 s if it recomputes: 23 s and 21 s.
     assert counts(choice) == (3, 3)
     again = {
         action.stage for own in choice.schedule.programs for action in own if action.kind is Kind.RECOMPUTE
@@ -147,7 +147,7 @@ def test_auto_takes_the_most_samples_per_second():
 
 
 def test_auto_ranks_leave_out_devices_that_do_not_pay():
-    # A layer takes 7 ms, a message a second.
+    # A layer takes 7 ms, a message 1 s.
     quick = {"forward_s": 1e-3, "input_grad_s": 2e-3, "weight_grad_s": 4e-3}
     model = profile(*[layer(**quick)] * 4, ranks=4, link=Link(latency_s=1.0, bytes_per_s=1e9))
     choice = choose(model, Wish(ranks=None, schedule="1f1b", microbatches=4))
@@ -181,7 +181,7 @@ def test_memory_limits_are_kept_where_the_fastest_cut_breaks_them():
 
 
 def test_a_program_is_asked_again_for_what_its_limits_leave_out():
-    """A program does not see what gradients of 100 bytes take while an action works: its even cut lacks 42 bytes."""
+    """A program does not count 100-byte gradients as working memory, so its even cut is 42 bytes too big."""
     model = with_memory(profile(*[layer(boundary_bytes=10, boundary_grad_bytes=100)] * 4, ranks=2), 758)
     evaluator = Evaluator(
         model, Shape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=()
@@ -193,7 +193,8 @@ def test_a_program_is_asked_again_for_what_its_limits_leave_out():
 
 
 def test_when_nothing_fits_the_error_says_by_how_much_and_what_would_help():
-    # Two layers a rank: 300 bytes of state, and of activations 2 x (200 + messages) on rank 0.
+    # With two layers per rank there are 300 bytes of state, and on rank 0 2 x (200 + messages) of
+    # activations.
     model = with_memory(profile(*[layer()] * 4, ranks=2), 600)
     with pytest.raises(PlanError) as error:
         choose(model, Wish(ranks=2, schedule="1f1b", microbatches=4))
@@ -217,7 +218,7 @@ def test_state_that_does_not_fit_is_not_helped_by_recomputing():
 
 
 def test_a_program_whose_cut_does_not_fit_names_one_that_does():
-    # By parameters layer 0 stands alone, and three layers' activations on the last rank are too much.
+    # Cut by parameters, layer 0 stands alone, and three layers' activations are too much for the last rank.
     heavy = [layer(parameters=100), layer(), layer(), layer()]
     choice = choose(profile(*heavy), Wish(ranks=2, schedule="1f1b", microbatches=4, partition="memory"))
     model = with_memory(profile(*heavy), choice.prediction.peak_memory_bytes)
@@ -243,7 +244,7 @@ def test_a_wish_that_cannot_be_met_is_refused(wish: dict, error: type[Exception]
 
 
 def test_several_devices_per_stage_are_told_of_but_not_run():
-    # One layer takes as long as all others: two devices for it, which the engine does not have.
+    # One layer takes as long as all others, so it gets two devices. The engine does not support that.
     heavy = layer(forward_s=10.0, gradient_bytes=0)
     model = profile(layer(), heavy, layer(), ranks=4, device=replace(DEVICE, memory_bytes=10**6))
     choice = choose(model, Wish(ranks=3, schedule="1f1b", microbatches=4))
@@ -254,7 +255,7 @@ def test_several_devices_per_stage_are_told_of_but_not_run():
     job = Convergence(loss=1.0, learning_rate=0.1, smoothness=1.0, second_moment=1.0, target=1.0)
     assert choice.end_to_end(job).updates == 20
     assert choice.end_to_end(job).stages == told.stages
-    # Asynchronous: 2 / (0.1 (1 - 0.02 S^3)).
+    # Asynchronous updates: 2 / (0.1 (1 - 0.02 S^3)).
     free = choice.end_to_end(job, synchronous=False)
     assert free.updates == math.ceil(20 / (1 - 0.02 * len(free.stages) ** 3))
 
@@ -280,7 +281,7 @@ def test_refinement_climbs_to_the_top_and_stops_at_its_budget():
 
 
 def test_restarts_leave_a_local_top():
-    """Only (1, 1, 7) is better than (4, 1, 4), and no two gifts of a layer lead there."""
+    """Only (1, 1, 7) is better than (4, 1, 4), and moving two layers does not lead there."""
 
     def better(cut: Ranges, than: Ranges) -> bool:
         worth: dict[Ranges, int] = {((0, 4), (4, 5), (5, 9)): 1, ((0, 1), (1, 2), (2, 9)): 2}

@@ -43,7 +43,7 @@ def test_eight_ranks_on_four_nodes_carry_alike_and_nothing_stays_on_its_node() -
     chosen = assign(made, domains, [10] * 24)
     for layer, (place,) in enumerate(chosen):
         assert domains[place] != domains[layer // 3]
-        # The next node on either side.
+        # Copies are on the next node on either side.
         assert abs(place // 2 - layer // 6) == 1
     carried = loads(chosen, [10] * 24, 8)
     assert max(carried) <= 40
@@ -53,17 +53,17 @@ def test_eight_ranks_on_four_nodes_carry_alike_and_nothing_stays_on_its_node() -
 def test_siblings_in_other_domains_serve() -> None:
     twice = plan(2, 2, replicas=2)
     assert assign(twice, ["a", "a", "b", "b"], [1] * 4) == ((),) * 4
-    # One domain alone: a sibling is as good as anybody.
+    # With a single domain a sibling is as good as any other place.
     assert assign(twice, ["a"] * 4, [1] * 4) == ((),) * 4
 
 
 def test_siblings_in_one_domain_do_not_where_there_is_another() -> None:
     twice = plan(2, 2, replicas=2)
-    # Both holders of rank 0's layers are on a, those of rank 1's on b.
+    # Both owners of rank 0's layers are in domain a, those of rank 1's in b.
     chosen = assign(twice, ["a", "b", "a", "b"], [1] * 4)
     assert [{place % 2 for place in places} for places in chosen] == [{1}, {1}, {0}, {0}]
     assert max(loads(chosen, [1] * 4, 4)) == 1
-    # Those of rank 0's on a, those of rank 1's apart.
+    # The owners of rank 0's layers are both in a, those of rank 1's in different domains.
     assert assign(twice, ["a", "a", "a", "b"], [1] * 4) == ((3,), (3,), (), ())
 
 
@@ -118,7 +118,8 @@ def test_any_one_domain_can_be_lost(seed: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 16])
 @pytest.mark.parametrize("per_node", [1, 2, 4])
 def test_equal_ranks_have_a_nearly_equal_load(ranks: int, per_node: int) -> None:
-    """As far as nodes allow: only a last node that is not full keeps copies for others than those that keep its own."""
+    """The load is as even as nodes allow: only a last node that is not full keeps copies for other nodes than
+    those that keep its own."""
     domains = [f"node{rank // per_node}" for rank in range(ranks)]
     chosen = assign(plan(*[6] * ranks), domains, [10] * 6 * ranks)
     carried = loads(chosen, [10] * 6 * ranks, ranks)

@@ -1,4 +1,4 @@
-"""Gradient communication after the window, by hand: between replicas and to standbys."""
+"""Gradient communication after the window, between replicas and to standbys, computed by hand."""
 
 from dataclasses import replace
 
@@ -39,11 +39,11 @@ def test_a_standby_takes_a_layers_state_and_one_gradient():
 
 
 def test_gradients_are_sent_when_they_are_final_and_taken_in_after_the_own_are_sent():
-    # 16 bytes: 1.25 s of the sender, 2 s of the link, 0.5 s until it arrives, 0.625 s of the receiver.
+    # 16 bytes take 1.25 s of the sender, 2 s of the link, 0.5 s of latency and 0.625 s of the receiver.
     assert shipped_s(TWO, CROSSED, (10.0, 10.0)) == (10 + 1.25 + 2 + 0.5 + 0.625,) * 2
-    # Rank 1 was ready long before.
+    # Rank 1 was ready long before rank 0.
     assert shipped_s(TWO, CROSSED, (10.0, 0.0)) == (10 + 1.25 + 0.625, 10 + 1.25 + 2 + 0.5 + 0.625)
-    # Two messages share a link: the second waits for it.
+    # Two messages share a link, so the second waits.
     both = plan(2, standbys=((1,), (1,)), replicas=2)
     assert shipped_s(TWO, both, (0.0, 0.0)) == (2.5, 1.25 + 2 + 2 + 0.5 + 0.625)
 
@@ -52,12 +52,12 @@ def test_replicas_gather_and_scatter():
     matrix = (Matrix(name="w", parameters=4, weight_grad_s=4.0),)
     one = profile(layer("a", **{**SIZES, "matrices": matrix}), link=LINK)
     twice = plan(1, replicas=2)
-    # Half of 16 bytes and half a message each way, twice.
+    # Half of 16 bytes and half a message go each way, twice.
     way_s = (0.125 + 8 * 0.0625) + 8 / 8 + 0.5 + (0.0625 + 8 * 0.03125)
     assert exchanged_s(one, twice) == (2 * way_s,)
     assert exchanged_s(one, replace(twice, pipelines=1)) == (0,)
     assert exchanged_s(one, plan(1)) == (0,)
-    # Two replicas each bring two gradients to every sum, and take one back.
+    # Each pipeline has two replicas: two gradients go to every sum, and one comes back.
     four = exchanged_s(one, plan(1, replicas=4, pipelines=2))[0]
     brought_s = (0.25 + 16 * 0.0625) + 16 / 8 + 0.5 + (0.125 + 16 * 0.03125)
     assert four == brought_s + way_s
@@ -102,12 +102,12 @@ def test_one_pipeline_runs_both_replicas_one_after_the_other():
     assert (both.windows, both.pipeline_count, both.world_size) == (2, 1, 2)
     prediction = predict(TWO, both, build("1f1b", 2, 2))
     alone = predict(TWO, plan(1, 1), build("1f1b", 2, 2))
-    # Rank 0 ends a window of 1F1B last, so that no two overlap.
+    # Rank 0 ends a window of 1F1B last, so windows do not overlap.
     assert prediction.simulation == alone.simulation
     assert alone.windows_s == alone.simulation.makespan_s
     assert prediction.windows_s == 2 * alone.windows_s
     assert prediction.step_s - prediction.windows_s == alone.step_s - alone.windows_s
-    # The first replica's gradients are kept until the second's are there.
+    # The rank keeps the first replica's gradients until it has the second's.
     grown = [a - b for a, b in zip(prediction.memory.peak_bytes, alone.memory.peak_bytes, strict=True)]
     assert grown == [16, 16]
 
@@ -121,5 +121,5 @@ def test_pipelines_of_their_own_take_as_long_as_one_and_the_exchange():
 def test_windows_in_a_row_on_one_rank_add_up(windows: int):
     one = profile(layer(), ranks=1)
     repeated = plan(1, replicas=windows, pipelines=1)
-    # F = 1, B = 6, two microbatches; then the update.
+    # F = 1 and B = 6 for two microbatches, then the update.
     assert predict(one, repeated, build("gpipe", 1, 2)).step_s == 14 * windows + 0.5

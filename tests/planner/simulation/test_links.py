@@ -1,4 +1,4 @@
-"""Messages: which ranks they hold, how they queue, when they arrive."""
+"""Messages: which ranks they occupy, how they queue, when they arrive."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -27,7 +27,8 @@ SLOW = Link(
     receiver_s=0.0625,
     receiver_s_per_byte=0.000625,
 )
-"""100 bytes hold their sender for 0.25 s, the link for 2 s, arrive 0.5 s later and hold their receiver for 0.125 s."""
+"""100 bytes occupy the sender for 0.25 s and the link for 2 s, arrive 0.5 s later, then occupy the receiver
+for 0.125 s."""
 
 
 def costs(link: Link, stages: int = 2, seconds: float = 1.0, size: int = 100) -> Costs:
@@ -75,7 +76,7 @@ def test_a_message_travels_while_its_receiver_computes_and_holds_it_afterwards()
 
 
 def test_the_two_directions_of_a_pair_do_not_share_a_link():
-    """0F1's message and 1B0's are both under way from 3 to 4."""
+    """0F1's message and 1B0's are both on the wire from 3 to 4."""
     schedule = table("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", 2, 2)
     link = Link(latency_s=0.0, bytes_per_s=50.0)
     both = replace(costs(link), seconds={Kind.FORWARD: (2.0, 0.5), Kind.BACKWARD: 0.5})
@@ -133,7 +134,8 @@ def test_a_missing_link_or_size_is_named():
 def test_a_blocking_message_holds_both_ranks_for_as_long_as_it_takes():
     blocking = replace(Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1), blocking=True)
     blocking = replace(blocking, communication_s=0.5)
-    # The receiver waits for the first one; when the second comes it computes, and pays after that.
+    # The receiver waits for the first message. It computes when the second comes, and pays for that one
+    # afterwards.
     assert times_by_token(FORWARDS, blocking) == {
         "0F0": (0, 1),
         "0F1": (1.5, 2.5),
@@ -144,7 +146,7 @@ def test_a_blocking_message_holds_both_ranks_for_as_long_as_it_takes():
     }
     slow_stage = replace(blocking, seconds={Kind.FORWARD: (1.0, 4.0)})
     assert times_by_token(FORWARDS, slow_stage)["1F1"] == (6, 10)
-    # Of a link all parts count: 0.25 + 2 + 0.5 + 0.125 seconds.
+    # All parts of a link's time count: 0.25 + 2 + 0.5 + 0.125 seconds.
     assert times_by_token(FORWARDS, replace(costs(SLOW), blocking=True))["1F0"] == (3.875, 4.875)
     assert times_by_token(FORWARDS, replace(costs(SLOW), blocking=True))["0F1"] == (3.875, 4.875)
 
@@ -170,8 +172,8 @@ def chronos(ranks: int, microbatches: int) -> Schedule:
 
 
 def test_chronos_pipes_bubble_formulas():
-    """ChronosPipe, section III: T_c = 0.05 T_unit, m = 128, p = 4. The formulas count a T_c or two more than any rank
-    waits; with messages that travel meanwhile the bubbles are far smaller."""
+    """ChronosPipe, section III: T_c = 0.05 T_unit, m = 128, p = 4. The formulas count one or two T_c more
+    than any rank waits. With messages that overlap computation the bubbles are far smaller."""
 
     def bubble(schedule: Schedule, forward_s: float, message_s: float, *, blocking: bool) -> float:
         unit = Costs.uniform(
@@ -194,7 +196,7 @@ def test_chronos_pipes_bubble_formulas():
 @pytest.mark.parametrize("ranks", [3, 4, 6, 8])
 @pytest.mark.parametrize("microbatches", [8, 16, 40])
 def test_blocking_1f1b_in_closed_form(ranks: int, microbatches: int):
-    """6(m + p - 1) T_unit + (2p + 4(m - 2) - 2) T_c."""
+    """The makespan is 6(m + p - 1) T_unit + (2p + 4(m - 2) - 2) T_c."""
     blocking = Costs.uniform(forward_s=2, input_grad_s=2, weight_grad_s=2, communication_s=0.125)
     makespan_s = simulate(build("1f1b", ranks, microbatches), replace(blocking, blocking=True)).makespan_s
     assert makespan_s == 6 * (microbatches + ranks - 1) + (2 * ranks + 4 * (microbatches - 2) - 2) * 0.125
@@ -236,7 +238,7 @@ def random_case(name: str, ranks: int, rounds: int, data: st.DataObject) -> tupl
 def test_times_are_the_longest_ways_through_actions_and_messages(
     name: str, ranks: int, rounds: int, data: st.DataObject
 ):
-    """The same rules again, as recursions from each event to those that it waits for."""
+    """The same rules, written again as recursions from each event to those that it waits for."""
     schedule, case_costs = random_case(name, ranks, rounds, data)
     graph = build_graph(schedule)
     messages = case_costs.messages

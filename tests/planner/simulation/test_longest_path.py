@@ -76,10 +76,11 @@ def test_it_gives_the_simulators_times_however_long_actions_take(
 
 def test_messages_become_nodes_only_where_they_may_queue():
     slow = linked(Link(latency_s=0.0, bytes_per_s=8 / 3), 2, 2)
-    # A forward takes 1 and its message 3: the second of two waits 2, if forwards are never shorter.
+    # A forward takes 1 and its message 3, so the second of two messages waits 2 if forwards are never
+    # shorter.
     made = network("gpipe", 2, 2, slow, shortest=1.0)
     assert made.nodes == 8 + 1 + 2
-    # A message of 3 behind an action of 3 has its link to itself.
+    # A message of 3 after an action of 3 has its link to itself.
     assert network("gpipe", 2, 2, slow, shortest=3.0).nodes == 8 + 1
     assert (
         network("gpipe", 2, 2, linked(Link(latency_s=9.0, bytes_per_s=1e18), 2, 2), shortest=1.0).nodes == 9
@@ -97,7 +98,7 @@ def test_latest_starts_keep_the_makespan():
             made.graph.actions, start, made.latest_starts(seconds, start[made.sink]), strict=False
         )
     }
-    # 0F1 ends at 2, and rank 1 asks for it at 4; 0B0 ends at 6, and 0B1 begins at 7.
+    # 0F1 ends at 2, and rank 1 needs it at 4; 0B0 ends at 6, and 0B1 begins at 7.
     assert slack == {
         "0F0": 0,
         "0F1": 2,

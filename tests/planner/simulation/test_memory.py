@@ -1,7 +1,8 @@
 """Memory over time, counted by hand: P = 2, M = 2, one layer per stage unless said otherwise.
 
-Layer a keeps 100 bytes of a microbatch, its batch and its output among them. Layer b keeps 100 and the 7 of its input,
-which came as a message; while a goes backward, the 2 bytes of the gradient that came live too.
+Layer a keeps 100 bytes of a microbatch, including its batch and its output. Layer b keeps 100 and the 7 of
+its input, which arrived as a message. During a's backward, the 2 bytes of the received gradient are alive
+too.
 """
 
 from dataclasses import fields, replace
@@ -55,7 +56,7 @@ def above_base(rank: RankMemory) -> dict[float, int]:
 
 def test_gpipe():
     first, last = ranks(build("gpipe", 2, 2), plan(1, 1, schedule="gpipe"))
-    # 0F0 0-1, 0F1 1-2, 0B0 5-7, 0B1 7-9; both forwards are kept until their backwards end.
+    # 0F0 0-1, 0F1 1-2, 0B0 5-7, 0B1 7-9; each forward is kept until its backward ends.
     assert above_base(first) == {0: 100, 1: 200, 5: 3202, 7: 3102, 9: 3000}
     # 1F0 1-2, 1F1 2-3, 1B0 3-5, 1B1 5-7.
     assert above_base(last) == {0: 0, 1: 107, 2: 214, 3: 3214, 5: 3107, 7: 3000}
@@ -102,25 +103,26 @@ def test_layers_of_a_recomputing_stage_that_do_not_recompute_keep_everything():
 
 def test_frozen_shares_are_neither_held_nor_formed():
     split, halves = build("zb-h1", 2, 2), plan(1, 1, schedule="zb-h1")
-    # Layer a forms its first gradient with microbatch 1; of layer b's a quarter and a half are frozen.
+    # Layer a forms its first gradient with microbatch 1; a quarter and a half of layer b's weights are
+    # frozen.
     first, last = ranks(split, halves, ratios=((1.0, 0.0), (0.25, 0.5)))
     assert above_base(first) == {0: 100, 1: 200, 3: 202, 4: 100, 5: 102, 6: 3020, 7: 3000}
     assert above_base(last) == {0: 0, 1: 107, 3: 122, 5: 3025, 6: 3010, 7: 3000}
-    # What is frozen in every microbatch has no gradient at all.
+    # A layer that is frozen in every microbatch has no gradient at all.
     everything = ranks(split, halves, ratios=((1.0, 1.0),) * 2)
     assert [rank.peak.gradients for rank in everything] == [0, 0]
     assert [rank.timeline[-1][1] for rank in everything] == [BASE, BASE]
 
 
 def test_a_message_is_kept_until_its_receiver_has_taken_it():
-    """Two seconds on the link, then half a second of the receiver."""
+    """It takes two seconds on the link, then half a second of the receiver."""
     schedule = build("1f1b", 2, 1)
     link = Link(latency_s=0.0, bytes_per_s=2.0, receiver_s=0.5)
     slow = profile(layer("a", **SIZES), layer("b", **SIZES), link=link)
     halves = plan(1, 1, microbatches=1)
     simulation = simulate(schedule, replace(UNIT, messages=action_costs(slow, halves, schedule).messages))
     first, last = memory(slow, halves, simulation).ranks
-    # 0F0 0-1, 1F0 3.5-4.5, 1B0 4.5-6.5, its gradient of 2 bytes goes until 7.5, 0B0 8-10.
+    # 0F0 0-1, 1F0 3.5-4.5, 1B0 4.5-6.5, its gradient of 2 bytes travels until 7.5, 0B0 8-10.
     assert above_base(first) == {0: 100, 8: 3102, 10: 3000}
     assert above_base(last) == {0: 0, 3.5: 107, 4.5: 3107, 6.5: 3002, 8: 3000}
 
@@ -141,8 +143,9 @@ def test_a_frozen_prefix_keeps_nothing_after_its_forwards():
 
 
 def test_actions_need_working_memory():
-    """Of a stage of layers that keep 100 and 300: the first works on its 100 with 250 more, which end below the 400 of
-    both; going backward, the last works with 50 more on all, then the first with 250 on its own."""
+    """A stage has layers that keep 100 and 300. In the forward the first needs 250 beside its 100, which
+    stays below the 400 of both. In the backward the last needs 50 beside everything, then the first 250
+    beside its own."""
     sizes = {**SIZES, "boundary_grad_bytes": 0}
     stage = (layer(**{**sizes, "working_bytes": 250}), layer(**{**sizes, "activation_bytes": 300}))
     alone, one = plan(2, microbatches=1), build("1f1b", 1, 1)
@@ -156,14 +159,15 @@ def test_actions_need_working_memory():
     (rank,) = ranks(one, alone, profile(*stage, ranks=1))
     # 100 + 1,000 is 700 more than 400.
     assert rank.timeline == ((0, 61_100), (1, 67_100), (3, 66_000))
-    # Where only the second recomputes, the first one's working memory is the forward's alone.
+    # If only the second layer recomputes, the first one's working memory counts only in the forward.
     again = replace(alone, recompute=(1,))
     (rank,) = ranks(add_recompute(one, {0}), again, profile(*stage, ranks=1))
     assert rank.timeline == ((0, 61_100), (1, 60_450), (2, 67_100), (4, 66_000))
 
 
 def test_a_backward_that_splits_needs_holds_beside_what_is_left():
-    """Before the first of two layers goes backward, the hold of the second is there, and a gradient between them."""
+    """Before the first of two layers goes backward, the second's hold and a gradient between them are
+    alive."""
     sizes = {**SIZES, "weight_grad_hold_bytes": 500}
     (rank,) = ranks(
         build("zb-h1", 1, 1),
@@ -183,9 +187,9 @@ def test_matrices_of_one_shape_share_scratch_and_receives_are_posted_ahead():
     two = replace(two, cluster=replace(two.cluster, receives_ahead=2))
     first, last = ranks(build("gpipe", 2, 3), plan(1, 1, schedule="gpipe", microbatches=3), two)
     assert (first.peak.scratch, last.peak.scratch) == (64 + 128, 64)
-    # Two gradients of 2 bytes each, two activations of 4.
+    # Receives are posted for two gradients of 2 bytes each and for two activations of 4.
     assert first.timeline[0] == (0, BASE + 64 + 128 + 100 + 2 * 2)
-    # 1F0 takes one and posts the third; 1F1 and 1F2 leave fewer and fewer.
+    # 1F0 consumes one and posts the third; after 1F1 and 1F2 fewer are left.
     assert last.timeline[:4] == (
         (0, BASE + 64 + 2 * 4),
         (1, BASE + 64 + 107 + 2 * 4),
@@ -252,7 +256,7 @@ def test_a_schedule_without_the_plans_recomputes_is_refused():
 def test_nothing_is_lost_or_counted_twice(
     name: str, size: int, rounds: int, recompute: bool, data: st.DataObject
 ):
-    """Against a plain count at every moment, from the actions' own times."""
+    """The timeline equals a plain count at every moment, from the actions' own times."""
     schedule = build(name, size, size * rounds)
     stages, microbatches = schedule.stages, schedule.microbatches
     model = profile(*[layer(**SIZES)] * stages, ranks=size)
@@ -311,7 +315,7 @@ def test_nothing_is_lost_or_counted_twice(
         assert times == sorted(set(times))
         for time_s, size_bytes in measured.timeline:
             assert size_bytes == BASE * len(held) + sum(of_stage(stage, time_s) for stage in held)
-        # Between what is released and what is taken at one moment nothing is counted.
+        # Within one moment, nothing is counted between releases and allocations.
         assert measured.peak_bytes == max(size_bytes for _, size_bytes in measured.timeline)
     for rank, over_time in zip(
         memory(model, cut, simulation, ratios).ranks,

@@ -39,7 +39,7 @@ def test_on_one_rank_the_mean_is_the_expectation_and_each_matrix_is_sampled_by_i
     one = profile(layer(matrices=MATRICES), ranks=1)
     schedule = build("gpipe", 1, 2)
     steps = step_seconds(one, plan(1, schedule="gpipe"), schedule, ((0.25, 0.5),), 20_000, seed=1)
-    # Forward and input gradient twice, and the update.
+    # Subtract forward and input gradient twice, and the update.
     weight_s = steps - (2 * 3 + 0.5)
     assert set(np.round(weight_s, 9)) == {0, 1, 2, 3, 4, 5, 6, 7, 8}
     variance = (9 + 1) * (0.25 * 0.75 + 0.5 * 0.5)
@@ -54,7 +54,7 @@ def test_ranks_that_wait_for_each_other_take_longer_than_expected_times_do():
     expected = predict(TWO, wide, schedule, frozen).step_s
     mean = expected_step_s(TWO, wide, schedule, frozen, 4000, seed=2)
     assert mean > expected * 1.02
-    # A stage of many small matrices is nearer to its expectation.
+    # A stage of many small matrices stays closer to its expectation.
     many = tuple(Matrix(name=str(i), parameters=1, weight_grad_s=1 / 16) for i in range(64))
     fine = profile(layer(matrices=many), layer(matrices=many), commit_s=0.125)
     assert expected < expected_step_s(fine, wide, schedule, frozen, 500, seed=2) < mean
@@ -70,7 +70,7 @@ def test_replicas_are_sampled_independently_and_the_last_one_counts():
 def test_time_that_belongs_to_no_matrix_is_taken_at_its_expectation():
     one = profile(layer(weight_grad_s=5.0, matrices=MATRICES[:1]), ranks=1)
     steps = step_seconds(one, plan(1, schedule="gpipe"), build("gpipe", 1, 1), ((0.25,),), 200, seed=4)
-    # Of 5 s, 3 are matrix a's; the other 2 shrink to 1.5.
+    # Matrix a takes 3 of the 5 s; the other 2 shrink to 1.5.
     assert set(np.round(steps - 3.5, 9)) == {1.5, 4.5}
 
 

@@ -13,7 +13,7 @@ from planner.simulation.predict import predict
 def test_a_step_is_its_makespan_the_longest_update_and_the_commit():
     two = profile(layer(update_s=0.25), layer(update_s=0.5), commit_s=0.125)
     prediction = predict(two, plan(1, 1), build("1f1b", 2, 2))
-    # F = 1, B = 6 on both: (M + P - 1)(F + B).
+    # F = 1 and B = 6 on both ranks: (M + P - 1)(F + B).
     assert prediction.simulation.makespan_s == 21
     assert prediction.step_s == 21 + 0.5 + 0.125
     assert prediction.bubble == 1 / 3
@@ -23,7 +23,7 @@ def test_links_and_ratios_are_in_it():
     link = Link(latency_s=0.5, bytes_per_s=8.0)
     two = profile(layer(), layer(), link=link)
     alone = plan(1, 1, microbatches=1)
-    # Four bytes there, two back.
+    # Four bytes go forward, two back.
     assert predict(two, alone, build("1f1b", 2, 1)).simulation.makespan_s == 14 + 2 * 0.5 + 6 / 8
     frozen = predict(two, alone, build("1f1b", 2, 1), ((0.5,), (1.0,)))
     assert frozen.simulation.makespan_s == 1 + 1 + 2 + (2 + 2) + 2 * 0.5 + 6 / 8
@@ -31,7 +31,7 @@ def test_links_and_ratios_are_in_it():
 
 
 def test_the_excess_is_given_per_rank():
-    # Rank 0 keeps two microbatches: 40 + 80 + 30 + 200 and a gradient of 2; rank 1 one, and its input.
+    # Rank 0 keeps two microbatches: 40 + 80 + 30 + 200 and a gradient of 2. Rank 1 keeps one and its input.
     small = (replace(DEVICE, memory_bytes=340), replace(DEVICE, memory_bytes=258))
     two = profile(layer(), layer())
     tight = replace(two, cluster=replace(two.cluster, devices=small))

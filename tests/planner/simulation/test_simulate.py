@@ -1,4 +1,4 @@
-"""Graph and simulator: exact times, and that the two agree."""
+"""Graph and simulator: exact times, and agreement between the two."""
 
 from itertools import pairwise
 
@@ -143,7 +143,7 @@ def test_the_longest_path_is_the_makespan(
     costs = Costs({kind: data.draw(per_stage) for kind in Kind}, communication_s)
     graph = build_graph(schedule)
 
-    # Backwards from the sink, unlike the simulator: the longest way from each node to the end.
+    # Unlike the simulator this goes backwards from the sink: the longest path from each node to the end.
     ahead = dict.fromkeys(graph.order, 0.0)
     for node in reversed(graph.order):
         for earlier in graph.predecessors[node]:
@@ -160,7 +160,7 @@ def test_the_longest_path_is_the_makespan(
 
 
 def test_a_large_schedule_is_laid_out():
-    """32 ranks, 128 microbatches, 4 chunks: 32,768 actions."""
+    """32 ranks, 128 microbatches and 4 chunks have 32,768 actions."""
     simulation = simulate(
         build("interleaved", 32, 128, 4), Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
     )
