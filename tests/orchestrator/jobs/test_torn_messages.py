@@ -16,8 +16,8 @@ from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig,
 from workers.config import DataConfig, ElasticConfig, ModelConfig
 from workers.launch.ranks import Job, run_threads
 
-SAMPLES = 2
-"""Of a microbatch, whose message has 16 MB."""
+SAMPLES = 4
+"""Of a microbatch, whose message has 32 MB."""
 STEPS = 4
 TIMEOUT_S = 60.0
 
