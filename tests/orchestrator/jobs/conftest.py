@@ -1,4 +1,4 @@
-"""One Ray cluster of two nodes for all modules that leave it as they found it: each test process starts it once."""
+"""One Ray cluster of two nodes for all modules that leave it unchanged; each test process starts it once."""
 
 from __future__ import annotations
 

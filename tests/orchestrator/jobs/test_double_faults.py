@@ -1,5 +1,5 @@
-"""Two faults at once, one within the recovery from another, and commits that only some ranks have seen: whole jobs on
-plain processes, without Ray."""
+"""Two faults at once, a fault during the recovery from another, and commits that only some ranks have seen,
+in complete jobs on plain processes without Ray."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from workers.protocol import FaultReport
 
 STEPS = 8
 FAULT_STEP = 5
-"""The step in which most faults fire; the newest whole checkpoint before it is that of step 4."""
+"""The step in which most faults fire. The newest complete checkpoint before it is that of step 4."""
 PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
-"""Who keeps the copies of whose layers, of four ranks."""
+"""For each of four ranks, the rank that keeps copies of its layers."""
 
 Act = Callable[[ElasticJob, events.Event], None]
 
 
 def job(folder: Path, **sections: dict[str, Any]) -> Resolved:
-    """Four ranks, eight steps, a checkpoint after every other one."""
+    """A job of four ranks and eight steps, with a checkpoint after every other step."""
     given: dict[str, dict[str, Any]] = {
         "job": {"steps": STEPS, "sample_tokens": 0},
         "pipeline": {"microbatches": 2, "microbatch_size": 1},
@@ -47,13 +47,13 @@ def job(folder: Path, **sections: dict[str, Any]) -> Resolved:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The state that the job ends with when no fault fires."""
+    """The state in which the job ends when no fault fires."""
     done = job(tmp_path_factory.mktemp("quiet"))
     return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
 
 
 def arming(faults: Mapping[int, Sequence[Fault]]) -> Act:
-    """Arms each rank as soon as it is up: before the first step."""
+    """Arms the faults of each rank as soon as the rank is up, before the first step."""
 
     def act(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, events.RankStarted):
@@ -72,7 +72,7 @@ def blind(step: int = FAULT_STEP) -> Fault:
 
 
 def check(ran: Ran, expected: str, fired: set[int]) -> None:
-    """The faults fired; every step is there, and has the quiet run's bits; no process is left."""
+    """Check that the faults fired, every step has the undisturbed run's bits, and no process is left."""
     assert isinstance(ran.state, Finished), ran.state
     assert ran.state_sha256 == expected
     assert {report.rank for report in ran.of(FaultReport)} == fired
@@ -84,7 +84,7 @@ def check(ran: Ran, expected: str, fired: set[int]) -> None:
 
 
 def cost(regrouped: events.Regrouped) -> int:
-    """Committed steps, as people are told."""
+    """The number of lost committed steps that the reason states."""
     said = re.search(r"no remaining rank holds layers? .* which costs (\d+) committed step", regrouped.reason)
     assert said is not None, regrouped.reason
     return int(said[1])
@@ -108,7 +108,7 @@ def test_a_rank_and_its_standby_fall_back_to_the_newest_checkpoint(
 
 
 def test_two_neighbours_cost_the_step_in_flight(tmp_path: Path, quiet: str) -> None:
-    """Their layers' copies are elsewhere."""
+    """The copies of their layers are on other ranks."""
     ran = ElasticJob(job(tmp_path), arming({1: [kill()], 2: [kill()]})).run()
     check(ran, quiet, {report.rank for report in ran.of(FaultReport)})
     assert all(each.steps_lost == 0 and each.rerun <= 1 for each in ran.of(events.Regrouped))
@@ -119,8 +119,8 @@ def test_two_neighbours_cost_the_step_in_flight(tmp_path: Path, quiet: str) -> N
 def test_a_kill_on_the_way_to_the_next_generation_is_recovered_from(
     tmp_path: Path, quiet: str, call: str
 ) -> None:
-    """Rank 3 is killed as rank 2 is told to settle, to follow, to join, and so on. The copies of its layers are on rank
-    2; those of rank 1's, on rank 0."""
+    """Rank 3 is killed when rank 2 is called to settle, to follow, to join, and so on. Rank 2 has copies of
+    rank 3's layers, and rank 0 of rank 1's."""
     ran = second_loss(tmp_path, call, 3)
     check(ran, quiet, {1})
     regrouped = ran.of(events.Regrouped)
@@ -136,12 +136,12 @@ def test_the_last_holder_lost_during_the_recovery_costs_the_steps_since_the_chec
     check(ran, quiet, {1})
     regrouped = ran.of(events.Regrouped)[-1]
     assert regrouped.lost in {(0, 1), (0,)}
-    # Rank 1's layers may have come to another before.
+    # Another rank may have received rank 1's layers before.
     assert regrouped.steps_lost == (cost(regrouped) if regrouped.steps_lost else 0)
 
 
 def second_loss(folder: Path, call: str, victim: int) -> Ran:
-    """Rank 1 is lost; then `victim`, just as another rank is called `call` in the recovery."""
+    """Rank 1 is lost. Then `victim` is killed just when some rank receives `call` during the recovery."""
     running = ElasticJob(job(folder), arming({1: [kill()]}))
     passed_on, killed = running.hosts.call, []
 
@@ -164,8 +164,8 @@ def second_loss(folder: Path, call: str, victim: int) -> Ran:
 def test_a_commit_that_some_have_seen_has_one_outcome(
     tmp_path: Path, quiet: str, blinded: tuple[int, ...], rerun: int
 ) -> None:
-    """Rank 2 is killed with all records in its hands; those that are blinded have lost them. One rank that has them is
-    enough for all to take the step up; if none has, all give it up and run it again."""
+    """Rank 2 is killed after it has received all records, which the blinded ranks lose. If one other rank has
+    them, all ranks adopt the step; if none has, all drop the step and run it again."""
     faults: dict[int, list[Fault]] = {rank: [blind()] for rank in blinded}
     act = arming({**faults, 2: [kill(Phase.IN_COMMIT)]})
     ran = ElasticJob(job(tmp_path), act, rig=all_gather_or_none).run()
@@ -176,7 +176,7 @@ def test_a_commit_that_some_have_seen_has_one_outcome(
 
 
 def test_a_checkpoint_that_was_being_written_is_no_refuge(tmp_path: Path, quiet: str) -> None:
-    """One before it is, whose checksums had come in by then."""
+    """The job goes back to an earlier checkpoint, whose checksums have already arrived."""
     ran = ElasticJob(
         job(tmp_path, elastic={"redundancy": "checkpoint"}), arming({1: [kill(Phase.SAVING, 6)]})
     ).run()

@@ -1,4 +1,4 @@
-"""Whole elastic jobs on plain processes: whatever is lost and wherever, the end has the bits of the quiet run."""
+"""Complete elastic jobs on plain processes: after any loss they end with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EMULATED = {
 
 
 def job(folder: Path, name: str = "job", **sections: dict[str, Any]) -> Resolved:
-    """Four ranks, eight steps."""
+    """A job of four ranks and eight steps."""
     given: dict[str, dict[str, Any]] = {
         "job": {"steps": STEPS, "sample_tokens": 0},
         "cluster": EMULATED,
@@ -43,7 +43,7 @@ def job(folder: Path, name: str = "job", **sections: dict[str, Any]) -> Resolved
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The state that the job ends with when no fault fires."""
+    """The state in which the job ends when no fault fires."""
     done = job(tmp_path_factory.mktemp("quiet"))
     return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
 
@@ -52,7 +52,7 @@ Act = Callable[[ElasticJob, events.Event], None]
 
 
 def once(true: Callable[[events.Event], bool], act: Callable[[ElasticJob], None]) -> Act:
-    """Act on the first event of which `true` holds."""
+    """Act on the first event for which `true` holds."""
     done: list[events.Event] = []
 
     def take(running: ElasticJob, event: events.Event) -> None:
@@ -83,7 +83,7 @@ STOP = Asked(Request.STOP)
 
 
 def check(ran: Ran, expected: str) -> None:
-    """No step missing or doubled, no process left, and the bits of the quiet run."""
+    """Check that no step is missing or doubled, no process is left, and the bits are those of `quiet`."""
     assert isinstance(ran.state, Finished), ran.state
     assert ran.state_sha256 == expected
     assert ran.steps == list(range(1, STEPS + 1))
@@ -136,7 +136,7 @@ def test_a_rank_that_comes_to_no_end_is_killed_and_has_told_where_it_was(tmp_pat
 
 @pytest.mark.parametrize("kind", [events.RankFailed, events.Issued, events.Formed, events.Regrouped])
 def test_a_second_loss_at_any_time_is_recovered_too(tmp_path: Path, quiet: str, kind: type) -> None:
-    """Right after the first was heard of; while the layers move; while the group forms; as training goes on."""
+    """It comes right after the first, while layers move, while the group forms, or as training goes on."""
     seen: list[events.Event] = []
 
     def again(running: ElasticJob, event: events.Event) -> None:
@@ -212,7 +212,7 @@ def test_too_few_ranks_wait_for_room_and_go_on(tmp_path: Path, quiet: str) -> No
 
 @pytest.mark.parametrize("redundancy", ["checkpoint", "peer"])
 def test_a_drain_that_leaves_too_few_loses_no_step(tmp_path: Path, quiet: str, redundancy: str) -> None:
-    """The layers of a rank that goes are nowhere else: they are written before it is gone, and others come."""
+    """Only leaving ranks hold their layers. These are written before the ranks are gone; then others come."""
 
     def take(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, events.Paused):
@@ -272,7 +272,7 @@ def test_ranks_that_are_to_go_hand_over_and_go(tmp_path: Path, quiet: str) -> No
 def test_where_all_are_to_go_the_job_pauses_with_a_checkpoint_and_loses_no_step(
     tmp_path: Path, quiet: str
 ) -> None:
-    """All machines are gone before others come."""
+    """All machines are gone before new ones come."""
 
     def paused(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, events.Paused):
@@ -301,7 +301,7 @@ def test_a_pause_gives_the_ranks_back_and_a_resume_ends_with_the_same_bits(
         end = running.hosts.end
 
         async def leave(rank: int) -> None:
-            # The last one takes longer than the job waits between two looks for room.
+            # The last rank takes longer to leave than the job waits between two looks for room.
             await asyncio.sleep(0.5 * rank if rank < 4 else 0.0)
             await end(rank)
 
@@ -315,8 +315,8 @@ def test_a_pause_gives_the_ranks_back_and_a_resume_ends_with_the_same_bits(
     (paused,) = ran.of(events.Paused)
     assert paused.requested
     assert paused.step in [saved.step for saved in ran.of(CheckpointReport) if saved.error is None]
-    # No rank of before is there when those of after come, and those come together: room for a part of them
-    # while the last ones leave must not resume the job with fewer.
+    # All old ranks have left when the new ones come, and those come together: room for only some of them,
+    # while the last old ones leave, must not resume the job with fewer ranks.
     assert len(held) == 4
     assert set.union(*held) == {4, 5, 6, 7}
     (regrouped,) = ran.of(events.Regrouped)

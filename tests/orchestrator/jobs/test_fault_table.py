@@ -1,7 +1,7 @@
 """Every phase x every kind of rank x every way to fail x every way to keep state: one outcome each, and the same bits.
 
-The rows of one way to fail and one way to keep state hit the same job, one after the other. `make test` takes rows
-that cover each pair of the four, `make bench` all of them.
+The rows with the same way to fail and the same way to keep state run one after the other in one job. `make
+test` runs rows that cover each pair of the four dimensions, `make bench` all rows.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ LIMIT_S = 800.0
 
 @dataclass(frozen=True)
 class OneJob:
-    """What the rows of one job have in common."""
+    """What all rows of one job share."""
 
     keeping: str
     kind: FaultKind
     whole: bool
-    """Whether all rows hit it, or those of the pairwise cover."""
+    """Whether the job runs all rows, or only those of the pairwise cover."""
 
     def __str__(self) -> str:
         return f"{self.keeping}-{self.kind}" + ("-whole" if self.whole else "")
@@ -75,7 +75,7 @@ class OneJob:
         ]
 
     def _covers(self, phase: Phase, where: str) -> bool:
-        """Two Latin squares: each phase and rank once, and with them each pair of any two of the four."""
+        """Two Latin squares: they cover each phase and rank once, and so each pair of any two dimensions."""
         row, column = PHASES.index(phase), WHERE.index(where)
         return (KINDS.index(self.kind), KEEPING.index(self.keeping)) == (
             (row + column) % 3,
@@ -84,7 +84,7 @@ class OneJob:
 
     @property
     def marks(self) -> list[pytest.MarkDecorator]:
-        """One process runs it, once."""
+        """Marks that have one process run the job once."""
         return [pytest.mark.xdist_group(str(self)), *([pytest.mark.soak] if self.whole else [])]
 
 
@@ -98,7 +98,7 @@ ROWS = [
 
 
 def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
-    """Four ranks, and two that stand ready."""
+    """A job of four ranks and two spares."""
     pipeline = {"microbatches": 2, "microbatch_size": 1}
     spec = tiny(
         folder,
@@ -124,7 +124,7 @@ class FaultedJob:
     ran: Ran
     told: dict[Row, Told]
     quiet_sha256: str
-    """Of the same job at the same step, undisturbed."""
+    """The state of an undisturbed run of the same job at the same step."""
     output: str
 
 
@@ -132,7 +132,7 @@ RunFaults = Callable[[OneJob], FaultedJob]
 
 
 class MovingTable(Table):
-    """Where no rank keeps copies, a move of a layer makes one."""
+    """A table for jobs in which no rank keeps copies: there a layer moves because the table requests it."""
 
     def _migrate(self, running: Running, row: Row, rank: int) -> None:
         assert isinstance(running, ElasticJob)
@@ -157,7 +157,7 @@ class MovingTable(Table):
 
 
 def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:
-    """A job with the faults of its rows, to its end."""
+    """Run a job with the faults of its rows to the end."""
     keeping, kind = one.keeping, one.kind
     done = job(folder, keeping, kind)
     resting = Resting(least=RANKS, standbys=keeping == "peer", checkpoint=keeping == "checkpoint")
@@ -172,7 +172,7 @@ def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:
 
 @pytest.fixture(scope="module")
 def inject(tmp_path_factory: pytest.TempPathFactory) -> RunFaults:
-    """Each job once, also if it failed."""
+    """Runs each job once, even if it fails."""
     known: dict[OneJob, FaultedJob | Exception] = {}
 
     def faulted(one: OneJob) -> FaultedJob:
@@ -225,7 +225,7 @@ def test_all_end_with_the_bits_of_the_quiet_run(inject: RunFaults, one: OneJob) 
 
 @pytest.mark.parametrize("one", JOBS)
 def test_nothing_is_left_of_them(inject: RunFaults, one: OneJob) -> None:
-    """No process, so no port; and of the folder only checkpoints that are whole."""
+    """No process is left, and so no port; the folder contains only complete checkpoints."""
     faulted = inject(one)
     assert_gone(faulted.ran.pids)
     whole = {ref.path for ref in checkpoints(faulted.output)}

@@ -1,5 +1,5 @@
-"""Losses while layers move between ranks, on either side and aside, at every stage of the move: nothing has happened,
-or all of it has; and the bits of the quiet run."""
+"""Losses of a source, a target or another rank at every stage of a move of layers: the move happens
+completely or not at all, and the bits are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OFTEN = {
     ("taking", ASIDE),
     ("taken", TARGET),
 }
-"""Each moment and each side; `make bench` has them all."""
+"""Cases that cover each moment and each rank; `make bench` runs all cases."""
 CASES = [
     pytest.param(moment, victim, marks=() if (moment, victim) in OFTEN else pytest.mark.soak)
     for moment in MOMENTS

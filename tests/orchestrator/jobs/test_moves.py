@@ -1,4 +1,4 @@
-"""Layers that move between ranks of whole jobs on plain processes: the bits of the quiet run, whatever happens."""
+"""Layers that move between ranks of complete jobs on plain processes, with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = {"layers": 8}
 
 
 def long_job(folder: Path, **sections: dict[str, Any]) -> Resolved:
-    """Four ranks; ten layers."""
+    """A job of four ranks and ten layers."""
     given: dict[str, dict[str, Any]] = {"job": {"steps": STEPS}, "model": MODEL, **sections}
     return job(folder, "job", **given)
 
@@ -37,7 +37,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def moving(layers: tuple[int, int], rank: int, mode: Mode = "live", step: int = 3) -> Callable[..., None]:
-    """Ask for a move at `step`."""
+    """Request a move at `step`."""
     asked: list[int] = []
 
     def act(running: ElasticJob, event: events.Event) -> None:
@@ -84,7 +84,7 @@ def test_layers_move_while_the_job_trains(
     assert {(s.version, s.rank) for s in switches} == {(p.version, r) for p in issued[1:] for r in range(4)}
     assert [(s.rank, s.taken) for s in switches if s.taken] == [(rank, migrated.layers)]
     assert [(s.rank, s.given) for s in switches if s.given] == [(source, migrated.layers)]
-    # Whoever had the layers keeps copies of them until those that the plan has are up to date.
+    # The source keeps copies of the layers until the copies that the plan wants are current.
     (taking,) = (plan for plan in issued if plan.version == migrated.version)
     assert all(source in taking.standbys[layer] for layer in migrated.layers)
     assert all(len(places) == 1 for places in issued[-1].standbys)
@@ -102,7 +102,7 @@ def test_the_other_ways_to_move(tmp_path: Path, quiet: str, mode: Mode) -> None:
         (regrouped,) = ran.of(events.Regrouped)
         assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("move", (), 0)
         assert migrated.bytes is None
-        # It began with the newest step that was heard of when it was asked for: the third, or one after.
+        # The move began with the newest step known when it was requested: the third or a later one.
         assert 0 <= migrated.steps <= regrouped.step - 3
         assert len(ran.of(events.Formed)) == 2
         assert not ran.of(events.Warned)

@@ -1,6 +1,6 @@
-"""Rows of the table of faults on a real Ray cluster of four nodes, and a whole node after them.
+"""Rows of the table of faults on a real Ray cluster of four nodes, and then the loss of a node.
 
-All hit one job, one after the other. The other rows hit plain processes: `test_fault_table.py`.
+All run in one job, one after the other. `test_fault_table.py` runs the other rows on plain processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MORE_ROWS = (
     Row(Phase.AFTER_COMMIT, "first", FaultKind.STOP),
     Row(Phase.SAVING, "last", FaultKind.RAISE),
 )
-"""Of `make bench`: a job of their own."""
+"""Rows for `make bench`, which run in a separate job."""
 TABLES = [
     pytest.param(ROWS, id="make-test"),
     pytest.param(MORE_ROWS, id="make-bench", marks=pytest.mark.soak),
@@ -67,14 +67,14 @@ class RayJob:
 
 
 class Nodes:
-    """A head that takes no ranks, and nodes that take two each."""
+    """A head node without ranks, and nodes with room for two ranks each."""
 
     def __init__(self) -> None:
         self.cluster = start_head(0)
         self._nodes: list[Any] = [add_node(self.cluster, RANKS_PER_NODE) for _ in range(NODES)]
 
     def kill(self, name: str) -> None:
-        """As a machine is lost: all its processes at once."""
+        """Kill all processes of a node at once, as if its machine were lost."""
         (node,) = [node for node in self._nodes if node.node_id == name]
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
         for process in (raylet, *raylet.children(recursive=True)):
@@ -83,7 +83,7 @@ class Nodes:
 
 
 class NodeTable(Table):
-    """After its rows it kills the node of the rank in the middle."""
+    """A table that, after its rows, kills the node of the middle rank."""
 
     def __init__(self, nodes: Nodes, rows: Sequence[Row]) -> None:
         super().__init__(rows, Resting(least=RANKS, standbys=True))
@@ -93,7 +93,7 @@ class NodeTable(Table):
         self.gone: frozenset[int] = frozenset()
         """Members that lived on that node."""
         self.since: list[events.Event] = []
-        """What was heard after that."""
+        """The events after that."""
         self._stopped = False
 
     def __call__(self, running: Running, event: events.Event) -> None:
@@ -108,7 +108,7 @@ class NodeTable(Table):
             running.post(Asked(Request.STOP))
 
     def _ready(self) -> bool:
-        """The node that goes last may hold two members: there must be a spare for each."""
+        """The node that is killed last may hold two members, and each of them needs a spare."""
         spares = len(self.job.up) - len(self.job.members)
         return super()._ready() and (bool(self._rows) or spares >= RANKS_PER_NODE)
 
@@ -143,7 +143,7 @@ def job(folder: Path) -> Spec:
 
 @dataclass(frozen=True)
 class FaultedJob:
-    """The job after all of it."""
+    """The job after all rows and the loss of a node."""
 
     log: Log
     table: NodeTable

@@ -1,4 +1,4 @@
-"""Drills on jobs of a real Ray cluster: asked for as `freshet fault` asks, told of in the log, refused in words."""
+"""Faults in jobs on a real Ray cluster: requested as by `freshet fault`, logged, or refused and explained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.protocol import FaultReport, StepReport
 STEPS = 14
 CLUSTER = {
     "device": "emulated",
-    # Steps of a fifth of a second: drills are armed while the ranks join.
+    # Steps take a fifth of a second; faults are armed while the ranks join.
     "emulated": {"forward_s": 0.004, "input_grad_s": 0.004, "weight_grad_s": 0.004},
 }
 
@@ -51,7 +51,7 @@ def expected(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def when_all_have_started(act: Callable[[], None]) -> Log:
-    """A log that acts once the last rank's process is there: before the first step."""
+    """A log that acts once the last rank's process is up, before the first step."""
 
     def see(record: events.Record) -> None:
         if isinstance(record.event, events.RankStarted) and len(log.of(events.RankStarted)) == 2:
@@ -142,7 +142,7 @@ def test_a_drained_rank_is_let_go_before_its_deadline(tmp_path: Path, expected: 
     def act() -> None:
         drain = ("drain", "--rank", "1", "--step", "6", "--deadline", "600")
         codes.append(freshet_here("fault", "leaving", *drain))
-        # The job must not be over before the controller has come to ask for another generation.
+        # The job must not end before the controller requests another generation.
         stop = ("stop", "--rank", "0", "--step", "7", "--seconds", "5")
         codes.append(freshet_here("fault", "leaving", *stop))
 

@@ -1,4 +1,4 @@
-"""Drivers that come and go beside a job on a real Ray cluster: another one follows it to its end."""
+"""Drivers that come and go while a job runs on a real Ray cluster; another driver follows it to its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from workers.protocol import CheckpointReport, JobError, StepReport
 
 STEPS = 120
 LONG = {"forward_s": 0.004, "input_grad_s": 0.004, "weight_grad_s": 0.004}
-"""Long enough for three drivers to come, one after the other."""
+"""Long enough for three drivers to connect, one after the other."""
 
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("two_nodes")
 
 @contextmanager
 def driver(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that is another driver of this cluster."""
+    """Another driver of this cluster, as a process."""
     address = ray.get_runtime_context().gcs_address
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -81,14 +81,14 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
     with pytest.raises(JobError, match=r"'led' is running in this cluster \(step .*`freshet follow led`"):
         PipelineTrainer(spec, resume=True).fit()
     with monkeypatch.context() as patched:
-        # As another driver that looked before the job was there.
+        # This acts like a driver that looked before the job existed.
         patched.setattr("orchestrator.client.submit._make_way", lambda name: None)
         with pytest.raises(JobError, match="a job 'led' has been started in this cluster just now"):
             PipelineTrainer(job(tmp_path / "other", "led", pipeline=ONE)).fit()
     with pytest.raises(JobError, match="no job 'lead' is running at auto; did you mean 'led'"):
         follow_command("lead", "auto")
 
-    # Ctrl-C ends the following, and not the job.
+    # Ctrl-C ends the follow command, not the job.
     with driver("-m", "orchestrator", "follow", "led") as other:
         assert other.stdout is not None
         while not (line := other.stdout.readline()).startswith("step "):
@@ -99,7 +99,7 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
         assert other.returncode == INTERRUPTED, output
         assert "no longer following led, which goes on; end it with freshet stop led" in output
 
-    # Two at a time; the later one to learn of the end reads it in the log.
+    # Two drivers follow at a time; the one that learns of the end later reads it in the log.
     with driver("-m", "orchestrator", "follow", "led") as other:
         assert follow_command("led", "auto") == DONE
         beside, _ = other.communicate(timeout=120)
@@ -145,7 +145,7 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
 
     before = controller_pid("told")
     os.kill(before, signal.SIGKILL)
-    # The next controller has it from the log.
+    # The next controller knows the command from the log.
     assert client.checkpoint("told", id="save").text == done.text
     assert controller_pid("told") != before
     assert client.outcome(client.stop("told"), timeout_s=120).text.startswith("stopped at step ")

@@ -1,4 +1,4 @@
-"""Nodes that are told to go under a job on a real Ray cluster: their ranks leave in time, and the bits stay."""
+"""Nodes that get notice while a job runs on a real Ray cluster: ranks leave in time, the bits stay."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TIMES = {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005}
 
 
 class Nodes:
-    """A head that takes no ranks, and nodes that hold one each."""
+    """A head node without ranks, and nodes with room for one rank each."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -51,7 +51,7 @@ class Nodes:
         return self.up[-1]
 
     def settle_at(self, count: int) -> None:
-        """Have `count` nodes that no one drains: those that were drained are of no use to the next job."""
+        """Provide `count` nodes that nobody drains, because the next job cannot use drained ones."""
         staying = {node.id for node in connection.nodes()}
         good = [node for node in self.up if node.node_id in staying]
         for node in [node for node in self.up if node not in good] + good[count:]:
@@ -64,7 +64,7 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def there() -> Iterator[Nodes]:
-    # A busy machine is not to pass for a dead one.
+    # A busy machine must not look dead.
     cluster = start_head(0, _system_config={"health_check_failure_threshold": 20})
     try:
         with driver_of(cluster):
@@ -75,7 +75,7 @@ def there() -> Iterator[Nodes]:
 
 @pytest.fixture
 def nodes(there: Nodes, request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    """As many as the test asks for. Tests that ask for fewer come first: they leave nodes to the others."""
+    """As many nodes as the test needs. Tests that need fewer come first and leave theirs to the others."""
     there.settle_at(request.param)
     yield there
     assert_nothing_left()
@@ -92,7 +92,7 @@ def slow(folder: Path, name: str, steps: int, **sections: dict[str, Any]) -> Spe
 
 
 def quiet_sha256(folder: Path, steps: int) -> str:
-    """Of the same job with one rank, nothing emulated taking any time, and nobody told to go."""
+    """The state of the same job on one rank, without emulated times and without notices."""
     device = {"device": "emulated", "emulated": dict.fromkeys(TIMES, 0.0)}
     return state_sha256(slow(folder, "quiet", steps, pipeline={"ranks": 1}, cluster=device))
 
@@ -107,7 +107,7 @@ def test_a_node_that_ray_drains_is_seen_with_its_deadline_and_takes_no_ranks_any
     head = ray.get_runtime_context().get_node_id()
     other = nodes.up[0].node_id
     assert {node.id for node in connection.nodes()} == {head, other}
-    # A node with nothing on it would be gone at once.
+    # A drained node without actors would be gone at once.
     remote: Any = ray.remote(Holder).options(
         num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)
     )
@@ -137,7 +137,7 @@ def test_a_drain_of_the_only_node_pauses_the_job_with_its_state_safe(nodes: Node
                 drain(nodes.up[0].node_id, 60.0)
             case events.Paused():
                 saved.extend(report.step for report in log.of(CheckpointReport) if report.error is None)
-                # What its machine held goes with it.
+                # The machine's state is lost with it.
                 (started,) = log.of(events.RankStarted)
                 os.kill(started.pid, signal.SIGKILL)
                 nodes.add()
@@ -163,7 +163,7 @@ def test_told_by_a_file_a_signal_and_ray_ranks_leave_one_after_the_other(
     said: list[str] = []
 
     def drill_a_drain() -> None:
-        """Ray itself drains the node, as it does where a person or an autoscaler asks for that."""
+        """Have Ray itself drain the node, as when a person or an autoscaler requests it."""
         node = homes[0].node
         said.append(fault_job("going", "auto", Drill(node=node[:16], deadline_s=30.0).to_json()))
         assert node in draining()
@@ -199,7 +199,7 @@ def test_told_by_a_file_a_signal_and_ray_ranks_leave_one_after_the_other(
         ("drain", (1,)), ("drain", (3,)), ("drain", (0,)),
     ]  # fmt: skip
     assert all(event.rerun == event.steps_lost == 0 for event in regrouped)
-    # With nothing left on it, the drained node goes.
+    # The drained node disappears once nothing is left on it.
     wait_for(lambda: homes[0].node not in {node.id for node in connection.nodes()} and draining() == {})
     assert log.of(events.RankFailed) == []
     assert [report.step for report in log.of(StepReport)] == list(range(1, 61))

@@ -53,7 +53,7 @@ def expected(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def recorded_tasks() -> set[str]:
-    """Names of the tasks that the cluster keeps records of, once it has heard of one that runs now."""
+    """Names of the tasks of which the cluster keeps records, once it has a record of a task that runs now."""
 
     @ray.remote
     def probe() -> None:
@@ -71,7 +71,7 @@ def recorded_tasks() -> set[str]:
 
 
 def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_replicas_without_ray(tmp_path: Path) -> None:
-    """Two pipelines of two ranks here, and of one rank there."""
+    """The job on Ray has two pipelines of two ranks each, the other one two pipelines of one rank each."""
     log = Log()
     spec = tiny(tmp_path, "whole", job={"curvature_every": 2}, pipeline={"replicas": 2})
     result = PipelineTrainer(spec, observe=log).fit()
@@ -92,9 +92,9 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_replicas_without_ray(t
     assert [record.event for record in records] == log.events
     assert list(fold(records).curvature.samples) == [3, 5]
     log.assert_processes_gone()
-    # Neither reports nor heartbeats stay in the memory of the cluster.
+    # Neither reports nor heartbeats stay in the cluster's memory.
     kept = {name for name in recorded_tasks() if name.startswith(("Controller.", "RankActor."))}
-    # The measuring ranks of other jobs are called a few times.
+    # Calls of the ranks that measure for other jobs do stay, but they are few.
     assert not kept & {"Controller.report", "Controller.read", "RankActor.ping", "RankActor.train"}
 
 
@@ -121,7 +121,7 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
             lines.extend(status_lines("auto"))
             stop_job("halves", "auto", now=False)
 
-    # Steps of almost a second, so that the request has one to arrive in.
+    # Steps take almost a second, so that the request arrives during one.
     log = Log(stop_at_two)
     first = PipelineTrainer(tiny(tmp_path, "halves", pipeline={"ranks": 1}, cluster=SLOW), observe=log).fit()
     assert first.error is None
@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
 ) -> None:
     shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
     first = tiny(tmp_path, "done", pipeline={"ranks": 1}, checkpoint=KEEP)
-    # The checkpoint of the last step: a damaged one does not make the job trained to its end.
+    # This damages the checkpoint of the last step; the job must not count as fully trained by it.
     newest = max((tmp_path / "done" / "checkpoints").iterdir())
     file = next(path for path in newest.iterdir() if path.name.endswith("head.weights.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
@@ -233,7 +233,7 @@ def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
 
 
 class Unreleasing(Runtime):
-    """Its cluster gives everything back and then does not answer."""
+    """A runtime whose cluster releases everything and then does not answer."""
 
     async def release(self) -> None:
         await super().release()

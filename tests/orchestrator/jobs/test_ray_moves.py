@@ -1,4 +1,4 @@
-"""Layers of a job on a real Ray cluster move as `freshet move` asks, or it says why they do not."""
+"""Layers of a job on a real Ray cluster move as `freshet move` requests, or it says why they cannot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nothing_left(two_nodes: None) -> Iterator[None]:
 
 
 def job(folder: Path, name: str) -> Spec:
-    """Ten layers on four ranks: 0-1, 2-4, 5-7, 8-9."""
+    """A job of ten layers on four ranks: 0-1, 2-4, 5-7, 8-9."""
     return tiny(
         folder,
         name,
@@ -43,7 +43,7 @@ def job(folder: Path, name: str) -> Spec:
 
 
 def test_layers_move_while_the_job_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """First by the command, then, by the planner's way, to a whole plan; no generation is formed for either."""
+    """Layers move by the command, then to a complete plan as by the planner; neither forms a generation."""
     expected = state_sha256(job(tmp_path / "plain", "plain"))
     said: list[str] = []
 

@@ -18,7 +18,7 @@ from workers.protocol import NoticeReport, Report, WarningReport
 
 
 class Listener:
-    """Takes a rank's reports in place of a controller."""
+    """Receives a rank's reports in place of a controller."""
 
     def __init__(self) -> None:
         self._reports: list[Report] = []
@@ -60,6 +60,6 @@ def test_a_rank_hears_a_signal_and_the_file_of_its_node_and_goes_on(tmp_path: Pa
     ]
     assert ray.get(rank.leave.remote()) is None
     assert "thread MainThread:" in ray.get(rank.stacks.remote())
-    # The next one ends the process, as Ray has it.
+    # The next signal ends the process, as Ray has set it up.
     os.kill(home.pid, signal.SIGTERM)
     wait_for(lambda: not psutil.pid_exists(home.pid))

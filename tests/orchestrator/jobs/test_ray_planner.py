@@ -1,4 +1,4 @@
-"""The planner of a job on a real Ray cluster: it freezes, and killing it in any phase costs nothing but time."""
+"""The planner of a job on a real Ray cluster: it freezes, and killing it in any phase costs only time."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from workers.launch.ranks import run_threads
 from workers.protocol import FreezeReport, FreezeStarted, StepReport, TimelineReport
 
 PHASES = Phases(warm_up=25, monitoring=75, ramp=100)
-"""Each long enough for a planner to start and be killed in it, in steps of a quarter of a second."""
+"""Phases long enough for a planner to start and be killed in each, with steps of a quarter of a second."""
 SHORT = Phases(warm_up=8, monitoring=48, ramp=54)
 STEPS = 100
-"""Of a job with `SHORT` phases."""
+"""Steps of a job with `SHORT` phases."""
 FAR = 10_000
 """A step that no test's job reaches."""
 
@@ -52,7 +52,7 @@ def freezing(
     steps: int = FAR,
     **sections: Any,
 ) -> Spec:
-    """A job whose steps take an eighth of a second, twice as long with `PHASES`."""
+    """A job whose steps take an eighth of a second, or twice as long with `PHASES`."""
     unit_s = 0.008 if phases is PHASES else 0.004
     times = {"forward_s": unit_s, "input_grad_s": unit_s, "weight_grad_s": 2 * unit_s}
     return tiny(
@@ -73,7 +73,7 @@ def freezing(
 
 
 def replayed(folder: Path, phases: Phases, plans: tuple[FreezePlan, ...], **changes: Any) -> str:
-    """The digest of the same job without Ray, without a planner and without modelled times, told what to freeze."""
+    """The digest of the same job with given freeze plans, without Ray, a planner or modelled times."""
     one = {"ranks": 1}
     spec = freezing(folder, "replayed", phases, device="cpu", steps=changes.pop("steps", FAR), pipeline=one)
     return run_threads(replace(job_of(spec), freeze_plans=plans, **changes)).state_sha256
@@ -86,7 +86,7 @@ class Assassin:
         self.job = job
         self.log = Log(self.act)
         self.pid: int | None = None
-        """Of the planner that lives."""
+        """Process id of the live planner."""
         self.killed: list[Phase] = []
         """The phase of each kill."""
         self.step = 0
@@ -115,8 +115,8 @@ class Assassin:
             self.killed.append(phase)
 
     def _ready(self, phase: Phase) -> bool:
-        """In the ramp once the planner has been asked, whether or not its answer has been heard; after it once the job
-        trains by that answer."""
+        """In the ramp, whether the planner has been asked, even if its answer has not arrived; after the
+        ramp, whether the job follows that answer."""
         if phase is Phase.RAMP:
             return any(report.step == PHASES.monitoring for report in self.log.of(TimelineReport))
         return phase is not Phase.STABLE or bool(self.log.of(FreezeStarted))
@@ -128,7 +128,7 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     done = run(spec, resume=False, observe=assassin.log, say=lambda text: None)
     log = assassin.log
 
-    # The faults fired, each in its phase, and each was answered.
+    # Each fault fired in its phase, and another planner replaced each killed one.
     assert assassin.killed == list(Phase)
     assert [started.life for started in log.of(events.PlannerStarted)] == [1, 2, 3, 4, 5, 6]
     deaths = [warned.text for warned in log.of(events.Warned) if "the planner died" in warned.text]
@@ -140,7 +140,7 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
 
     log.assert_processes_gone()
 
-    # One solution, one plan, logged before the ranks took it up, and weight gradients were left out.
+    # There is one solution and one plan, logged before the ranks adopt it, and weight gradients are left out.
     (solved,), (started,) = log.of(events.FreezeSolved), log.of(FreezeStarted)
     assert log.events.index(solved) < log.events.index(started)
     assert started.plan == replace(solved.plan, start=started.plan.start)
@@ -158,7 +158,7 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     assert frozen
     assert max(frozen) > 0
 
-    # The same weights as without any planner, but with its decisions; and other ones than without those.
+    # The weights equal those of a run without a planner but with its decisions, and differ without them.
     assert isinstance(done.end, events.Finished)
     plans = fold(read_log(done.events_path)).freeze_history().plans
     assert plans == (started.plan,)
@@ -167,7 +167,7 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_path: Path) -> None:
-    """Killed between the halves of the monitoring, and again once the job trains by what was decided."""
+    """It is killed between the halves of the monitoring, and again once the job follows the decision."""
     fired: list[int] = []
 
     def act(record: events.Record) -> None:
@@ -187,7 +187,7 @@ def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_pat
     assert SHORT.middle < fired[0] < SHORT.monitoring
     assert [each.epoch for each in log.of(events.Submitted)] == [1, 2, 3]
     (solved,), (started,) = log.of(events.FreezeSolved), log.of(FreezeStarted)
-    # It rests on both halves, of which the first was told to the first controller.
+    # The solution uses both halves, the first of which the first controller received.
     assert solved.measured_unfrozen_s is not None
     assert solved.measured_all_frozen_s is not None
     assert started.plan == replace(solved.plan, start=started.plan.start)
@@ -197,7 +197,7 @@ def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_pat
 
 @pytest.fixture(scope="module")
 def stopped_while_monitoring(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job that was stopped between the halves of its monitoring."""
+    """The folder of a job that is stopped between the halves of its monitoring."""
     folder = tmp_path_factory.mktemp("monitoring")
 
     def act(record: events.Record) -> None:
@@ -235,7 +235,7 @@ def test_resumed_runs_finish_the_monitoring_and_keep_the_decision(
     expected = replayed(tmp_path, SHORT, (started.plan,), steps=STEPS)
     assert first.end.state_sha256 == expected
 
-    # From before the decision: its steps are run again as they were, and nobody is asked.
+    # A run from before the decision repeats its steps as they were, without asking a planner.
     for checkpoint in (tmp_path / "halves" / "checkpoints").iterdir():
         if int(checkpoint.name.split("-")[1]) > SHORT.monitoring:
             shutil.rmtree(checkpoint)
@@ -249,7 +249,7 @@ def test_resumed_runs_finish_the_monitoring_and_keep_the_decision(
 
 
 def test_half_a_monitoring_of_another_partition_is_not_enough(stopped_while_monitoring: Path) -> None:
-    """A job that goes on with two stages where it had one asks a planner, which has nothing to solve with."""
+    """A job that resumes with two stages instead of one asks a planner, which lacks measurements."""
     history = fold(read_log(stopped_while_monitoring / "halves" / "events.jsonl")).freeze_history()
     assert history.plan is not None
     assert history.monitored
@@ -271,7 +271,7 @@ def test_a_planner_that_always_dies_is_given_up(tmp_path: Path) -> None:
             os.kill(heard[-1].pid, signal.SIGKILL)
         return isinstance(heard[-1], events.Warned) and "no other is started" in heard[-1].text
 
-    # None comes to its answer before it is killed: the monitoring has not begun.
+    # Monitoring has not begun, so no planner answers before it is killed.
     heard = link_events(plan, FreezeHistory(), 0, killed)
     lives = [started.life for started in heard if isinstance(started, events.PlannerStarted)]
     assert lives == list(range(1, LIVES + 1))
@@ -282,7 +282,7 @@ def test_a_planner_that_always_dies_is_given_up(tmp_path: Path) -> None:
 def link_events(
     plan: Plan, history: FreezeHistory, step: int, over: Callable[[list[events.Event]], bool]
 ) -> list[events.Event]:
-    """What a controller's link to its planner has logged when `over` says so; `over` sees the log as it grows."""
+    """What a controller's link to its planner has logged once `over` is true of the growing log."""
     heard: list[events.Event] = []
     done = asyncio.Event()
 

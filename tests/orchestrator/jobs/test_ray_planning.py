@@ -61,7 +61,7 @@ def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Pat
     assert (kept.plan.layers, kept.plan.microbatches) == (plan.layers, plan.microbatches)
     assert kept.plan.predicted_step_s == plan.predicted_step_s
     assert log.of(events.Submitted)[0].spec["pipeline"] == settled
-    # Freezing and the cuts to come rest on the same profile, though it is in no cache; on another device on none.
+    # Freezing and later partitions use the same profile although no cache has it, and none on another device.
     folder = JobFolder(str(tmp_path / "planned"))
     marker = folder.marker()
     assert marker is not None

@@ -1,4 +1,4 @@
-"""Losses on a real Ray cluster: the survivors go on in place, and end with the bits of a run without losses."""
+"""Losses on a real Ray cluster: the survivors go on in place and end with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from workers.protocol import JobError, StepReport
 
 STEPS = 12
 ONE, TWO = {"ranks": 1}, {"ranks": 2}
-"""Ranks are most of what a job on Ray takes: each process imports PyTorch. The bits are those of any number."""
+"""Few ranks: most of a job's time goes into imports of PyTorch in each. The bits are the same for any."""
 SLOW = {
     "wait_s": 240,
     "device": "emulated",
@@ -49,7 +49,7 @@ def nothing_left(two_nodes: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the same job, with nothing happening to it."""
+    """The state of an undisturbed run of the same job."""
     return state_sha256(job(tmp_path_factory.mktemp("quiet"), "quiet"))
 
 
@@ -85,7 +85,7 @@ def both(*observers: Callable[[events.Record], None]) -> Callable[[events.Record
 
 
 def after_a_takeover(observer: Callable[[events.Record], None]) -> Callable[[events.Record], None]:
-    """`observer` for what comes once a controller has taken over."""
+    """`observer` for the records after a controller has taken over."""
     taken: list[events.Submitted] = []
 
     def observe(record: events.Record) -> None:
@@ -106,7 +106,7 @@ def pid_of(log: Log, rank: int) -> int:
 
 
 def check(log: Log, expected: str, result: Any) -> None:
-    """No step missing or doubled, and the bits of the quiet run."""
+    """Check that no step is missing or doubled, and that the bits are those of an undisturbed run."""
     assert result.error is None, result.error
     assert [report.step for report in log.of(StepReport)] == list(range(1, STEPS + 1))
     assert result.metrics["state_sha256"] == expected
@@ -125,13 +125,13 @@ def test_a_rank_is_killed_and_then_one_hangs_and_the_last_goes_on(tmp_path: Path
     assert first.rerun <= 1
     assert second.rerun <= 1
     assert "answered nothing for 8 s" in log.of(events.RankFailed)[-1].error
-    # The survivors were never restarted, and are gone with the job.
+    # The survivors were never restarted, and they end with the job.
     assert len(log.of(events.RankStarted)) == 3
     log.assert_processes_gone()
 
 
 def test_a_controller_is_killed_and_then_it_and_a_rank_together(tmp_path: Path, quiet: str) -> None:
-    """It takes over ranks that train on, and, the second time, one rank and the loss of the other."""
+    """The next one takes over ranks that train on; the second time, one rank and the loss of the other."""
 
     def kill_both() -> None:
         assert log.of(events.Regrouped) == []
@@ -161,9 +161,9 @@ def test_what_is_asked_of_a_controller_that_is_still_taking_over_is_done_afterwa
 
     def kill_and_ask() -> None:
         killed.append(controller_pid("asked"))
-        # While the folder is held by somebody else, the next controller cannot take over.
+        # While another process holds the folder, the next controller cannot take over.
         held = held_after(lambda: os.kill(killed[0], signal.SIGKILL), JobFolder(spec.job.output))
-        # The controller was killed in the middle of an event.
+        # The log looks as if the controller was killed while it wrote an event.
         with JobFolder(spec.job.output).events_path.open("ab") as file:
             file.write(b'{"time_s": 1.0, "kind": "st')
         asked = Call(BlockingJobClient().waiting.stop("asked"))
@@ -204,7 +204,7 @@ def test_a_damaged_log_fails_a_takeover_in_words(tmp_path: Path) -> None:
 
 
 def held_after(kill: Callable[[], None], folder: JobFolder) -> IO[bytes]:
-    """Lock `folder` once `kill` has killed who has it: we stand in line before the next one."""
+    """Lock `folder` once `kill` has killed its holder; this thread queues before the next controller does."""
     held = (Path(folder.location) / LOCK).open("wb")
     waiting = threading.Thread(target=fcntl.flock, args=(held, fcntl.LOCK_EX), daemon=True)
     waiting.start()
@@ -312,7 +312,7 @@ def test_a_paused_job_stays_paused_when_its_controller_is_killed_and_resumes_to_
 
 
 def test_a_controller_that_does_not_see_the_folder_ends_the_job_in_words(tmp_path: Path) -> None:
-    """As where its node died, and the folder with it: Ray starts it on another one."""
+    """This is as if its node had died with the folder, and Ray started the controller on another node."""
     folder, elsewhere = tmp_path / "homeless", tmp_path / "elsewhere"
 
     def lose_the_folder() -> None:
@@ -339,7 +339,7 @@ def test_a_controller_that_does_not_see_the_folder_ends_the_job_in_words(tmp_pat
 def test_an_abandoned_job_is_told_of_and_cleared_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # However slow the machine is: a controller that is silent for long counts as gone.
+    # A controller that is silent for long counts as gone, which a slow machine must not cause.
     monkeypatch.setattr("orchestrator.cli.jobs.ANSWER_S", 60.0)
     errors: list[Exception | None] = []
     log = Log()

@@ -1,4 +1,4 @@
-"""A rehearsal as a user runs it: real Ray nodes that die and come, the bits of a quiet run, nothing left behind."""
+"""A rehearsal as users run it: real Ray nodes come and die, the bits are as usual, nothing is left."""
 
 from __future__ import annotations
 

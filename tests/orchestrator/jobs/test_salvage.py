@@ -1,4 +1,4 @@
-"""A rank that goes too soon to give all that it holds: its weights go first, and the job may go on with them."""
+"""A rank that leaves too soon to send all its state: weights go first, and the job may go on with them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SLOW = {
 
 
 def job(folder: Path, cluster: dict[str, Any], every_steps: int = 0, **elastic: Any) -> Resolved:
-    """Two ranks without copies of each other; it is stopped once all has happened."""
+    """A job of two ranks without copies of each other's layers. A test stops it when it has seen enough."""
     sections: dict[str, dict[str, Any]] = {
         "job": {"steps": 10_000, "sample_tokens": 0},
         "pipeline": {"ranks": 2, "microbatches": 2, "microbatch_size": 1},
@@ -50,18 +50,18 @@ def job(folder: Path, cluster: dict[str, Any], every_steps: int = 0, **elastic: 
 
 @dataclass(frozen=True)
 class Drained:
-    """A job one of whose ranks went too soon."""
+    """A job that one rank left too soon."""
 
     ran: Ran
     saved: int
-    """Step of the only checkpoint that there was."""
+    """Step of the only checkpoint."""
     regrouped: events.Regrouped
     end: int
-    """Steps committed."""
+    """Number of committed steps."""
 
 
 def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
-    """Rank 1 is told to go once there is a checkpoint, and dies while it gives its layers."""
+    """Run a job where rank 1 gets notice once there is a checkpoint and dies while it sends its layers."""
     done_with: set[str] = set()
 
     def once(what: str) -> bool:
@@ -92,13 +92,13 @@ def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
 
 
 def quiet(folder: Path, end: int) -> tuple[Resolved, str]:
-    """The same job undisturbed up to step `end`, with a checkpoint of every step; and its last state."""
+    """An undisturbed run of the job to step `end`, with a checkpoint of each step; and its last state."""
     done = job(folder, {}, every_steps=1)
     return done, run_threads(Job(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
 
 
 def went_on_with(quiet: Resolved, drained: Drained, layers: set[int], folder: Path) -> str:
-    """The last state, if the moments of `layers` were those of the checkpoint from where the others went on."""
+    """The last state if a run goes on where the others did, with `layers`' moments from the checkpoint."""
     refs, step, saved = (
         {r.step: r for r in checkpoints(quiet.config.output)},
         drained.regrouped.step,

@@ -1,4 +1,4 @@
-"""A rank dies while a large message of its is on the way, as most are in real jobs: nobody waits for the rest of it."""
+"""A rank dies while it sends a large message, as most are in real jobs: no rank waits for the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.config import DataConfig, ElasticConfig, ModelConfig
 from workers.launch.ranks import Job, run_threads
 
 SAMPLES = 4
-"""Of a microbatch, whose message has 32 MB."""
+"""Samples of a microbatch, whose message has 32 MB."""
 STEPS = 4
 TIMEOUT_S = 60.0
 

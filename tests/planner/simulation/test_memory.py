@@ -166,8 +166,7 @@ def test_actions_need_working_memory():
 
 
 def test_a_backward_that_splits_needs_holds_beside_what_is_left():
-    """Before the first of two layers goes backward, the second's hold and a gradient between them are
-    alive."""
+    """Before the backward of the first of two layers, the second's hold and a gradient between them live."""
     sizes = {**SIZES, "weight_grad_hold_bytes": 500}
     (rank,) = ranks(
         build("zb-h1", 1, 1),
