@@ -1,4 +1,4 @@
-"""Real training on two ranks with and without freezing: throughput, validation loss, the cost of monitoring, a sweep.
+"""Real training on two ranks with and without freezing: throughput, validation loss, a sweep of settings.
 
     python -m benchmarks.freezing [--quick] [--parts throughput,loss,sweep] [--method ...] [--page OUT]
 

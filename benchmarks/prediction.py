@@ -10,9 +10,9 @@ frozen, r_max 0.8. So each frozen step stands between the two bounds of its acti
 Monte Carlo draws over the profile give the factor by which random variation lengthens a step of expected
 times.
 
-`emulated`: eight ranks whose modelled times do not drift, predicted from the profile alone. A layer's pass takes
-`--layer-ms`. This must be many times the layer's small real computation plus a message, because eight ranks
-share the host's cores.
+`emulated`: eight ranks whose modelled times do not drift, predicted only from the profile. A layer's pass
+takes `--layer-ms`. This must be many times the layer's small real computation plus a message, because eight
+ranks share the host's cores.
 `memory`: the peak of the fullest rank, as predicted from the profile and as counted from storages.
 """
 
@@ -110,7 +110,7 @@ def step_s(step: Timelines) -> float:
 
 
 def outside_s(step: Timelines) -> float:
-    """What a step spends before its first action and after its last: first batch, exchange, commit, update."""
+    """What a step takes before its first action and after its last: first batch, exchange, commit, update."""
     first_s = min(report.spans[0].start_s for report in step)
     return step_s(step) - (max(report.spans[-1].end_s for report in step) - first_s)
 

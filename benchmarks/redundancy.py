@@ -1,4 +1,4 @@
-"""What redundancy costs a job in which nothing fails: copies on another rank, and checkpoints in the background.
+"""What redundancy costs a job in which nothing fails: copies on another rank, and background checkpoints.
 
     python -m benchmarks.redundancy [--schedule 1f1b] [--rounds N] [--steps N] [--only-checkpoints]
 

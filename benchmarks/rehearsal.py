@@ -2,9 +2,9 @@
 
     python -m benchmarks.rehearsal [--trace FILE[:A-B] ...] [--speedup X] [--nodes N] [--out FOLDER]
 
-`freshet rehearse` replays each trace, as a user does, and `freshet verify` proves its run. `:A-B` takes only these
-minutes of a trace. Without `--trace` the benchmark makes a synthetic one. The ranks train until the trace
-ends.
+`freshet rehearse` replays each trace, as a user does, and `freshet verify` proves its run. `:A-B` takes only
+these minutes of a trace. Without `--trace` the benchmark makes a synthetic one. The ranks train until the
+trace ends.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m benchmarks.soak [--kills N] [--seed S]
 
-Four ranks run as plain processes under the real lifecycle, with two spares, peer redundancy and no freezing. Half of
-the kills wait for a phase of a step in their rank, the others come at any moment. At the end no committed step may be
-lost, no failure may cost more than one step, and the state must have the bits of an undisturbed run.
+Four ranks run as plain processes under the real lifecycle, with two spares, peer redundancy and no freezing.
+Half the kills wait for a phase of a step in their rank; the others come at any moment. At the end no
+committed step may be lost, no failure may cost more than one step, and the state must have the bits of an
+undisturbed run.
 """
 
 from __future__ import annotations

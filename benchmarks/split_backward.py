@@ -1,4 +1,4 @@
-"""What splitting the backward pass costs: (I + W) / B of one transformer block, gradients accumulating in place.
+"""What splitting the backward pass costs: (I + W) / B of a transformer block, with gradients added in place.
 
     python -m benchmarks.split_backward [--rounds N] [--rows N]
 

@@ -1,4 +1,4 @@
-"""The event log of a realistic elastic job with losses, joins, returns to checkpoints and a full ledger."""
+"""The event log of a realistic elastic job: losses, joins, returns to checkpoints, and a full ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks as plain processes under the real lifecycle, event loop and runtime: a whole elastic job without Ray.
+"""Ranks as plain processes under the real lifecycle, event loop and runtime: a complete elastic job without
+Ray.
 
 Each process handles calls as the Ray actor does: one thread for calls that queue, others for those that must
 not wait.

@@ -141,7 +141,7 @@ def step_report(step: int, random: Random, *, skipped: bool = False) -> StepRepo
 
 
 def records(*, device: str = "cpu", steps: int = STEPS, sample: str | None = None) -> list[Record]:
-    """The whole log, oldest record first."""
+    """The entire log, oldest record first."""
     random = Random(3)
     clock_s = START_S
     log: list[Record] = []

@@ -1,4 +1,4 @@
-"""A network whose outbox frees messages at once, so that counted memory does not depend on when its thread runs."""
+"""A network whose outbox frees messages at once, so that counted memory does not depend on its thread."""
 
 import time
 from typing import Any

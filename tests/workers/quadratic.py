@@ -1,4 +1,4 @@
-"""A job whose curvature is known: every layer shifts its input, and the loss is the squared distance to a target."""
+"""A job of known curvature: every layer shifts its input; the loss is the squared distance to a target."""
 
 from __future__ import annotations
 

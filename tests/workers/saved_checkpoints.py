@@ -41,7 +41,7 @@ class Layer(nn.Module):
 
 
 def trained(layer: int, seed: int, config: OptimizerConfig | None = None) -> LayerState:
-    """The state of layer `layer` of `NAMES` after three steps, in one of which a parameter got no gradient."""
+    """The state of layer `layer` of `NAMES` after three steps, one of which gave a parameter no gradient."""
     torch.manual_seed(seed * 100 + layer)
     optimizer = make_optimizer(config or OptimizerConfig(), 10)
     state = LayerState.of(layer, NAMES[layer], Layer(), optimizer)

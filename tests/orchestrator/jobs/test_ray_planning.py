@@ -1,4 +1,4 @@
-"""Jobs on a real Ray cluster that are planned first: the plan is logged, a resume keeps it, a replay repeats it."""
+"""Jobs on a real Ray cluster that are planned first: the plan is logged, kept by a resume and by a replay."""
 
 from __future__ import annotations
 

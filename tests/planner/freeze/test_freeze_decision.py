@@ -1,4 +1,4 @@
-"""From monitored steps to ratios per layer: the paper's reference case, and the fallback without measurements."""
+"""From monitored steps to ratios per layer: the paper's reference case, and a fallback on the profile."""
 
 from __future__ import annotations
 

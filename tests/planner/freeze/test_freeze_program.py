@@ -1,4 +1,4 @@
-"""The freeze program against hand-solved windows, a dense program, brute force over a grid, and its guarantees."""
+"""The freeze program against hand-solved windows, a dense program and a grid search, and its guarantees."""
 
 from dataclasses import replace
 from itertools import product

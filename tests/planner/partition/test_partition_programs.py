@@ -1,4 +1,4 @@
-"""The partition programs against brute force under their own objectives, and their costs against the simulator's."""
+"""Partition programs against brute force under their own objectives, and their costs against simulation."""
 
 from dataclasses import replace
 from random import Random

@@ -18,7 +18,7 @@ from planner.schedule.registry import build
 
 
 def busiest_s(model: Profile, stage_ranks: tuple[int, ...], cut: Ranges) -> float:
-    """Busy time of the busiest rank or link for one microbatch, summed layer by layer and message by message."""
+    """Busy time of the busiest rank or link for one microbatch, summed by layer and by message."""
     ranks_s = [0.0] * (max(stage_ranks) + 1)
     links_s: dict[tuple[int, int], float] = {}
     for (first, stop), rank in zip(cut, stage_ranks, strict=True):

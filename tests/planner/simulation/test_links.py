@@ -307,7 +307,7 @@ def test_times_are_the_longest_ways_through_actions_and_messages(
 @given(**cases)
 @settings(max_examples=40, deadline=None)
 def test_what_never_helps(name: str, ranks: int, rounds: int, data: st.DataObject):
-    """No longer action, slower link or blocking call makes a step shorter; no step is shorter than a rank's work."""
+    """Longer actions, slower links and blocking never make a step shorter, nor shorter than a rank's work."""
     schedule, case_costs = random_case(name, ranks, rounds, data)
     simulation = simulate(schedule, case_costs)
     assert simulation.makespan_s >= max(simulation.busy_s)
