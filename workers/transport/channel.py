@@ -1,6 +1,6 @@
 """What the engine sees of the network: ordered streams of tensors between ranks, and one collective.
 
-A `Stream` is one directed edge: its messages arrive in the order they were sent, and all of one shape.
+A `Stream` is one directed edge: its messages arrive in the order they were sent, and all have the same shape.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Stream:
     source: int
     target: int
     tag: int
-    """Tells apart the streams of one pair of ranks; the same number on both sides."""
+    """Distinguishes the streams between one pair of ranks; both sides use the same number."""
     name: str
-    """For people, e.g. `forward stage 1 -> 2`."""
+    """For error messages, e.g. `forward stage 1 -> 2`."""
 
 
 class ChannelError(RuntimeError):
@@ -34,7 +34,7 @@ class ChannelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a stream carries: fixed by its first message."""
+    """What a stream carries. Its first message fixes it."""
 
     tensors: tuple[tuple[tuple[int, ...], str, bool], ...]
     """(shape, dtype, carries a gradient) of each tensor of a message."""
@@ -46,13 +46,14 @@ class Shape:
         )
 
     def allocate(self, device: torch.device | str = "cpu") -> Tensors:
-        """Fresh tensors of this shape; alignment is a fresh allocation's, so that kernels see what they see uncut."""
+        """Fresh tensors of this shape. Each has the alignment of a fresh allocation, so that kernels compute
+        on it as they do without a pipeline cut."""
         return tuple(
             torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype, _ in self.tensors
         )
 
     def mark(self, tensors: Sequence[Tensor]) -> Tensors:
-        """`tensors` with `requires_grad` set as the sender's were."""
+        """`tensors`, with `requires_grad` set as on the sender's."""
         return tuple(
             t.requires_grad_(carries) for t, (_, _, carries) in zip(tensors, self.tensors, strict=True)
         )
@@ -82,23 +83,26 @@ class Channel(ABC):
     rank: int
     size: int
     receives_ahead: int = 0
-    """Messages of a stream for which memory is set aside before they come."""
+    """Messages per stream for which memory is allocated before they arrive."""
     sends_kept: int = 0
-    """Messages that have left whose memory is kept, on all streams together; with the next one all but half go."""
+    """Sent messages whose memory is still kept, over all streams. The next one frees all but half of them."""
 
     @abstractmethod
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
-        """Queue `tensors` (canonical, not to be changed until `flush`) as the stream's next message; does not wait."""
+        """Queue `tensors` as the stream's next message; does not wait.
+
+        They are canonical, and nobody changes them until `flush`.
+        """
 
     @abstractmethod
     def expect(self, stream: Stream, messages: int) -> None:
-        """Announce that `messages` more messages will be received, so that receives can be posted ahead."""
+        """Announce `messages` more messages, so that receives can be posted ahead."""
 
     def window(self, groups: Sequence[Sequence[Stream]]) -> None:
-        """Announce the messages to come, as the streams of each group of messages that go at the same time.
+        """Announce the next messages: for each group of messages that travel together, their streams.
 
-        All ranks' groups follow one order (`lowering.py`); a channel whose streams do not hinder each other need not
-        know it.
+        The groups of all ranks follow one order (`lowering.py`). A channel whose streams are independent can
+        ignore it.
         """
         return
 
@@ -108,24 +112,27 @@ class Channel(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until every queued message has left."""
 
     def renew(self) -> None:
-        """Forget what the streams have carried: from here on they are others, with shapes of their own. Every rank
-        calls it after the same message, with none under way: after a commit."""
+        """Forget the shapes of all streams: from here on they may carry messages of other shapes.
+
+        Every rank calls it after the same message, a commit, while no message is in flight.
+        """
         return
 
     def sending(self) -> bool:
-        """Whether bytes of this rank are still on their way out, into a network that others could keep them from.
+        """Whether bytes of this rank are still on their way out, into a network shared with other traffic.
 
-        A message whose receiver is not ready for it is not: nothing of it has been sent. Any thread may ask, often.
+        A message whose receiver is not ready does not count: none of its bytes have been sent. Cheap, and
+        safe to call from any thread.
         """
         return False
 
     @abstractmethod
     def all_gather(self, record: bytes) -> list[bytes]:
-        """Every rank's record, in rank order; returns when all have come."""
+        """Every rank's record, in rank order; returns when all have arrived."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the channel; calls that wait in it, here or at a neighbour, raise."""
+        """Close the channel. Calls waiting in it, here or at a neighbour, raise."""

@@ -1,7 +1,7 @@
-"""Finds the connections that a library opened and does not show, by how the library waits for them.
+"""Finds the connections that a library opens but does not expose, by how the library polls them.
 
-The system tells which sockets a process has and which of them each of its pollers (epoll instances) watches. Where it
-does not tell, nothing is found.
+The kernel lists the sockets of a process and those that each of its pollers (epoll instances) watches. Where
+it does not, nothing is found.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Protocol
 
 _DESCRIPTORS = "/proc/self/fd"
 _WATCHED = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", re.MULTILINE)
-"""A line of what the system tells of a poller: a descriptor that it watches, and its inode."""
+"""A line of a poller's `/proc` entry: a descriptor that it watches, and its inode."""
 
 
 @dataclass(frozen=True)
 class Socket:
-    """A socket of this process: no other has its inode, even when the descriptor is used again."""
+    """A socket of this process. Its inode is unique, even when the descriptor is reused."""
 
     descriptor: int
     inode: int
@@ -39,13 +39,15 @@ class Connections(Protocol):
     """The connections of one library."""
 
     def find(self) -> set[Socket]:
-        """Those that are open now."""
+        """The connections that are open now."""
         ...
 
 
 class PolledConnections:
-    """Those of a library that makes a listener and a poller which watches it and all connections, as Gloo does for each
-    group; both are made after this value."""
+    """Connections of a library whose poller watches both its listener and its connections.
+
+    Gloo makes a listener and a poller for each group. Create this object before them.
+    """
 
     def __init__(self) -> None:
         self._before = _sockets()
@@ -59,8 +61,10 @@ class PolledConnections:
 
 
 class UnpolledConnections:
-    """Those that are opened after this value and that no poller watches, as NCCL's are. Connections tagged for low
-    priority (state streams) are none of them."""
+    """Connections that no poller watches, such as NCCL's. Create this object before they are opened.
+
+    Connections tagged for low priority (state streams) are left out.
+    """
 
     def __init__(self) -> None:
         self._before = _sockets()
@@ -80,7 +84,7 @@ def _sockets() -> set[Socket]:
 
 
 def _pollers() -> Iterator[set[Socket]]:
-    """What each poller of this process watches."""
+    """The sockets that each poller of this process watches."""
     for descriptor, target in _descriptors():
         if target == "anon_inode:[eventpoll]":
             with suppress(OSError):
@@ -89,7 +93,7 @@ def _pollers() -> Iterator[set[Socket]]:
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    """(descriptor, what it is) of all that this process has open."""
+    """(descriptor, target) of everything that this process has open."""
     with suppress(FileNotFoundError):
         for name in os.listdir(_DESCRIPTORS):
             with suppress(OSError):
@@ -118,7 +122,8 @@ def _is_tagged(one: Socket) -> bool:
 
 @contextmanager
 def _borrowed(one: Socket) -> Iterator[socket.socket]:
-    """Without duplicating the descriptor: a duplicate would keep the connection open when its owner closes it."""
+    """The socket, without duplicating its descriptor: a duplicate would keep the connection open when its
+    owner closes it."""
     if not one.is_open:
         raise OSError("it was closed")
     borrowed = socket.socket(fileno=one.descriptor)

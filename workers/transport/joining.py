@@ -1,4 +1,4 @@
-"""A join that can be abandoned: forming a group cannot be interrupted, so it has a thread that is left to end alone."""
+"""A join that can be abandoned: forming a group cannot be interrupted, so it runs on a thread of its own."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Joining:
     def __init__(self, open_channel: Callable[[], Channel]) -> None:
         self._open = open_channel
         self._results: queue.SimpleQueue[Channel | BaseException | None] = queue.SimpleQueue()
-        """Its result; None: it was abandoned."""
+        """What `wait` returns or raises; None: `leave` was called."""
         self._lock = threading.Lock()
         self._left = False
 
     def wait(self) -> Channel:
-        """The channel, once all members are there.
+        """The channel, once all members have joined.
 
         Raises:
             ChannelError: a member is gone, or `leave` was called.
@@ -38,7 +38,7 @@ class Joining:
         return result
 
     def leave(self) -> None:
-        """Have `wait` raise, from any thread; a channel that opens later is closed."""
+        """Make `wait` raise; a channel that opens later is closed. Call it from any thread."""
         with self._lock:
             self._left = True
         self._results.put(None)

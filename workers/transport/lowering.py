@@ -1,6 +1,6 @@
-"""Schedule -> the messages between its ranks, in one order that all ranks keep.
+"""Lowers a schedule to the messages between its ranks, in one order that all ranks follow.
 
-For networks on which a rank's messages go one after the other (NCCL). Knows no tensors and no network.
+For networks that carry a rank's messages one after the other (NCCL). Knows no tensors and no network.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ class Transfer:
 
     direction: Direction
     stage: int
-    """The stage it goes into."""
+    """The stage that receives it."""
     microbatch: int
     source: int
     target: int
 
 
 Group = tuple[Transfer, ...]
-"""Transfers of one rank that go at the same time."""
+"""Transfers of one rank that travel together."""
 
 _Message = tuple[Direction, int, int]
-"""Direction, stage it goes into, microbatch."""
+"""Direction, receiving stage, microbatch."""
 
 
 def lower(schedule: Schedule, forwards: int | None = None) -> tuple[tuple[Group, ...], ...]:
-    """Per rank of a validated schedule, its groups in the order in which it must issue them.
+    """For each rank of a validated schedule, its groups in the order in which it must issue them.
 
-    The schedule runs virtually, each action as soon as it can, with F = I = W = R = 1 and B = 2. Messages that
-    become available at the same moment are one round, and what a round holds of one rank is one of that rank's
-    groups. What a rank does before it sends in a round needs only earlier rounds, so nothing can deadlock even
-    if each rank waits for a whole group before it issues the next.
+    The schedule is simulated, each action starting as soon as it can, with F = I = W = R = 1 and B = 2.
+    Messages that become available at the same moment form one round; a rank's messages in a round form one of
+    its groups. What a rank does before it sends in a round depends only on earlier rounds, so nothing can
+    deadlock even if each rank waits for an entire group before it issues the next.
 
     Args:
-        forwards: take only the forwards of this many microbatches; None takes the whole window.
+        forwards: take only the forwards of this many microbatches; None takes the entire window.
     """
     programs = [_part(program, forwards) for program in schedule.programs]
     moments = _run(programs, schedule.stages)

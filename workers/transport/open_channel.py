@@ -1,4 +1,4 @@
-"""Which network a rank of a generation uses: NCCL where each rank has a GPU of its own, else Gloo."""
+"""Chooses the network of a generation: NCCL where each rank has a GPU of its own, else Gloo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_channel(generation: Generation, rank: int, device: torch.device) -> Cha
     """
     control = ProcessGroupChannel(generation, rank, device)
     try:
-        # All ranks compute on devices of one kind, so either all of them come to the exchange or none.
+        # All ranks compute on devices of one kind, so either all of them reach the all-gather or none does.
         if device.type != "cuda" or not each_has_its_own_gpu(control.all_gather(_gpu(device))):
             return control
         return OrderedChannel(control, NcclBackend(generation, control.rank, device))
@@ -39,12 +39,16 @@ def open_channel(generation: Generation, rank: int, device: torch.device) -> Cha
 
 
 def each_has_its_own_gpu(gpus: Sequence[bytes]) -> bool:
-    """Whether several ranks are all on GPUs of their own that NCCL can use; `gpus` is what each says of its."""
+    """Whether there are several ranks, each on a GPU of its own that NCCL can use.
+
+    Args:
+        gpus: each rank's `_gpu`.
+    """
     return len(gpus) > 1 and all(gpus) and len(set(gpus)) == len(gpus)
 
 
 def _gpu(device: torch.device) -> bytes:
-    """Host and identity of the GPU; nothing where this torch has no NCCL."""
+    """Host and identity of the GPU; empty where this torch has no NCCL."""
     if not dist.is_nccl_available():
         return b""
     return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}".encode()

@@ -1,7 +1,7 @@
-"""Ranks over a network on which one rank's messages go one after the other: all keep one order of groups.
+"""A channel over a network that carries a rank's messages one after the other, in one order for all ranks.
 
-The engine tells the groups of a window beforehand (`lowering.py`) and then sends and receives as on any channel.
-Shapes, streams that no group names and the commits go over a control channel. Knows no schedule and no NCCL.
+The engine announces the groups of a window (`lowering.py`), then sends and receives as on any channel.
+Shapes, commits and the streams that no group names go over a control channel. Knows no schedule and no NCCL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 
 RawMessage = tuple[Tensor, int]
-"""uint8[bytes], contiguous, and the rank it goes to or comes from."""
+"""uint8[bytes], contiguous, and the rank that sends or receives it."""
 
 
 class Backend(Protocol):
@@ -27,7 +27,7 @@ class Backend(Protocol):
     """Where the tensors live."""
 
     def issue(self, sends: Sequence[RawMessage], receives: Sequence[RawMessage]) -> Any:
-        """Start one group, after all before it; messages of one pair and direction are matched in order.
+        """Start one group, after all earlier ones; messages from one rank to another match in order.
 
         Returns:
             A handle of the group.
@@ -35,11 +35,11 @@ class Backend(Protocol):
         ...
 
     def wait(self, handle: Any) -> None:
-        """Let the computation that is issued next wait for the group; raises RuntimeError where that failed."""
+        """Make later computation wait for the group; raises RuntimeError if the group failed."""
         ...
 
     def finish(self, handle: Any) -> None:
-        """Wait until the group and all before it are over; raises RuntimeError if one of them failed."""
+        """Wait until this and all earlier groups are complete; raises RuntimeError if one of them failed."""
         ...
 
     def sending(self) -> bool:
@@ -47,18 +47,18 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up; waiting calls raise or return."""
+        """Close it; waiting calls raise or return."""
         ...
 
 
 class OrderedChannel(Channel):
     """One rank's end.
 
-    A group is issued as soon as the engine has queued all that the group sends and the groups before it are issued.
+    It issues a group as soon as the engine has queued all of its sends and the groups before it are issued.
 
     Args:
         control: carries everything but the messages of windows.
-        backend: carries those.
+        backend: carries the messages of windows.
     """
 
     def __init__(self, control: Channel, backend: Backend) -> None:
@@ -128,12 +128,12 @@ class OrderedChannel(Channel):
 
     def close(self) -> None:
         self._closed = True
-        # First of all the commits: a rank that the backend's end sets free must not reach one.
+        # The commits first: a rank that wakes when the backend closes must not reach one.
         self._control.close()
         self._backend.close()
 
     def _advance(self) -> None:
-        """Issue what can be issued without waiting for anyone."""
+        """Issue the next groups whose sends are queued and whose shapes are known: this waits for nobody."""
         while self._groups and all(
             self._queued[s] if s.source == self.rank else s in self._shapes for s in self._groups[0]
         ):
@@ -159,7 +159,7 @@ class OrderedChannel(Channel):
             self._arriving[stream].append((self._newest, tensors))
 
     def _shape(self, stream: Stream) -> Shape:
-        """What `stream` brings; the sender tells with its first message."""
+        """The shape of `stream`, which the sender announces before its first message."""
         if stream not in self._shapes:
             (text,) = self._control.receive(stream)
             self._shapes[stream] = Shape.decode(text.cpu().numpy().tobytes())

@@ -1,8 +1,8 @@
-"""Messages that were sent and have not left yet. A thread waits for the oldest, so that its memory is freed when it has
-left and the sender never waits in between.
+"""Messages that were queued and have not left yet.
 
-Gloo reports that a send is complete only to the thread that waits for it. To wait before the next send could deadlock:
-a message leaves when its receiver posts its receive, which may need a message yet to be sent.
+A thread waits for the oldest and frees its memory once it has left, so that the sender never waits. Gloo
+reports a completed send only to the thread that waits for it. Waiting before the next send could deadlock: a
+message leaves when its receiver posts the receive, and that rank may first need a message yet to be sent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from workers.transport.waiter import Waiter
 
 MOST = 4
-"""Messages that may be held before the thread wakes. It then waits until half as many are left: to wake for each would
-slow the sender down."""
+"""Messages that may be held before the thread wakes. It then waits until half as many are left: waking for
+each one would slow the sender down."""
 
 
 class Outbox:
-    """Works of one rank's sends, in order, with the memory that they read.
+    """The works of one rank's sends, in order, with the memory that they read.
 
     Args:
         lost: see `Waiter`.
@@ -32,7 +32,7 @@ class Outbox:
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self._waiter = Waiter("outbox", lost)
         self._asked = 0
-        """How often the thread was woken and its result not yet taken."""
+        """Number of waits given to the thread whose results have not been taken."""
 
     def put(self, work: Any, tensor: Tensor) -> None:
         """Keep `tensor` until `work` is complete; does not wait."""
@@ -53,12 +53,13 @@ class Outbox:
                 self._asked -= 1
                 self._waiter.get()
         except RuntimeError:
-            # Not the deque that the thread is at.
+            # A new deque: the thread still works on the old one.
             self._sent = deque()
             raise
 
     def close(self) -> None:
-        """Wake waiting callers, and end the thread; from any thread. The works are complete, or were made to fail."""
+        """Wake waiting callers and end the thread. Call it from any thread, once the works are complete or
+        have been made to fail."""
         self._waiter.leave()
 
     @property
@@ -72,8 +73,8 @@ class Outbox:
 
 
 def _finish(sent: deque[tuple[Any, Tensor]], most: int) -> None:
-    """Wait for the oldest until at most so many are left."""
+    """Wait for the oldest sends until at most `most` are left."""
     while len(sent) > most:
-        # It stays in the queue while it is waited for: it is held all the same.
+        # It stays in the queue during the wait: its memory is still held.
         sent[0][0].wait()
         sent.popleft()

@@ -1,7 +1,7 @@
-"""Ranks that are processes: Gloo over sockets, through host memory where the tensors live on a GPU.
+"""A channel between processes: Gloo over sockets, through host memory where the tensors live on a GPU.
 
-Each directed edge is one ordered, tagged stream, and receives are posted ahead in the sender's order. A process group
-belongs to one generation; closing it makes every neighbour's wait fail.
+Each directed edge is one ordered, tagged stream; receives are posted ahead in the sender's order. A process
+group belongs to one generation; closing it makes every neighbour's wait fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workers.transport.send_queues import SendQueues
 from workers.transport.waiter import Waiter
 
 POSTED_AHEAD = 4
-"""Receives that wait in advance on each stream: enough to keep the link busy, few enough to cost little memory."""
+"""Receives posted ahead on each stream: enough to keep the link busy, few enough to cost little memory."""
 
 HEADER_BYTES = 4096
 
@@ -62,9 +62,9 @@ class ProcessGroupChannel(Channel):
         self._outbox = Outbox(self._lost)
         self._gathers = Waiter("gather", self._lost)
         self._arrivals = Waiter("receive", self._lost)
-        """Waits for what was not posted ahead."""
+        """Waits for receives that were not posted ahead."""
         self._ahead: dict[Stream, Waiter] = {}
-        """Each waits for the messages of one stream as they are posted: they come in an order of their own."""
+        """One waiter per stream: messages of different streams arrive in no fixed order."""
         self._posted: dict[Stream, deque[Tensors]] = defaultdict(deque)
         self._due: dict[Stream, int] = defaultdict(int)
         self._closing = threading.Lock()
@@ -171,7 +171,7 @@ class ProcessGroupChannel(Channel):
 
     def close(self) -> None:
         sever(self._group)
-        # Now wake the calls that Gloo did not wake.
+        # Wake the calls that Gloo did not wake.
         with self._closing:
             self._closed = True
             for waiter in (self._gathers, self._arrivals, *self._ahead.values()):
@@ -180,27 +180,27 @@ class ProcessGroupChannel(Channel):
 
 
 def scoped_store(generation: Generation) -> dist.Store:
-    """The store that the controller hosts for `generation`, under a name that no other generation has."""
+    """The store that the controller hosts for `generation`, under a prefix that no other generation uses."""
     timeout = timedelta(seconds=generation.timeout_s)
     store = dist.TCPStore(generation.store_host, generation.store_port, is_master=False, timeout=timeout)
     return dist.PrefixStore(f"epoch-{generation.epoch}/generation-{generation.number}", store)
 
 
 def sever(group: dist.ProcessGroup) -> None:
-    """Close all connections of `group`: whatever waits in it fails at once, here and at the neighbours.
+    """Close all connections of `group`: every call waiting in it fails at once, here and at the neighbours.
 
-    Gloo's own `abort` does nothing; but an operation that times out closes every connection of its rank.
+    Gloo's own `abort` does nothing, but an operation that times out closes every connection of its rank.
     """
     for step in range(1, group.size()):
         peer = (group.rank() + step) % group.size()
-        # One peer would do, but a connection that is broken already does not take the others along.
+        # One peer would do, but an operation on a broken connection does not close the others.
         with suppress(RuntimeError):
             work = group.recv([torch.empty(1, dtype=torch.uint8)], peer, NEVER_SENT)
             work.wait(timedelta(milliseconds=1))
 
 
 def _fewer(connections: SendQueues, than: int) -> bool:
-    """Whether so few connections are open that one of the group is gone."""
+    """Whether fewer connections than `than` are open, so a member of the group is gone."""
     return connections.open < than
 
 
@@ -228,7 +228,7 @@ def _wait(works: Sequence[Any]) -> None:
 
 @contextmanager
 def _failing_on(stream: Stream) -> Iterator[None]:
-    """Gloo raises where it finds a connection broken: as an operation is posted, or while it is waited for."""
+    """Name the stream in Gloo's error, which a broken connection raises in posting or in waiting."""
     try:
         yield
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""Whether bytes wait in the kernel's send queues of connections that a library opened and does not show.
+"""Tells whether bytes wait in the kernel's send queues of connections that a library does not expose.
 
-A look costs the library's users nothing: it is two system calls per connection, in the thread that looks.
+A check costs the library's users nothing: two system calls per connection, in the thread that checks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from workers.transport.connections import Connections, Socket
 
 _ALL_UNACKNOWLEDGED = 0x5411
-"""SIOCOUTQ: bytes written that the other end has not acknowledged."""
+"""SIOCOUTQ: written bytes that the other end has not acknowledged."""
 _UNSENT = 0x894B
-"""SIOCOUTQNSD: bytes written that have not been sent at all."""
+"""SIOCOUTQNSD: written bytes that have not been sent at all."""
 SETTLED_S = 0.002
-"""Bytes all sent, of which nobody acknowledges any for so long, have left this machine: the other end puts off its
-acknowledgement, by up to 40 ms, until it has something to say itself."""
+"""Sent bytes count as having left this machine when none of them is acknowledged for this long: the other end
+delays its acknowledgement, by up to 40 ms, until it has data of its own to send."""
 _LOOK_AGAIN_S = 1.0
 
 
@@ -28,15 +28,15 @@ class _Queue:
     socket: Socket
     unacknowledged: int = 0
     since_s: float = 0.0
-    """When that number was first seen."""
+    """When `unacknowledged` was first seen at its present value."""
 
 
 class SendQueues:
     """The send queues of one library's connections.
 
     Args:
-        connections: whose.
-        growing: the library opens connections as it needs them: look for more of them now and then, for ever.
+        connections: finds the library's connections.
+        growing: the library opens connections as it needs them, so look for new ones now and then.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SendQueues:
         self._looked_s = float("-inf")
 
     def settle(self) -> None:
-        """Take up the connections that there are by now."""
+        """Add the connections opened since the last call."""
         known = {queue.socket for queue in self._queues}
         self._queues += [_Queue(one) for one in self._connections.find() - known]
         self._looked_s = self._clock()
@@ -68,7 +68,7 @@ class SendQueues:
         now_s = self._clock()
         if self._growing and now_s - self._looked_s >= _LOOK_AGAIN_S:
             self.settle()
-        # All of them are looked at, so that a change of any is seen when it happens.
+        # Check all of them, so that a change in any is seen when it happens.
         return sum(self._is_pending(queue, now_s) for queue in self._queues) > 0
 
     def _is_pending(self, queue: _Queue, now_s: float) -> bool:

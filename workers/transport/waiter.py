@@ -1,7 +1,7 @@
-"""A thread that waits in calls which nothing can interrupt, so that a thread that needs their results can be woken.
+"""A thread for calls that nothing can interrupt, so that the thread that needs their results can be woken.
 
-When a connection breaks, Gloo wakes all calls that wait in it, except one that waits for a partly transferred message:
-that call waits until the group's timeout, whatever is closed meanwhile.
+When a connection breaks, Gloo wakes all calls waiting in it, except one that waits for a partly transferred
+message: that call waits until the group's timeout, whatever is closed in the meantime.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 LOOK_S = 0.1
-"""Seconds between two checks whether the result can still come."""
+"""Seconds between two checks whether the result can still arrive."""
 
 
 class Waiter:
-    """Calls one after the other, on a thread that begins with the first of them. One thread asks, any may leave.
+    """Runs calls one after the other on a thread that starts with the first. One thread uses it, any may `leave`.
 
     Args:
-        lost: whether the calls wait in vain, though they do not raise.
+        lost: whether the calls wait in vain, without raising.
     """
 
     def __init__(self, name: str, lost: Callable[[], bool] = lambda: False) -> None:
@@ -27,13 +27,13 @@ class Waiter:
         self._lost = lost
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        """What came of each call: its value, or what it raised."""
+        """The result of each call: its value, or what it raised."""
         self._begun = False
         self._over = ""
-        """Why `get` raised; what else comes of the calls would be taken for another's."""
+        """Why `get` raised. Later results would be mistaken for those of other calls."""
 
     def put(self, call: Callable[[], Any]) -> None:
-        """Have `call` called once those before it have returned; does not wait."""
+        """Queue `call` behind the earlier ones; does not wait."""
         if not self._begun:
             threading.Thread(
                 target=_call_all, args=(self._calls, self._results), name=self._name, daemon=True
@@ -42,7 +42,7 @@ class Waiter:
         self._calls.put(call)
 
     def get(self) -> Any:
-        """Wait for the oldest call whose result was not yet taken, and return it. Once this raised, it always does.
+        """Wait for the oldest result that was not yet taken, and return it. Once it raised, it always does.
 
         Raises:
             RuntimeError: the result is lost, or `leave` was called.
@@ -53,7 +53,7 @@ class Waiter:
             try:
                 value, error = self._results.get(timeout=LOOK_S)
             except queue.Empty:
-                # Twice: it may have come just before.
+                # Look twice: the result may have arrived just before the first check.
                 if lost:
                     self._over = "a connection to another rank is broken"
                 lost = self._lost()
@@ -64,12 +64,13 @@ class Waiter:
             try:
                 raise error
             finally:
-                # Else the error would keep this frame, and all that it knows, which keeps the error.
+                # Otherwise the error would keep this frame and its locals alive, which keep the error alive.
                 del error
         raise RuntimeError(self._over)
 
     def leave(self) -> None:
-        """Make `get` raise after the results it has, and the thread end once it is free. Call from any thread."""
+        """Make `get` raise once it has returned the results at hand, and end the thread once it is free. Call
+        it from any thread."""
         self._calls.put(None)
         self._results.put((None, RuntimeError("the channel is closed")))
 
@@ -82,6 +83,6 @@ def _call_all(
         try:
             results.put((call(), None))
         except BaseException as error:
-            # Without the frames, which would keep all that they know alive where nobody asks.
+            # Without the frames, which would keep their locals alive if nobody takes the result.
             results.put((None, error.with_traceback(None)))
         del call
