@@ -1,5 +1,6 @@
-"""Checkpoints of a running job: every rank writes its layers in the background, checksums travel in later commits,
-and the first rank writes the manifest when all have come. Knows the commit records, not the training."""
+"""Checkpoints of a running job: every rank writes its layers in the background, checksums travel in later
+commits, and the first rank writes the manifest once it has all of them. Knows the commit records, not the
+training."""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ Files = dict[str, dict[str, list[int | str]]]
 
 
 ROUND_S = 0.05
-"""How long to wait for slow writers between two rounds of asking."""
+"""Seconds between two rounds of asking slow writers."""
 
 
 class Checkpointing:
     """One rank's part in the checkpoints of a generation.
 
     Args:
-        names: of all the model's layers, in order.
+        names: the names of all the model's layers, in order.
         plan: the plan in force, for the manifest.
-        report: takes a `CheckpointReport` per checkpoint, on the first rank.
+        report: receives a `CheckpointReport` per checkpoint, on the first rank.
         faults: the drills armed on this rank.
-        left: what an earlier generation left over.
+        left: what an earlier generation left unfinished.
     """
 
     def __init__(
@@ -67,12 +68,13 @@ class Checkpointing:
         self._nearly_whole = 0
         self._dropped: set[str] = set()
         self.begun = left.begun if left is not None else 0
-        """Step of the newest checkpoint begun, in this generation or before."""
+        """Step of the newest checkpoint begun, in this generation or an earlier one."""
         self.whole = left.whole if left is not None else 0
-        """Step of the newest checkpoint whose manifest must have been written, as far as this rank can know."""
+        """Step of the newest checkpoint that is complete for certain, as far as this rank can know."""
 
     def start(self, step: int, states: Sequence[LayerState]) -> None:
-        """Begin the checkpoint of `step` with a host copy of `states`; waits only for this rank's previous one."""
+        """Begin the checkpoint of `step` from a host copy of `states`. Waits only for this rank's previous
+        one."""
         folder = checkpoint_folder(self._config.output, step, self._generation.number)
         if folder in self._steps:
             return
@@ -97,7 +99,8 @@ class Checkpointing:
         return files, errors
 
     def observe(self, records: Sequence[CommitRecord], rank: int) -> str | None:
-        """Take in what all ranks finished; the first rank completes checkpoints. Returns its newest error."""
+        """Record what all ranks finished; the first rank completes checkpoints. Returns the first rank's
+        newest error."""
         self._look_for_whole(records)
         if rank != 0:
             return None
@@ -123,7 +126,7 @@ class Checkpointing:
         Returns:
             Why it could not be written; the same on every rank.
         """
-        # In rounds, because a collective waits no longer than its timeout, and a slow disk may take longer.
+        # In rounds: a slow disk may take longer than a collective's timeout.
         while any(channel.all_gather(b"busy" if self._writer.running else b"")):
             time.sleep(ROUND_S)
         self._take(self._writer.wait())
@@ -136,12 +139,12 @@ class Checkpointing:
         return channel.all_gather((error or "").encode())[0].decode() or None
 
     def close(self, *, wait: bool) -> None:
-        """End the writing thread, after what it writes now; `wait` for that."""
+        """End the writing thread once its present write is done; `wait` blocks until then."""
         self._writer.close(wait=wait)
 
     def _look_for_whole(self, records: Sequence[CommitRecord]) -> None:
-        # The first rank writes the manifest between the commit that brings the last file and the next one, in which it
-        # tells if it could not.
+        # The first rank writes the manifest between the commit with the last file and the next commit, which
+        # says if it failed.
         if any(self._steps.get(folder) == self._nearly_whole for r in records for folder in r.files_errors):
             self._nearly_whole = 0
         self.whole = max(self.whole, self._nearly_whole)
@@ -173,7 +176,8 @@ class Checkpointing:
         return None
 
     def _drop(self, folder: str, error: str) -> None:
-        # The others' files go with the checkpoint; a rank that still writes into it is cleared by the next prune.
+        # The other ranks' files are deleted with the checkpoint. What a rank still writes goes with the next
+        # prune.
         self._files.pop(folder, None)
         self._failed.pop(folder, None)
         self._dropped.add(folder)
@@ -202,7 +206,7 @@ def seal(
     generation: int,
     files: Mapping[str, FileRecord],
 ) -> None:
-    """Complete the checkpoint at `folder`, and delete those that are too old.
+    """Complete the checkpoint at `folder`, and delete checkpoints that are too old.
 
     Raises:
         OSError: the file system refused.
@@ -217,17 +221,17 @@ def seal(
         files=files,
     )
     write_manifest(folder, manifest)
-    # An old checkpoint that cannot be deleted now is tried again after the next one.
+    # If an old checkpoint cannot be deleted now, the next call tries again.
     with suppress(OSError):
         prune(config.output, config.checkpoint.keep)
 
 
 def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, tuple[object, object]]:
-    """The settings that decide the trajectory and differ: dotted key -> (in the checkpoint, now)."""
+    """The settings that determine the trajectory and differ: dotted key -> (in the checkpoint, now)."""
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
     if before["freeze"]["method"] == now["freeze"]["method"]:
-        # Of the others it does not matter what they are.
+        # The method ignores the other freezing settings.
         for spec in (before, now):
             spec["freeze"] = {key: spec["freeze"].get(key) for key in config.freeze.used}
     keys = (

@@ -10,7 +10,7 @@ def corrupt_newest_checkpoint(output: str) -> str | None:
     """Change one bit in the middle of the largest file of the newest checkpoint in the job folder `output`.
 
     Returns:
-        Where the file is; None where there is no checkpoint.
+        The file's location; None if there is no checkpoint.
 
     Raises:
         OSError: it cannot be read or written.

@@ -1,6 +1,6 @@
 """Checkpoints on disk: a folder per step and generation, two safetensors files per layer, the manifest last.
 
-A folder without a manifest is no checkpoint. Nothing is ever unpickled. Knows no rank and no thread:
+A folder without a manifest is not a checkpoint. Nothing is ever unpickled. Knows no rank and no thread:
 `workers/checkpoint/writer.py` writes in the background.
 """
 
@@ -25,10 +25,10 @@ from workers.protocol import CheckpointRef, DamagedCheckpoint, JobError
 
 _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
-# One key only: safetensors writes its metadata in no fixed order, and equal states shall give equal files.
+# A single key: safetensors writes its metadata in no fixed order, and equal states must give equal files.
 _METADATA = "freshet"
 _FREEZING = "freezing:"
-"""Before the names of freezing statistics, which stand beside the optimizer's state; many jobs have none."""
+"""Prefix of freezing statistics, which are stored beside the optimizer's state; many jobs have none."""
 
 
 class DamagedCheckpointError(JobError):
@@ -47,11 +47,11 @@ def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
 
     Args:
         folder: the checkpoint's location.
-        state: a host copy, that nobody changes meanwhile.
+        state: a host copy that nobody changes in the meantime.
 
     Raises:
         OSError: the file system refused; files already written stay.
-        JobError: a tensor's dtype has no place in a safetensors file.
+        JobError: safetensors does not support a tensor's dtype.
     """
     weights_file, state_file = layer_files(state.layer, state.name)
     slots = {
@@ -71,7 +71,7 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
     """Complete the checkpoint in `folder`. Call it when every file of `manifest` is written.
 
     Raises:
-        OSError: the file system refused; the checkpoint is incomplete, `discard` it.
+        OSError: the file system refused; the checkpoint is incomplete: `discard` it.
     """
     open_folder(folder).write(_MANIFEST, manifest.to_json().encode())
 
@@ -88,7 +88,8 @@ def read_manifest(ref: CheckpointRef) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: it is missing, not JSON, altered, of another format or of another checkpoint.
+        DamagedCheckpointError: it is missing, not JSON, altered, of another format or from another
+            checkpoint.
     """
     try:
         manifest = Manifest.from_json(_read(open_folder(ref.path), ref, _MANIFEST).decode())
@@ -104,7 +105,7 @@ def read_manifest(ref: CheckpointRef) -> Manifest:
 
 
 def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState:
-    """The state of one layer, in fresh CPU allocations, after both files proved to be as they were written.
+    """The state of one layer, in fresh CPU allocations, after verifying the checksums of both files.
 
     Raises:
         DamagedCheckpointError: a file is missing, truncated or altered.
@@ -135,9 +136,9 @@ def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState
 
 
 def prune(output: str, keep: int) -> tuple[str, ...]:
-    """Delete all but the newest `keep` checkpoints, and what writers abandoned before the newest one.
+    """Delete all but the newest `keep` checkpoints, and abandoned ones older than the newest.
 
-    Whatever else lies in the folder stays. Returns the locations of the deleted ones.
+    Nothing else in the folder is touched. Returns the locations of the deleted checkpoints.
     """
     whole = _by_age(output, whole=True)
     if not whole:
@@ -160,9 +161,10 @@ def discard(folder: str) -> None:
         OSError: its manifest cannot be deleted, so it is still a checkpoint.
     """
     target = open_folder(folder)
-    # The manifest first: half a checkpoint must not pass for a whole one.
+    # The manifest first: half a checkpoint must not pass for a complete one.
     target.remove(_MANIFEST)
-    # Another rank may be writing into it still. What is left is no checkpoint, and a later prune takes it.
+    # Another rank may still be writing into it. The remainder is not a checkpoint, and a later prune deletes
+    # it.
     with suppress(OSError):
         target.delete()
 
@@ -172,19 +174,19 @@ def export(
 ) -> tuple[int, int, int]:
     """Write the weights and buffers of the newest undamaged checkpoint into one safetensors file.
 
-    Keys are `layer.parameter`; a tied parameter is there once per layer that holds it. The metadata names the
-    step and the job. The whole model passes through host memory.
+    Keys are `layer.parameter`; a tied parameter appears once for each layer that holds it. The metadata names
+    the step and the job. The entire model passes through host memory.
 
     Args:
         output: the job's folder.
         out_file: path or URI of the file to write, atomically.
-        on_damaged: called with each damaged checkpoint that is skipped for the one before.
+        on_damaged: called with each damaged checkpoint, which is skipped for the one before it.
 
     Returns:
         (step, number of tensors, bytes of the file).
 
     Raises:
-        JobError: there is no checkpoint, or none that is undamaged.
+        JobError: there is no undamaged checkpoint.
         OSError: the file cannot be written.
     """
     damage: list[str] = []
@@ -207,10 +209,12 @@ def export(
 
 
 def _by_age(output: str, *, whole: bool) -> list[tuple[int, int]]:
-    """(step, generation) of the checkpoints in `output`, newest first; `whole`: those with a manifest.
+    """(step, generation) of the checkpoints in `output`, newest first.
 
-    A later generation is newer, whatever its steps: one that went on from before a damaged checkpoint left that one
-    behind.
+    A later generation is newer, whatever its steps: it may have resumed from before a damaged checkpoint.
+
+    Args:
+        whole: only complete checkpoints, those with a manifest.
     """
     parent = open_folder(join(output, "checkpoints"))
     found: list[tuple[int, int]] = []
@@ -251,7 +255,7 @@ def _read(folder: Folder, ref: CheckpointRef, file: str) -> bytes:
 def _read_tensors(
     folder: Folder, ref: CheckpointRef, record: FileRecord
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of one file, in fresh allocations, and what was written about them."""
+    """The tensors of one file, in fresh allocations, and the metadata written with them."""
     data = _read(folder, ref, record.name)
     if len(data) != record.bytes:
         problem = f"has {len(data)} bytes, where the manifest says {record.bytes}"

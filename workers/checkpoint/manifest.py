@@ -1,6 +1,7 @@
-"""The manifest of a checkpoint: what it is of and which files belong to it, with strict JSON both ways.
+"""The manifest of a checkpoint: what it holds and which files belong to it, with strict JSON both ways.
 
-The JSON carries its own sha256, so that a change of any value in it is noticed. Touches no file, knows no tensor.
+The JSON carries its own sha256, so that a change to any of its values is detected. Touches no file, knows no
+tensor.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ class FileRecord:
     name: str
     bytes: int
     sha256: str
-    """Hex, over the whole file."""
+    """Hex, over the entire file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything about a checkpoint but its tensors."""
+    """Everything about a checkpoint except its tensors."""
 
     format: int = FORMAT
     step: int
     """Steps committed."""
     generation: int
-    """The generation that wrote it."""
+    """Number of the generation that wrote it."""
     spec: Mapping[str, Any]
     """The resolved spec: JSON values."""
     plan: Mapping[str, Any]
@@ -52,7 +53,7 @@ class Manifest:
     """File name -> record, two files per layer."""
 
     def to_json(self) -> str:
-        """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are no JSON values."""
+        """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are not JSON values."""
         given = {
             "format": self.format,
             "step": self.step,
@@ -65,7 +66,7 @@ class Manifest:
                 name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in self.files.items()
             },
         }
-        # The checksum is over what a reader will see: any key is a string by then, a tuple is a list.
+        # The checksum covers what a reader will see: by then every key is a string and every tuple a list.
         fields = json.loads(json.dumps(given, allow_nan=False))
         return json.dumps({**fields, "sha256": _checksum(fields)}, indent=1) + "\n"
 
@@ -75,7 +76,7 @@ class Manifest:
 
         Raises:
             ValueError: it is not JSON, of another format, altered, or a field is missing, unknown or wrong.
-                The message reads on from the file's name.
+                The message continues a sentence that begins with the file's name.
         """
         try:
             fields = json.loads(text)
@@ -100,7 +101,7 @@ def checkpoint_folder(output: str, step: int, generation: int) -> str:
 
 
 def layer_files(layer: int, name: str) -> tuple[str, str]:
-    """Names of a layer's two files: its weights and buffers, the rest of its state."""
+    """Names of a layer's two files: its weights and buffers, and the rest of its state."""
     return f"{layer:03d}-{name}.weights.safetensors", f"{layer:03d}-{name}.state.safetensors"
 
 
@@ -129,7 +130,7 @@ def _check_types(fields: Mapping[str, Any]) -> None:
         if type(fields[name]) is not kind or (kind is int and fields[name] < 0):
             raise ValueError(f"has a wrong {name}: {str(fields[name])[:80]}")
     layers = fields["layers"]
-    # File names are made from these: nothing may lead out of the folder.
+    # File names are made from these: none may lead out of the folder.
     if not all(isinstance(name, str) and _LAYER_NAME.fullmatch(name) for name in layers):
         raise ValueError("has a layer name with other characters than letters, digits, _ and -")
     if len(set(layers)) != len(layers):

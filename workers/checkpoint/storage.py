@@ -1,6 +1,7 @@
-"""The few file operations that a checkpoint needs, on a local folder or a URI that pyarrow takes.
+"""The few file operations that a checkpoint needs, on a local folder or a URI that pyarrow supports.
 
-Knows nothing of checkpoints. A file is complete or not there; operations raise OSError as the file system does.
+Knows nothing of checkpoints. A file is either complete or absent; operations raise OSError as the file system
+does.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 def open_folder(location: str) -> Folder:
-    """The folder at `location`, a local path or a URI with a scheme. The first write makes it if need be.
+    """The folder at `location`, a local path or a URI with a scheme. The first write creates it if needed.
 
     Raises:
-        JobError: no filesystem takes the URI, or it names no folder.
+        JobError: no filesystem supports the URI, or it does not name a folder.
     """
     if "://" not in location:
         return LocalFolder(Path(location))
-    # Imported here: a local job never needs it, and it takes a while to load.
+    # Imported here: a local job never needs it, and it is slow to load.
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem
 
@@ -44,7 +45,8 @@ def open_folder(location: str) -> Folder:
 
 
 def join(location: str, name: str) -> str:
-    """The location of `name` in the folder at `location`; a URI keeps its options, `s3://bucket?region=eu`."""
+    """The location of `name` in the folder at `location`; a URI keeps its options,
+    `s3://bucket?region=eu`."""
     if "://" not in location:
         return os.path.join(location, name)
     path, mark, options = location.partition("?")
@@ -52,7 +54,7 @@ def join(location: str, name: str) -> str:
 
 
 def split(location: str) -> tuple[str, str]:
-    """The folder that holds the file at `location`, and the file's name; `join` takes them back."""
+    """The folder that holds the file at `location`, and the file's name; `join` reverses it."""
     if "://" not in location:
         folder, name = os.path.split(location)
         return folder or ".", name
@@ -62,7 +64,7 @@ def split(location: str) -> tuple[str, str]:
 
 
 class Folder(ABC):
-    """A folder by itself: names are those of its direct entries."""
+    """A folder. Names are those of its direct entries."""
 
     @abstractmethod
     def child(self, name: str) -> Folder:
@@ -70,11 +72,11 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write the file `name`, replacing one that is there; a crash leaves the new, the old or none."""
+        """Write or replace the file `name`. A crash leaves the new file, the old one or none."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """The file's bytes. Raises FileNotFoundError when it is not there."""
+        """The file's bytes. Raises FileNotFoundError if it does not exist."""
 
     @abstractmethod
     def names(self) -> tuple[str, ...]:
@@ -86,19 +88,19 @@ class Folder(ABC):
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Bytes of the file `name`; -1 when it is not there."""
+        """Bytes of the file `name`; -1 if it does not exist."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Delete the file `name` if it is there."""
+        """Delete the file `name` if it exists."""
 
     @abstractmethod
     def delete(self) -> None:
-        """Delete the folder with all that is in it, if it is there."""
+        """Delete the folder and everything in it, if it exists."""
 
 
 class LocalFolder(Folder):
-    """A folder of a mounted file system. Files are renamed into place once they are on the disk."""
+    """A folder of a mounted file system. Files are renamed into place once they are on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -149,7 +151,8 @@ class LocalFolder(Folder):
 
 
 class UriFolder(Folder):
-    """A folder of a pyarrow filesystem: one PUT where that is atomic (object stores), else a move."""
+    """A folder of a pyarrow filesystem: it writes with one PUT where that is atomic (object stores), else
+    with a move."""
 
     def __init__(self, filesystem: FileSystem, path: str) -> None:
         self._filesystem = filesystem
@@ -211,7 +214,7 @@ def _partial(name: str) -> str:
 
 
 def _sync_folder(path: Path) -> None:
-    """Put the folder's entries on the disk: a rename alone may be lost with the power."""
+    """Flush the folder's entries to disk: a power failure may lose a rename alone."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

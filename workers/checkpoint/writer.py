@@ -1,4 +1,5 @@
-"""Writes a rank's layers into a checkpoint while the rank trains on. Knows no manifest and no other rank."""
+"""Writes a rank's layers into a checkpoint while the rank keeps training. Knows no manifest and no other
+rank."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class WriteResult:
     bytes: int
     seconds: float
     error: str | None = None
-    """Why it failed, e.g. `No space left on device`; this rank's files are then gone again."""
+    """Why it failed, e.g. `No space left on device`; this rank's files are then removed."""
 
 
 class CheckpointWriter:
@@ -45,11 +46,11 @@ class CheckpointWriter:
 
         Args:
             folder: location, see `checkpoint_folder`.
-            step: for the result.
-            states: host copies, the writer's own from here on.
+            step: copied into the result.
+            states: host copies, which the writer owns from here on.
 
         Returns:
-            False, and nothing is begun, while another write runs or its result has not been taken.
+            False, without starting, if another write is running or its result has not been taken.
         """
         if self._write is not None:
             return False
@@ -58,27 +59,27 @@ class CheckpointWriter:
 
     @property
     def running(self) -> bool:
-        """Whether a write is under way."""
+        """Whether a write is running."""
         return self._write is not None and not self._write.done()
 
     def poll(self) -> WriteResult | None:
-        """The result of a finished write, once; None while it runs or when there is none. Does not block."""
+        """The result of a finished write, once; None if it still runs or there is none. Does not block."""
         if self._write is None or not self._write.done():
             return None
         return self.wait()
 
     def wait(self) -> WriteResult | None:
-        """Wait for the write to end and take its result; None when there is none to take."""
+        """Wait for the write to end and take its result; None if there is none."""
         write, self._write = self._write, None
         return None if write is None else write.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """End the thread, once a running write has ended; `wait` for it."""
+        """End the thread once a running write has ended; `wait` blocks until then."""
         self._executor.shutdown(wait=wait)
 
 
 def write_layers(folder: str, step: int, states: list[LayerState], faults: FaultPoints | None) -> WriteResult:
-    """Write `states` into the checkpoint at `folder`; after an error none of them is left there."""
+    """Write `states` into the checkpoint at `folder`; an error leaves none of them there."""
     start_s = time.monotonic()
     records: list[FileRecord] = []
     error: str | None = None
@@ -102,7 +103,8 @@ def write_layers(folder: str, step: int, states: list[LayerState], faults: Fault
 
 
 def _remove_layers(folder: str, states: list[LayerState]) -> None:
-    """Make room again. What cannot be removed now has no manifest, and is pruned later."""
+    """Free the space again. Files that cannot be removed now belong to no manifest; a later prune deletes
+    them."""
     target = open_folder(folder)
     for state in states:
         for file in layer_files(state.layer, state.name):

@@ -16,7 +16,7 @@ LOOK_S = 0.1
 
 
 class Waiter:
-    """Runs calls one after the other on a thread that starts with the first. One thread uses it, any may `leave`.
+    """Runs calls one after the other on a thread of its own. One thread uses it; any may `leave`.
 
     Args:
         lost: whether the calls wait in vain, without raising.
