@@ -73,8 +73,7 @@ class Checkpointing:
         """Step of the newest checkpoint that is complete for certain, as far as this rank can know."""
 
     def start(self, step: int, states: Sequence[LayerState]) -> None:
-        """Begin the checkpoint of `step` from a host copy of `states`. Waits only for this rank's previous
-        one."""
+        """Begin the checkpoint of `step` with a host copy of `states`; waits only for this rank's last one."""
         folder = checkpoint_folder(self._config.output, step, self._generation.number)
         if folder in self._steps:
             return
@@ -99,8 +98,7 @@ class Checkpointing:
         return files, errors
 
     def observe(self, records: Sequence[CommitRecord], rank: int) -> str | None:
-        """Record what all ranks finished; the first rank completes checkpoints. Returns the first rank's
-        newest error."""
+        """Record what all ranks finished. The first rank completes checkpoints; returns its newest error."""
         self._look_for_whole(records)
         if rank != 0:
             return None
@@ -176,8 +174,8 @@ class Checkpointing:
         return None
 
     def _drop(self, folder: str, error: str) -> None:
-        # The other ranks' files are deleted with the checkpoint. What a rank still writes goes with the next
-        # prune.
+        # The other ranks' files go with the checkpoint; the next prune deletes what a rank still writes into
+        # it.
         self._files.pop(folder, None)
         self._failed.pop(folder, None)
         self._dropped.add(folder)

@@ -88,8 +88,7 @@ def read_manifest(ref: CheckpointRef) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: it is missing, not JSON, altered, of another format or from another
-            checkpoint.
+        DamagedCheckpointError: it is missing, altered, not JSON, or of another format or checkpoint.
     """
     try:
         manifest = Manifest.from_json(_read(open_folder(ref.path), ref, _MANIFEST).decode())

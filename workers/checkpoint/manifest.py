@@ -1,7 +1,6 @@
 """The manifest of a checkpoint: what it holds and which files belong to it, with strict JSON both ways.
 
-The JSON carries its own sha256, so that a change to any of its values is detected. Touches no file, knows no
-tensor.
+The JSON carries its own sha256, so that any altered value is detected. Touches no file, knows no tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The few file operations that a checkpoint needs, on a local folder or a URI that pyarrow supports.
 
-Knows nothing of checkpoints. A file is either complete or absent; operations raise OSError as the file system
-does.
+Knows nothing of checkpoints. A file is complete or absent; operations raise the file system's OSError.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Writes a rank's layers into a checkpoint while the rank keeps training. Knows no manifest and no other
-rank."""
+"""Writes a rank's layers into a checkpoint while it keeps training. Knows no manifest and no other rank."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def write_layers(folder: str, step: int, states: list[LayerState], faults: Fault
 
 
 def _remove_layers(folder: str, states: list[LayerState]) -> None:
-    """Free the space again. Files that cannot be removed now belong to no manifest; a later prune deletes
-    them."""
+    """Free the space again. Files that remain belong to no manifest; a later prune deletes them."""
     target = open_folder(folder)
     for state in states:
         for file in layer_files(state.layer, state.name):

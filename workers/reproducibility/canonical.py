@@ -1,7 +1,7 @@
 """One layout for everything that crosses a layer boundary, cut or not.
 
-Kernels choose their path, and with it the last bits, by strides and alignment. A tensor that arrived over the wire
-is a fresh contiguous allocation; so everything that stays must look the same.
+Kernels choose their path, and with it the last bits, by strides and alignment. A tensor that arrives over the
+network is a fresh contiguous allocation, so a tensor that stays on its rank must look the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from torch import Tensor, contiguous_format
 def canonical(tensor: Tensor) -> Tensor:
     """`tensor` itself if it is laid out as a fresh allocation of its shape would be, else a copy that is."""
     if tensor.is_contiguous() and tensor.storage_offset() == 0:
-        # Torch lets sizes of one have any stride; looking at them all takes Python, so only where there are some.
+        # Torch lets dimensions of size one have any stride. Checking them costs Python time, so only if there
+        # are any.
         shape = tensor.shape
         if 1 not in shape or tensor.stride() == contiguous_strides(shape):
             return tensor
@@ -20,8 +21,8 @@ def canonical(tensor: Tensor) -> Tensor:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a fresh contiguous tensor. Sizes of one have no free stride here, though torch would allow it:
-    a matrix of one row must not look transposed."""
+    """Strides of a fresh contiguous tensor. Dimensions of size one have fixed strides too, though torch
+    allows any: a matrix of one row must not look transposed."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):

@@ -1,7 +1,7 @@
-"""Keyed draws of a thread that builds layers while another one trains: it hands the turn over while it computes.
+"""Keyed draws for a thread that builds layers while another trains: it gives up its turn while it computes.
 
-Torch's default generator belongs to the process. To initialise a large layer takes seconds, and the forward passes of
-the training need the generator at every layer.
+Torch's default generator belongs to the process. Initialising a large layer takes seconds, and training's
+forward passes need the generator at every layer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workers.reproducibility.rng import keyed, turn
 
 LARGE_ELEMENTS = 2**16
-"""An operation on so many elements takes longer than handing the turn over."""
+"""An operation on this many elements takes longer than handing the turn over."""
 
 
 class keyed_in_turns(TorchDispatchMode):
-    """Context manager: draws as `rng.keyed` does on the CPU, but other threads take their turn whenever a large
-    operation runs inside. Between operations the code inside may use torch's default generator in any way.
+    """Context manager: draws as `rng.keyed` does on the CPU, but other threads take their turn whenever a
+    large operation runs inside. Between operations the code inside may use torch's default generator in any
+    way.
     """
 
     def __init__(self, draw_key: int) -> None:
@@ -40,7 +41,7 @@ class keyed_in_turns(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nobody compiles a build; and what skips it imports torch's compiler, which takes a second.
+        # A build is never compiled, and skipping would import torch's compiler, which takes a second.
         return False
 
     def __torch_dispatch__(
@@ -62,8 +63,8 @@ class keyed_in_turns(TorchDispatchMode):
 
 @contextmanager
 def _turn_given_away(own: torch.Generator) -> Iterator[None]:
-    """Let others take their turn inside. `own` goes on with the draws of the default generator, which goes on with
-    those of `own` afterwards."""
+    """Let others take their turn inside. `own` continues the default generator's draws, and afterwards the
+    default generator continues those of `own`."""
     own.set_state(torch.default_generator.get_state())
     turn.release()
     try:
@@ -74,7 +75,7 @@ def _turn_given_away(own: torch.Generator) -> Iterator[None]:
 
 
 def _elements(args: tuple[Any, ...]) -> int:
-    """The elements of the largest tensor that the operation takes or makes."""
+    """Number of elements of the largest tensor that the operation reads or creates."""
     largest = 0
     for arg in args:
         if isinstance(arg, Tensor):
@@ -85,7 +86,7 @@ def _elements(args: tuple[Any, ...]) -> int:
 
 
 def _with_generator(func: Any) -> Any:
-    """The overload of a drawing operation that takes a generator by name; None where there is none."""
+    """The overload of a random operation that takes a generator by name; None if there is none."""
     for overload in (func, getattr(func.overloadpacket, "generator", None)):
         if overload is not None and any(
             argument.name == "generator" and argument.kwarg_only for argument in overload._schema.arguments

@@ -1,6 +1,6 @@
-"""Random draws that depend on what they are for, never on who makes them or what was drawn before.
+"""Random draws that depend only on their purpose, never on the rank or on earlier draws.
 
-Every draw is keyed by (seed, purpose, ...): the same layer draws the same numbers on whichever rank it lives.
+Every draw is keyed by (seed, purpose, ...): a layer draws the same numbers on any rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def key(seed: int, purpose: str, *parts: int | str) -> int:
 
 
 def uniforms(count: int, seed: int, purpose: str, *parts: int | str) -> list[float]:
-    """`count` numbers in [0, 1), keyed as a whole: one hash, for draws so many that a generator each would show."""
+    """`count` numbers in [0, 1) from one key and one hash, which is cheaper than a generator for each."""
     raw = hashlib.shake_128(repr((seed, purpose, *parts)).encode()).digest(8 * count)
     return [(number >> 11) * 2.0**-53 for number in struct.unpack(f"<{count}Q", raw)]
 
@@ -51,5 +51,5 @@ class keyed:
 
 
 def generator(draw_key: int) -> torch.Generator:
-    """A CPU generator of its own for the draw `draw_key`."""
+    """A separate CPU generator for the draw `draw_key`."""
     return torch.Generator().manual_seed(draw_key)

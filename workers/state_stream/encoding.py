@@ -1,4 +1,4 @@
-"""A `LayerState` as a header and a run of chunks, and back into fresh allocations. Knows no wire."""
+"""Serializes a `LayerState` to a header and chunks, and loads it into fresh allocations. Knows no network."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def header(state: LayerState, step: int) -> bytes:
-    """What the chunks of `state` hold, as JSON.
+    """Describes the chunks of `state`, as JSON.
 
     Raises:
-        ValueError: a tensor's dtype cannot travel.
+        ValueError: a tensor's dtype is not supported.
     """
     tensors = [
         [group, name, slot, _dtype(name, tensor), list(tensor.shape)]
@@ -55,10 +55,10 @@ def header(state: LayerState, step: int) -> bytes:
 
 
 def chunks(state: LayerState, chunk_bytes: Callable[[], int]) -> Iterator[Chunk]:
-    """The bytes of all tensors of `state`, in the header's order. What lives on a GPU is copied chunk by chunk.
+    """The bytes of all tensors of `state`, in the header's order. Tensors on a GPU are copied chunk by chunk.
 
     Args:
-        chunk_bytes: how many the next chunk is to have; the last one may have fewer.
+        chunk_bytes: gives the size of the next chunk; the last one may be smaller.
     """
     parts: list[memoryview] = []
     room = chunk_bytes()
@@ -78,13 +78,13 @@ def chunks(state: LayerState, chunk_bytes: Callable[[], int]) -> Iterator[Chunk]
 
 
 class Loading:
-    """A `LayerState` that is being filled from its chunks.
+    """A `LayerState` being filled from its chunks.
 
     Args:
-        header: as `header` made it.
+        header: the output of `header`.
 
     Raises:
-        ValueError: it is no such header.
+        ValueError: it is not such a header.
     """
 
     def __init__(self, header: bytes | bytearray) -> None:
@@ -123,7 +123,7 @@ class Loading:
         """Copy the next chunk into its place.
 
         Raises:
-            ValueError: it is empty, or there is no place for all of it.
+            ValueError: it is empty, or exceeds the remaining space.
         """
         if not 0 < len(chunk) <= self.missing_bytes:
             raise ValueError(f"a chunk of {len(chunk)} bytes, where {self.missing_bytes} were missing")

@@ -1,4 +1,4 @@
-"""The receiving half of a state stream: the system receives ahead, and each chunk is checked before it is loaded."""
+"""The receiving half of a state stream: it verifies each chunk before loading it, while the kernel receives."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def fetch(
     """The state of `layer` at `step` from the `StateServer` at `host`:`port`, in fresh CPU allocations.
 
     Args:
-        wait_s: how long the server may wait until it is offered.
-        part: of the state; the rest of what is returned is empty.
-        flow: whether it loads while it receives; the rest is the server's to decide.
-        stopped: setting it makes the fetch give up, within a fraction of a second.
+        wait_s: how long the server may wait until the state is offered.
+        part: the part of the state to fetch; the rest of the returned state is empty.
+        flow: whether to load while receiving; the server decides the rest.
+        stopped: setting it ends the fetch within a fraction of a second.
 
     Raises:
-        StateStreamError: the server is gone (`Gone`), does not know the secret or sends nonsense (`Refused`), or was
-            not offered this state in time (`Absent`).
+        StateStreamError: the server is gone (`Gone`), does not know the secret or sends nonsense (`Refused`),
+            or was not offered this state in time (`Absent`).
     """
     try:
         with socket.create_connection((host, port), CONNECT_S) as connected:
@@ -65,7 +65,7 @@ def fetch(
 
 
 def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
-    # Not tagged: what goes this way is next to nothing, and a stream whose acknowledgements have to wait stands still.
+    # Not tagged: this direction carries almost nothing, and delayed acknowledgements would stall the stream.
     seal, opener = ask(line, secret)
     line.write(seal.frame(Kind.REQUEST, 0, wish.encode()))
     line.silence_s = SILENCE_S
@@ -79,7 +79,7 @@ def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
         if (loading.state.layer, loading.step) != (wish.layer, wish.step):
             raise ValueError(f"layer {loading.state.layer} of step {loading.step} came")
         arriving = answers.chunks(loading.bytes)
-        # Pipelined: the system receives while this thread loads, and a thread of its own would only cost wakes.
+        # Pipelined: the kernel receives while this thread loads; another thread would only cost wake-ups.
         _load(loading, arriving if flow.pipelined else list(arriving), opener)
     except ValueError as error:
         raise Refused(str(error)) from error
@@ -93,7 +93,7 @@ def _load(loading: Loading, arrived: Iterable[tuple[bytearray, bytearray]], open
 
 
 class _Answers:
-    """What comes from a server, without its signs of life."""
+    """The frames from a server, without its keepalives."""
 
     def __init__(self, line: Line, opener: Seal) -> None:
         self._line = line
@@ -109,7 +109,7 @@ class _Answers:
             self._signs += 1
 
     def chunks(self, total_bytes: int) -> Iterator[tuple[bytearray, bytearray]]:
-        """(chunk, tag) as they come, unchecked, until they make up `total_bytes`."""
+        """(chunk, tag) as they arrive, not yet verified, until they make up `total_bytes`."""
         while total_bytes > 0:
             _, chunk, tag = self.next([Kind.CHUNK])
             total_bytes -= max(1, len(chunk))

@@ -1,4 +1,4 @@
-"""How a state stream flows: what is made ahead of what is sent, and when it gives way to training.
+"""Flow control of a state stream: how far it serializes ahead, and when it gives way to training.
 
 Knows no socket and no state: `stream.py` moves the bytes.
 """
@@ -16,44 +16,45 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 FULL = 0.95
-"""Share of a link that is taken to be in use when a state stream uses what training leaves: with all of it eq. 8 has no
-bound. Where training takes 0.7, 16 packets follow, the paper's figure."""
+"""Assumed utilization of a link on which a state stream takes what training leaves: at 1, eq. 8 has no bound.
+If training takes 0.7, eq. 8 gives 16 packets, the paper's figure."""
 SEEN_S = 0.5
 PRESUMED_SHARE = 0.7
-"""Of the link that training takes, until a stream has seen it for `SEEN_S`."""
+"""Share of the link that training is assumed to take, until a stream has measured it for `SEEN_S`."""
 CHUNK_S = 0.002
-"""How long a training message that comes in the middle of a chunk may have to wait for the rest of it."""
+"""How long a training message that arrives during a chunk may have to wait for the rest of it."""
 SEEN_BYTES = 256 * 1024
 FIRST_CHUNK_BYTES = 32 * 1024
-"""Until a stream has written `SEEN_BYTES`."""
+"""Chunk size until a stream has written `SEEN_BYTES`."""
 LEAST_CHUNK_BYTES = 8 * 1024
 MOST_CHUNK_BYTES = 512 * 1024
 GIVE_WAY_S = 0.001
-"""Between the first two looks whether training still sends; each pause is half as long again as the one before."""
+"""Pause between the first two checks whether training still sends; each later pause is 1.5 times as long."""
 MOST_GIVE_WAY_S = 0.008
 JOIN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """How layer states travel. The two switches are the rows of DynPipe's table III."""
+    """How layer states are transferred. The two switches are the rows of DynPipe's table III."""
 
     pipelined: bool = True
-    """Serialize, send and load chunks at the same time; else the whole state is serialized before the first chunk
-    leaves and has arrived before the first is loaded."""
+    """Serialize, send and load chunks concurrently. Otherwise the entire state is serialized before the first
+    chunk leaves, and arrives before the first is loaded."""
     prioritized: bool = True
     """Start no chunk while training sends, and tag the packets as bulk traffic for the network's queues."""
     chunk_bytes: int | None = None
-    """What is sent between two looks at training's traffic; unset: as much as the link carries in `CHUNK_S`."""
+    """Bytes sent between two checks for training traffic; unset: as many as the link carries in `CHUNK_S`."""
     chunks_ahead: int = 16
-    """Chunks serialized but not sent. What is received but not loaded waits in the system."""
+    """Most chunks serialized but not sent. Received bytes that are not loaded wait in the kernel."""
     sign_of_life_s: float = 1.0
-    """While a server has to wait it says so this often."""
+    """Interval of a server's keepalives while it has to wait."""
 
 
 def queue_length(training_rate: float, transfer_rate: float, service_rate: float) -> int:
-    """Packets of a state stream that wait on average where training's have priority: DynPipe eq. 8, L_q^(2), rounded
-    up. With a shorter queue the link runs dry, a longer one only stands in training's way.
+    """Mean number of waiting state packets where training's have priority: DynPipe eq. 8, L_q^(2).
+
+    Rounded up. With a shorter queue the link runs dry; a longer one only delays training.
 
     Args:
         training_rate: training's packets per second, lambda_1.
@@ -64,7 +65,8 @@ def queue_length(training_rate: float, transfer_rate: float, service_rate: float
         At least 1.
 
     Raises:
-        ValueError: a rate is negative, or the link carries less than what arrives, so that no queue is long enough.
+        ValueError: a rate is negative, or more packets arrive than the link carries, so that no queue is long
+            enough.
     """
     if min(training_rate, transfer_rate) < 0 or training_rate + transfer_rate >= service_rate:
         raise ValueError(
@@ -78,12 +80,12 @@ def queue_length(training_rate: float, transfer_rate: float, service_rate: float
 
 @dataclass
 class Pace:
-    """What a state stream has seen of its way so far, and what follows from it for what comes."""
+    """What a state stream has measured so far, and the chunk size and queue length that follow."""
 
     held_s: float = 0.0
-    """Waited while training sent."""
+    """Time spent waiting while training sent."""
     writing_s: float = 0.0
-    """Waited for the link to take the stream's own bytes."""
+    """Time spent waiting for the link to accept the stream's own bytes."""
     written_bytes: int = 0
 
     def chunk_bytes(self) -> int:
@@ -94,15 +96,18 @@ class Pace:
         return int(min(max(fitting, LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES))
 
     def packets_ahead(self) -> int:
-        """Packets that may wait in the system's own queue, where nothing holds them back: DynPipe eq. 8 for the share
-        of the link that training was seen to take, and a stream that takes the rest up to `FULL`."""
+        """Packets that may wait in the kernel's queue, where they can no longer be held back.
+
+        DynPipe eq. 8 for the measured share of training, and a stream that takes the rest of the link up to
+        `FULL`.
+        """
         seen_s = self.held_s + self.writing_s
         share = min(self.held_s / seen_s, FULL) if seen_s >= SEEN_S else PRESUMED_SHARE
         return queue_length(share, FULL - share, 1.0)
 
 
 class Ahead(Generic[Item]):
-    """`items`, made in a thread of its own, at most `length` ahead of the consumer; it ends with the context."""
+    """`items`, produced on a thread at most `length` ahead of the consumer. The thread ends with the context."""
 
     def __init__(self, items: Iterable[Item], length: int, name: str) -> None:
         self._length = length
@@ -124,7 +129,7 @@ class Ahead(Generic[Item]):
         self._thread.join(JOIN_S)
 
     def __iter__(self) -> Iterator[Item]:
-        """Raises what the making of an item raised, after the items before it."""
+        """The items in order. If producing one raises, the error follows the items before it."""
         while True:
             with self._changed:
                 while not self._made and not self._ended:
@@ -134,7 +139,7 @@ class Ahead(Generic[Item]):
                         raise self._error
                     return
                 item = self._made.popleft()
-                # Not for each that is taken: a thread that wakes takes the interpreter from training every time.
+                # Not for every item: each time a thread wakes, it takes the interpreter from training.
                 if len(self._made) <= self._length // 2:
                     self._changed.notify_all()
             yield item
@@ -163,10 +168,10 @@ def give_way(
     """Wait while training sends.
 
     Args:
-        tell: called now and then while it waits.
+        tell: called every `tell_every_s` during the wait.
 
     Returns:
-        False if `stopped` was set meanwhile.
+        False if `stopped` was set in the meantime.
     """
     told = time.monotonic()
     pause_s = GIVE_WAY_S

@@ -1,7 +1,7 @@
-"""The wire of state streams: a handshake in which both ends prove that they know the job's secret, then frames.
+"""The wire protocol of state streams: both ends prove that they know the job's secret, then exchange frames.
 
-Every frame is bounded before it is read and carries a keyed digest over its kind, its number and its bytes. Knows no
-state, and never unpickles anything.
+Every frame's length is checked before it is read, and each carries a keyed digest over its kind, number and
+bytes. Knows no state, and never unpickles anything.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 MAGIC = b"freshet state 1\n"
 NONCE_BYTES = TAG_BYTES = 32
 REFUSAL = bytes(TAG_BYTES)
-"""In the place of the server's proof: the client's was wrong."""
+"""Sent instead of the server's proof: the client's was wrong."""
 HANDSHAKE_S = 5.0
-"""How long either end of a new connection may take to say the next thing."""
+"""How long either end of a new connection may take to send its next message."""
 SILENCE_S = 30.0
-"""A peer that says too little or takes nothing for so long is given up."""
+"""The stream gives up on a peer that sends too little or reads nothing for this long."""
 POLL_S = 0.2
-"""Between two looks whether the stream was given up."""
+"""Seconds between two checks whether the stream was stopped."""
 
 READ_AT_ONCE = 32 * 1024
-"""Bytes that a reader lets arrive before it is woken, if so many are still to come: half of what the system takes in at
-first, so that others can come meanwhile."""
+"""A reader sleeps until this many bytes have arrived, or all if fewer remain. It is half the kernel's initial
+receive buffer, so that more can arrive in the meantime."""
 
 _HEAD = struct.Struct("!IB")
 _NUMBER = struct.Struct("!BQI")
 
 
 class StateStreamError(ChannelError):
-    """A layer's state did not come: its source is gone, refuses, has not got it, or sent something else."""
+    """A layer's state did not arrive: its source is gone, refuses, lacks it, or sent something else."""
 
 
 class Refused(StateStreamError):
-    """The peer does not know the secret, or sent what no peer of ours sends."""
+    """The peer does not know the secret, or violated the protocol."""
 
 
 class Gone(StateStreamError):
@@ -57,21 +57,21 @@ class Gone(StateStreamError):
 
 
 class Absent(StateStreamError):
-    """The server lives, but has not got what was asked for."""
+    """The server is alive, but does not have the requested state."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     REQUEST = 1
-    """JSON: which layer and step, and how much of it."""
+    """JSON: the requested layer, step and part."""
     HEADER = 2
     """JSON: what the chunks hold."""
     CHUNK = 3
     WAIT = 4
     """Empty: the server is alive, but has to wait."""
     ABSENT = 5
-    """Text: why nothing will come."""
+    """Text: why the state will not arrive."""
 
 
 MOST_BYTES = {
@@ -81,12 +81,12 @@ MOST_BYTES = {
     Kind.WAIT: 0,
     Kind.ABSENT: 4096,
 }
-"""Bytes that a frame of a kind may have."""
+"""Largest payload of each kind of frame, in bytes."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a client asks for: the payload of its request."""
+    """A client's request: the payload of its `REQUEST` frame."""
 
     layer: int
     step: int
@@ -109,12 +109,12 @@ class Wish:
 
 
 class Line:
-    """A connected socket with a bound on silence, which another thread can give up.
+    """A connected socket that limits the peer's silence and that another thread can stop.
 
     Args:
         stopped: once it is set, reads and writes raise `Gone`, after `POLL_S` at the latest.
-        silence_s: how long the peer may take to send the next `READ_AT_ONCE` bytes, or what is left of a frame, or to
-            take the next byte.
+        silence_s: how long the peer may take to send the next `READ_AT_ONCE` bytes or the rest of a frame, or
+            to accept the next byte.
     """
 
     def __init__(self, connected: socket.socket, stopped: threading.Event, silence_s: float) -> None:
@@ -129,7 +129,7 @@ class Line:
         """The next `count` bytes.
 
         Raises:
-            Gone: they did not come.
+            Gone: they did not arrive.
         """
         data = bytearray(count)
         rest = memoryview(data)
@@ -148,20 +148,21 @@ class Line:
                 raise Gone("the other end closed the connection")
             rest = rest[got:]
             received_s = time.monotonic()
-        # Who looks at all threads' frames may keep this one, and with it the view, which would fix the length.
+        # A tool that inspects all threads' frames may keep this one alive, and with it the view, which would
+        # prevent resizing.
         rest.release()
         return data
 
     def _sleep_until(self, count: int) -> None:
-        """Let the reader sleep until `count` bytes are there: with every packet it would take the interpreter from
-        training."""
+        """Let the reader sleep until `count` bytes have arrived: waking for every packet would take the
+        interpreter from training each time."""
         if count != self._wake_after:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._wake_after = count
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Raises:
-        Gone: the peer did not take them.
+        Gone: the peer did not accept them.
         """
         rest = [memoryview(part) for part in parts if len(part)]
         received_s = time.monotonic()
@@ -202,13 +203,13 @@ class Seal:
         self._key = key
 
     def frame(self, kind: Kind, number: int, payload: Bytes = b"") -> tuple[Bytes, ...]:
-        """A frame, in parts to be written one after the other."""
+        """A frame, as parts to write one after the other."""
         assert len(payload) <= MOST_BYTES[kind]
         return _HEAD.pack(len(payload), kind), payload, self._tag(kind, number, payload)
 
     def check(self, kind: Kind, number: int, payload: Bytes, tag: Bytes) -> None:
         """Raises:
-        Refused: `tag` is not that of the frame.
+        Refused: `tag` does not match the frame.
         """
         if not hmac.compare_digest(self._tag(kind, number, payload), tag):
             raise Refused(f"{kind.name.lower()} frame {number} was altered on the way")
@@ -220,11 +221,11 @@ class Seal:
 
 
 def read_frame(line: Line, allowed: Sequence[Kind]) -> tuple[Kind, bytearray, bytearray]:
-    """The next frame's kind, payload and tag, which is still to be checked.
+    """The next frame's kind, payload and tag. The caller verifies the tag.
 
     Raises:
-        Refused: no such frame may come here, or none so long.
-        Gone: none came.
+        Refused: a frame of this kind is not allowed here, or it is too long.
+        Gone: no frame arrived.
     """
     length, number = _HEAD.unpack(line.read(_HEAD.size))
     if number not in allowed:
@@ -246,8 +247,8 @@ def ask(line: Line, secret: bytes) -> tuple[Seal, Seal]:
         Seals for what it sends and what it receives.
 
     Raises:
-        Refused: the server does not know the secret, or thinks that we do not.
-        Gone: the server went away.
+        Refused: the server does not know the secret, or rejects our proof.
+        Gone: the server closed the connection or fell silent.
     """
     mine = secrets.token_bytes(NONCE_BYTES)
     line.write([MAGIC, mine])
@@ -268,8 +269,8 @@ def answer(line: Line, secret: bytes) -> tuple[Seal, Seal]:
         Seals for what it sends and what it receives.
 
     Raises:
-        Refused: the client does not know the secret, or speaks something else.
-        Gone: the client went away.
+        Refused: the client does not know the secret, or speaks another protocol.
+        Gone: the client closed the connection or fell silent.
     """
     if line.read(len(MAGIC)) != MAGIC:
         raise Refused("it speaks something else than state streams")
@@ -291,7 +292,7 @@ def _proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
 
 
 def _seals(secret: bytes, nonces: bytes) -> tuple[Seal, Seal]:
-    """Of the client's frames, and of the server's."""
+    """The seals for the client's frames and for the server's."""
     client = hmac.digest(secret, b"frames of client" + nonces, "sha256")
     server = hmac.digest(secret, b"frames of server" + nonces, "sha256")
     return Seal(client), Seal(server)

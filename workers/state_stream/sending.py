@@ -1,4 +1,4 @@
-"""The sending half of a state stream: chunks are made ahead, and none starts while training sends (DynPipe V-C3).
+"""The sending half of a state stream: serializes ahead, starts no chunk while training sends (DynPipe V-C3).
 
 Knows neither the receiver nor the other offers.
 """
@@ -19,10 +19,10 @@ BULK = 2
 
 
 class Delivery:
-    """The server's end of one connection, once the request has come.
+    """The server's end of one connection, once the request has arrived.
 
     Args:
-        seal: of what it sends.
+        seal: seals what it sends.
         busy: whether training sends.
     """
 
@@ -95,11 +95,11 @@ class Delivery:
 
 
 def prioritize(connected: socket.socket) -> None:
-    """Let the network's queues send the packets of `connected` after all that are not tagged (DynPipe V-C3)."""
+    """Let the network's queues send the packets of `connected` after all untagged ones (DynPipe V-C3)."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK)
 
 
 def bound_unsent(connected: socket.socket, packets: int) -> None:
-    """Let only so many packets wait in the system to be sent; the rest stays where it can be held back."""
+    """Let only `packets` unsent packets wait in the kernel; the rest stays where it can be held back."""
     packet_bytes = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, packets * packet_bytes)

@@ -1,6 +1,7 @@
 """State streams: a rank offers copies of its layers' states, and others fetch them while training goes on.
 
-They are authenticated, chunked, and give way to training (DynPipe V-C2 and V-C3). Knows no plan and no commit.
+They are authenticated, chunked, and give way to training (DynPipe V-C2 and V-C3). Knows no plan and no
+commit.
 """
 
 from __future__ import annotations
@@ -32,22 +33,24 @@ from workers.state_stream.frames import (
 from workers.state_stream.sending import Delivery, prioritize
 
 MOST_PEERS = 512
-"""So many that know the secret are served at a time: 64 ranks may fetch eight layers each from one."""
+"""Most peers that know the secret, served at a time: 64 ranks may fetch eight layers each from one server."""
 MOST_STRANGERS = 512
-"""So many that have not yet shown that they know it may be connected; for one more, the oldest is cut off."""
+"""Most connections that have not yet proved that they know the secret; one more, and the oldest is cut
+off."""
 
 
 class StateServer:
-    """Hands layer states to peers that know the job's secret; listens as soon as it is made.
+    """Serves layer states to peers that know the job's secret. Listens as soon as it is created.
 
     Args:
-        secret: the job's.
-        host: address to listen on, at a port of the system's choice.
-        busy: whether a training message is on its way out of this rank; called from the server's threads, often.
-        log: takes a sentence on every peer that was refused, from the server's threads. Unset: this module's logger.
+        secret: the job's secret.
+        host: address to listen on; the kernel chooses the port.
+        busy: whether a training message is on its way out of this rank. The server's threads call it often.
+        log: receives a sentence about every refused peer, on the server's threads. Unset: this module's
+            logger.
 
     Raises:
-        OSError: `host` is no address of this machine.
+        OSError: `host` is not an address of this machine.
     """
 
     port: int
@@ -67,12 +70,12 @@ class StateServer:
         self._flow = flow or Flow()
         self._offers: dict[int, dict[tuple[int, Part], LayerState]] = defaultdict(dict)
         self._leaving: dict[Line, Part] = {}
-        """What is delivered now, and how much of a layer each delivery is."""
+        """The deliveries under way, each with the part of a layer that it sends."""
         self._offered = threading.Condition()
         self._closed = threading.Event()
         self._peers: dict[threading.Thread, Line] = {}
         self._strangers: dict[threading.Thread, Line] = {}
-        """Those of the peers that have not shown the secret yet; oldest first."""
+        """The peers that have not yet proved that they know the secret; oldest first."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MOST_PEERS + MOST_STRANGERS)
         self.port = self._listener.getsockname()[1]
@@ -80,19 +83,18 @@ class StateServer:
         self._thread.start()
 
     def offer(self, step: int, states: Mapping[int, LayerState], part: Part = Part.ALL) -> None:
-        """Hand out `states` (layer -> state that does not change before `withdraw`) as those of `step`, beside what is
-        offered.
+        """Serve `states` as those of `step`, in addition to earlier offers.
 
         Args:
-            part: what there is of them.
+            states: layer -> state, which does not change before `withdraw`.
+            part: the part of each state that is offered.
         """
         with self._offered:
             self._offers[step].update({(layer, part): state for layer, state in states.items()})
             self._offered.notify_all()
 
     def withdraw(self) -> None:
-        """Offer nothing any more, and break off the deliveries under way: the states that were offered may change as
-        soon as this returns."""
+        """Withdraw all offers and abort their deliveries. The offered states may change once this returns."""
         with self._offered:
             self._offers.clear()
             leaving = list(self._leaving)
@@ -100,7 +102,7 @@ class StateServer:
             line.cut()
 
     def close(self) -> None:
-        """Break all streams off and end all threads; the port refuses connections from here on."""
+        """Abort all streams and end all threads; the port refuses connections from here on."""
         self._closed.set()
         with suppress(OSError):
             # Wakes the thread that waits in accept, which closing alone does not.
@@ -122,7 +124,7 @@ class StateServer:
                 connected, address = self._listener.accept()
                 line = Line(connected, threading.Event(), HANDSHAKE_S)
             except OSError:
-                # Closed; or the peer has gone, or there are no descriptors left: others may come.
+                # Closed; or the peer is gone, or no descriptors are left: later peers may still succeed.
                 if self._closed.wait(0.05):
                     return
                 continue
@@ -160,7 +162,7 @@ class StateServer:
                 else:
                     delivery.deliver(part_of(state, wish.part), wish.step)
         except (Gone, OSError):
-            # A peer that only looks whether this rank lives comes and goes; one that was cut off asks again.
+            # A liveness probe connects and leaves; a peer that was cut off retries.
             pass
         except Refused as error:
             self._log(f"state stream from {peer} refused: {error}")
@@ -171,13 +173,13 @@ class StateServer:
                 self._strangers.pop(threading.current_thread(), None)
 
     def _busy_with_weights(self) -> bool:
-        """Moments are of no use without their weights: they wait for all weights, those that others fetch too."""
+        """Moments are of no use without their weights, so they wait for all weights, other peers' too."""
         with self._offered:
             weights_leave = Part.WEIGHTS in self._leaving.values()
         return weights_leave or self._busy()
 
     def _await(self, wish: Wish, delivery: Delivery, line: Line) -> LayerState | None:
-        """The state that `wish` names, once it is offered; `line` counts as a delivery from then on."""
+        """The state that `wish` names, once it is offered. `line` counts as a delivery from then on."""
         deadline = time.monotonic() + wish.wait_s
         while True:
             with self._offered:
@@ -194,7 +196,7 @@ class StateServer:
             delivery.sign_of_life()
 
     def _absence(self, wish: Wish) -> str:
-        """Why nothing comes."""
+        """Why the state is not available."""
         with self._offered:
             offers = "; ".join(
                 f"step {step}: {part} of layers {', '.join(map(str, sorted(layers)))}"
