@@ -73,7 +73,7 @@ class Checkpointing:
         """Step of the newest checkpoint that is complete for certain, as far as this rank can know."""
 
     def start(self, step: int, states: Sequence[LayerState]) -> None:
-        """Begin the checkpoint of `step` with a host copy of `states`; waits only for this rank's last one."""
+        """Begin the checkpoint of `step` with a host copy of `states`; waits only for the one before."""
         folder = checkpoint_folder(self._config.output, step, self._generation.number)
         if folder in self._steps:
             return

@@ -1,7 +1,8 @@
-"""AWS: the notice two minutes before a spot instance is interrupted, and the advice to leave one before that.
+"""AWS: the notice two minutes before a spot instance is interrupted, and the earlier advice to leave it.
 
-EC2 user guide, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations": both are items of the
-instance metadata that answer 404 while there is no notice. Only version 2 of the service, with a session token.
+EC2 user guide, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations": both are
+items of the instance metadata that answer 404 while there is no notice. Uses only version 2 of the service,
+with a session token.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Aws:
             action, at = _field(interruption, "action"), _field(interruption, "time")
             notices.append(self._notice(f"spot interruption: {action} at {at}", _seconds(at)))
         if (advice := self._item(REBALANCE)) is not None:
-            # It says when the advice was given, not when the instance goes.
+            # It says when the advice was given, not when the instance is interrupted.
             notices.append(self._notice(f"rebalance recommended at {_field(advice, 'noticeTime')}", None))
         return tuple(notices)
 
@@ -60,7 +61,7 @@ class Aws:
     def _item(self, path: str) -> dict[str, Any] | None:
         answer = self._get(path)
         if answer.status == 401:
-            # The token has run out, or the instance was moved with our memory: once more with a fresh one.
+            # The token expired, or the instance was moved with its memory: try once more with a fresh token.
             self._token = None
             answer = self._get(path)
         if answer.status == 404:

@@ -1,8 +1,8 @@
-"""Azure: scheduled events that take a virtual machine away, or its memory.
+"""Azure: scheduled events that remove a virtual machine, or clear its memory.
 
-"Scheduled Events for Linux VMs". They come to every machine of an availability set, so each looks for its own name in
-them. A `Freeze` is a pause of seconds and no reason to leave. Events are not acknowledged: that would bring
-them forward for all the machines that they name.
+"Scheduled Events for Linux VMs". Every machine of an availability set receives them, so each looks for its
+own name. A `Freeze` is a pause of seconds and no reason to leave. Events are not acknowledged: that would
+bring them forward for all the machines that they name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 LEAVING = {"Preempt", "Terminate", "Reboot", "Redeploy"}
 FIRST_ANSWER_S = 130.0
-"""The first request turns the service on, which may take two minutes."""
+"""Timeout of the first request, which enables the service; that may take two minutes."""
 
 
 class Azure:

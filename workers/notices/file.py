@@ -1,4 +1,4 @@
-"""A file that appears when its node is about to go: for drills, and for sources of a user's own."""
+"""A file that appears when its node is about to leave: for drills and for a user's own sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from workers.notices.notice import Notice, NoticeError
 
 LIMIT_BYTES = 64
-"""No more of the file is read."""
+"""Most bytes read from the file."""
 
 
 class NoticeFile:
@@ -22,7 +22,7 @@ class NoticeFile:
         self._path = path
 
     def look(self) -> tuple[Notice, ...]:
-        """One notice while the file is there; content that is no number of seconds counts for nothing.
+        """One notice while the file exists; content that is not a number of seconds is ignored.
 
         Raises:
             NoticeError: the file cannot be read.

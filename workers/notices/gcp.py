@@ -1,7 +1,7 @@
-"""Google Cloud: the half minute before a spot instance is stopped, and maintenance that stops an instance.
+"""Google Cloud: the notice 30 s before a spot instance stops, and maintenance that stops an instance.
 
-Compute Engine, "Create and use Spot VMs" and "Query the metadata server for maintenance event notices". Maintenance
-that moves a running instance is no reason to leave it.
+Compute Engine, "Create and use Spot VMs" and "Query the metadata server for maintenance event notices".
+Maintenance that migrates a running instance is no reason to leave it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ PREEMPTED = "/computeMetadata/v1/instance/preempted"
 MAINTENANCE = "/computeMetadata/v1/instance/maintenance-event"
 FLAVOR = "Metadata-Flavor"
 PREEMPTION_S = 30.0
-"""From the notice to the forced stop of a spot instance."""
+"""Seconds from the notice to the forced stop of a spot instance."""
 MAINTENANCE_S = 60.0
-"""From the notice to the stop for maintenance; instances with GPUs have an hour, but do not say so."""
+"""Seconds from the notice to the stop for maintenance. GPU instances get an hour, but do not report it."""
 
 
 class Gcp:

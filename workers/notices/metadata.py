@@ -1,4 +1,4 @@
-"""One HTTP request to a cloud's metadata service: no proxy, no redirect, little time, little to read."""
+"""One HTTP request to a cloud's metadata service: no proxy, no redirect, short timeout, bounded answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from workers.notices.notice import NoticeError
 
 LIMIT_BYTES = 64 * 1024
-"""No answer is longer."""
+"""Most bytes of an answer."""
 TIMEOUT_S = 2.0
-"""How long the service, which is in the same machine, may take for each read."""
+"""How long the service, which runs on the same host, may take for each read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class Answer:
 def ask(
     base: str, path: str, headers: Mapping[str, str], *, method: str = "GET", timeout_s: float = TIMEOUT_S
 ) -> Answer:
-    """What `base`, an http address, answers to a request of `path`, whatever the status.
+    """The answer of `base`, an http address, to a request for `path`, with any status.
 
     Raises:
-        NoticeError: nothing answers in time, or what answers speaks no HTTP or says too much.
+        NoticeError: no answer arrives in time, it is not HTTP, or it is too long.
     """
     address = urlsplit(base)
     assert address.hostname is not None
@@ -56,7 +56,7 @@ def ask(
         connection.request(method, path, headers=dict(headers))
         response = connection.getresponse()
         body = response.read(LIMIT_BYTES + 1)
-    # A ValueError: what was answered before is no header now.
+    # A ValueError: an earlier answer, such as a token, is not a valid header value.
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoticeError(f"{base} does not answer: {error or type(error).__name__}") from error
     finally:
@@ -67,5 +67,5 @@ def ask(
 
 
 def refusal(base: str, path: str, answer: Answer) -> NoticeError:
-    """The error to raise for a status that has no meaning."""
+    """The error to raise for an unexpected status."""
     return NoticeError(f"{base}{path} answered with status {answer.status}")

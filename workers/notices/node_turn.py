@@ -1,4 +1,4 @@
-"""Lets one process of a job follow a source for all ranks of a node; when it ends, another one takes over."""
+"""Lets one process of a job watch a source for all ranks of a node; when it ends, another one takes over."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOOK_AGAIN_S = 1.0
-"""Between two attempts to take over."""
+"""Seconds between two attempts to take over."""
 
 
 class NodeTurn:
     """The turn of this process, held with locks on files of this machine.
 
     Args:
-        key: of the job and the node. Processes with the same key take turns.
-        folder: where the files lie.
+        key: identifies the job and the node. Processes with the same key take turns.
+        folder: the folder of the lock files.
     """
 
     def __init__(self, key: bytes, folder: str | None = None) -> None:
@@ -29,10 +29,10 @@ class NodeTurn:
 
     @contextmanager
     def held(self, source: str, closed: threading.Event) -> Iterator[bool]:
-        """Wait for the turn with `source`, and hold it inside.
+        """Wait for the turn with `source`, and hold it in the context.
 
         Yields:
-            False where `closed` was set first. A machine that locks no files gives everyone a turn.
+            False if `closed` was set first. A machine without file locks gives every process a turn.
         """
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,4 +1,4 @@
-"""A notice that a node is about to go, and what all sources of notices have in common."""
+"""A notice that a node is about to leave, and the interface of all sources of notices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A node is about to go."""
+    """A node is about to leave."""
 
     source: str
     """`file`, `sigterm`, `aws`, `gcp` or `azure`."""
     left_s: float | None
-    """Seconds until it is gone, where that is known."""
+    """Seconds until the node is gone; None if unknown."""
     text: str
-    """Two notices of one source are the same if their texts are."""
+    """Describes the notice. Two notices of one source with the same text are the same notice."""
 
 
 class NoticeError(Exception):
@@ -23,18 +23,18 @@ class NoticeError(Exception):
 
 
 class Source(Protocol):
-    """Where notices come from."""
+    """A source of notices."""
 
     name: str
     every_s: float
-    """Seconds between two looks."""
+    """Seconds between two calls of `look`."""
     of_node: bool
-    """Whether its notices are the node's: one rank of a node is enough to look. Else they are the process's."""
+    """Whether its notices concern the node: one rank per node is enough to watch it. Else only the process."""
 
     def look(self) -> tuple[Notice, ...]:
-        """The notices that stand now, without those that were withdrawn. May block for a few seconds.
+        """The notices in force now, without withdrawn ones. May block for a few seconds.
 
         Raises:
-            NoticeError: as it says.
+            NoticeError: the source did not answer, or not as documented.
         """
         ...

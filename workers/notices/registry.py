@@ -1,4 +1,4 @@
-"""The sources of notices in a job's `[elastic]` section that a rank can look at itself."""
+"""The sources of notices in a job's `[elastic]` section that a rank can watch itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workers.notices.sigterm import Sigterm
 
 
 def sources(config: ElasticConfig, node: str) -> tuple[Source, ...]:
-    """All of them. Call it in the main thread: it may take SIGTERM over.
+    """All sources that `config` names. Call it in the main thread: it may take over SIGTERM.
 
     Args:
         node: this node's id in the cluster.
     """
-    # The controller watches Ray's drains: they are in the cluster's own tables.
+    # The controller watches Ray's drains: they are in Ray's own tables.
     makers: dict[str, Callable[[], Source]] = {"sigterm": Sigterm, "aws": Aws, "gcp": Gcp, "azure": Azure}
     made = [makers[name]() for name in config.notices if name in makers]
     if config.notice_file is not None:

@@ -15,13 +15,13 @@ from workers.protocol import NoticeReport, Report, WarningReport
 def watch_node(
     config: ElasticConfig, run: bytes, node: str, rank: int, report: Callable[[Report], None]
 ) -> Watch:
-    """Watch the sources that `config` names. Call it in the main thread, which alone can take SIGTERM over.
+    """Watch the sources that `config` names. Call it in the main thread, which alone can take over SIGTERM.
 
     Args:
-        run: identifies the run of the job: one of its ranks on each node looks for all.
+        run: identifies the run of the job: one of its ranks on each node watches for all.
         node: this node's id in the cluster.
         rank: this rank's number.
-        report: takes a report of each notice, and one of each source that does not work; on any thread.
+        report: receives a report of each notice and of each source that does not work; called on any thread.
     """
 
     def report_notice(notice: Notice) -> None:

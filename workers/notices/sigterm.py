@@ -1,4 +1,4 @@
-"""The first SIGTERM to a process is a notice; the next one does what it would have done without us."""
+"""Treats the first SIGTERM to a process as a notice; the next one has its usual effect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from workers.notices.notice import Notice
 
 
 class Sigterm:
-    """Takes this process's SIGTERM over. Make it in the main thread, after all other handlers of the signal.
+    """Takes over this process's SIGTERM. Create it in the main thread, after all other SIGTERM handlers.
 
-    Nobody says when a SIGKILL follows: 30 s later under Kubernetes, unless the pod sets another time.
+    The signal does not say when a SIGKILL follows: under Kubernetes after 30 s, unless the pod says otherwise.
     """
 
     name = "sigterm"
@@ -27,12 +27,12 @@ class Sigterm:
         )
 
     def look(self) -> tuple[Notice, ...]:
-        """One notice, once the signal came."""
+        """One notice, once the signal has arrived."""
         if not self._came:
             return ()
         return (Notice(source=self.name, left_s=None, text="the process got SIGTERM"),)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Only a flag: a handler interrupts whatever the main thread is doing.
+        # Only a flag: a handler interrupts the main thread anywhere.
         self._came = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)

@@ -1,4 +1,4 @@
-"""Looks at all sources of notices, each in a thread of its own, and reports each notice once."""
+"""Watches all sources of notices, each on a thread of its own, and reports each notice once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from workers.notices.node_turn import NodeTurn
 from workers.notices.notice import Notice, NoticeError, Source
 
 PATIENCE = 3
-"""After so many failed looks in a row it warns."""
+"""Failed looks in a row before it warns."""
 
 
 class Watch:
-    """Watches as soon as it is made.
+    """Starts watching as soon as it is created.
 
     Args:
-        report: takes each notice, once; one that was withdrawn and comes again is another. Called on any thread.
-        warn: takes a sentence on why a source has no answer, once for each source.
-        turn: of the job's processes on this node, one of which looks at the node's sources. None: this process is
-            alone.
+        report: receives each notice once; one that returns after its withdrawal is new. Called on any thread.
+        warn: receives a sentence on why a source does not answer, once per source.
+        turn: chooses which of the job's processes on this node watches the node's sources. None: this process
+            is alone.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Watch:
             thread.start()
 
     def close(self) -> None:
-        """Stop; waits for looks under way."""
+        """Stop watching; waits for looks under way."""
         self._closed.set()
         for thread in self._threads:
             thread.join()

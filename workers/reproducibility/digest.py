@@ -1,4 +1,4 @@
-"""state_sha256 of a model, from its layers' digests. Needs no torch, so that the controller can compute it."""
+"""state_sha256 of a model, from its layers' digests. No torch here: the controller computes it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiving half of a state stream: it verifies each chunk before loading it, while the kernel receives."""
+"""The receiving half of a state stream: verifies each chunk, then loads it while the kernel receives more."""
 
 from __future__ import annotations
 

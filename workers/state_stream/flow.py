@@ -107,7 +107,7 @@ class Pace:
 
 
 class Ahead(Generic[Item]):
-    """`items`, produced on a thread at most `length` ahead of the consumer. The thread ends with the context."""
+    """`items`, produced on a thread at most `length` ahead of the consumer; it ends with the context."""
 
     def __init__(self, items: Iterable[Item], length: int, name: str) -> None:
         self._length = length
