@@ -1,4 +1,4 @@
-"""The Ray shell around one rank: it carries calls in and reports out, and makes errors fit to travel.
+"""The Ray actor around one rank: it passes calls in and reports out, and makes errors serializable.
 
 Training runs in the default concurrency group, on one thread; control calls have their own, so that they
 reach a rank while it trains. Knows nothing of what is trained.
@@ -47,7 +47,7 @@ from workers.protocol import (
 )
 
 CONTROL = "control"
-"""Concurrency group of the calls that must not wait for training."""
+"""Concurrency group of calls that must not wait for training."""
 DELIVERY_S = 10.0
 """How long the last reports may take to arrive before a rank's training returns."""
 LAST_WORDS_S = 1.0
@@ -62,7 +62,7 @@ class Home:
     host: str
     pid: int
     port: int = 0
-    """Where the rank offers layers; it refuses connections as soon as the process is dead."""
+    """Where the rank serves layers; it refuses connections as soon as the process is dead."""
 
 
 class RankActor:
@@ -70,10 +70,10 @@ class RankActor:
 
     Args:
         rank: its number.
-        controller: takes its reports, by `report`. None: nobody does, and none must come.
-        marker: a file in the job's folder that this node must see, and its content: a node that does not see it does
-            not share the folder. None: the folder is not used.
-        secret: the job's, by which ranks know each other where they fetch layers.
+        controller: receives its reports, through `report`. None: nobody does, and the rank must not report.
+        marker: a file in the job's folder and its content; a node that does not see it does not share the
+            folder. None: the folder is not used.
+        secret: the job's secret, with which ranks authenticate each other when they fetch layers.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class RankActor:
             self._watch = watch_node(config.elastic, run, node, rank, self._send)
 
     def setup(self) -> Home:
-        """Open model and data.
+        """Open the model and the data.
 
         Raises:
-            RankError: either fails, or this node does not see the job's folder.
+            RankError: opening one fails, or this node does not see the job's folder.
         """
         with travelling_errors():
             if self._marker is not None:
                 check_folder(self._config.output, self._marker, self._host)
-                # A disk that takes no log is no reason not to train.
+                # Training does not depend on the log: a full or read-only disk is no reason to stop.
                 with suppress(OSError):
                     keep_output(self._config.output, self._number)
             self._rank.setup()
@@ -125,24 +125,24 @@ class RankActor:
             return self._rank.follow(assignment)
 
     def host_store(self) -> tuple[str, int]:
-        """Host the store of the next generation: address and port."""
+        """Host the store of the next generation; returns its address and port."""
         with travelling_errors():
             return self._host, self._rank.host_store(self._host)
 
     def join(self, generation: Generation) -> None:
-        """Form the process group. Whatever fails here, another rank may have failed before."""
+        """Form the process group. A failure here may come from another rank that failed first."""
         self._outcome = None
         with travelling_errors(cut_off=True):
             self._rank.join(generation)
         collect_objects()
 
     def profile(self) -> Measured:
-        """Measure what the job costs; see `Rank.profile`."""
+        """Measure the job's costs; see `Rank.profile`."""
         with travelling_errors():
             return self._rank.profile()
 
     def train(self) -> Outcome | Parted:
-        """Train; at the end of the job it returns once the controller has taken in every report of this rank."""
+        """Train. At the end of the job it returns once the controller has received this rank's reports."""
         self._outcome = None
         try:
             with travelling_errors():
@@ -155,8 +155,11 @@ class RankActor:
         return self._outcome
 
     def outcome(self) -> Outcome | Parted | None:
-        """What the newest `train` returned or raised, for a controller that did not make that call: it queues behind
-        it. None: this rank has not trained in its newest generation."""
+        """What the newest `train` returned or raised; the call waits for it.
+
+        For a controller that did not make that `train` call. None: this rank has not trained in its newest
+        generation.
+        """
         if isinstance(self._outcome, RankError):
             raise self._outcome
         if isinstance(self._outcome, Outcome):
@@ -164,25 +167,25 @@ class RankActor:
         return self._outcome
 
     def _deliver(self) -> None:
-        """Wait until the reports have arrived; a controller that is gone is no reason to hold a trained rank back."""
+        """Wait for the reports to arrive, but not long: the controller may be gone."""
         if under_way := self._mail.under_way():
             ray.wait(under_way, num_returns=len(under_way), timeout=DELIVERY_S)
 
     def position(self) -> Position:
-        """Where this rank stands, once it no longer trains; see `Rank.position`."""
+        """The position of this rank, once it no longer trains; see `Rank.position`."""
         with travelling_errors():
             return self._rank.position()
 
     def settle(self, settlement: Settlement) -> None:
-        """Take up or give up the commit in which a generation ended; see `Rank.settle`."""
+        """Apply or drop the commit in which a generation ended; see `Rank.settle`."""
         with travelling_errors():
             self._rank.settle(settlement)
 
     def save(self, folder: str, step: int, layers: Sequence[int]) -> tuple[FileRecord, ...]:
-        """Write layers into a checkpoint while this rank does not train; see `Rank.save`."""
+        """Write layers into a checkpoint while this rank is not training; see `Rank.save`."""
         with travelling_errors():
             records = self._rank.save(folder, step, layers)
-        # The steps are reported before their checkpoint.
+        # Steps are reported before their checkpoint.
         self._deliver()
         return records
 
@@ -195,7 +198,7 @@ class RankActor:
 
     @ray.method(concurrency_group=CONTROL)
     def ping(self) -> Working | None:
-        """Answer, and say what this rank computes; see `Rank.working`."""
+        """Answer with what this rank computes; see `Rank.working`."""
         return self._rank.working()
 
     @ray.method(concurrency_group=CONTROL)
@@ -205,24 +208,24 @@ class RankActor:
 
     @ray.method(concurrency_group=CONTROL)
     def attach(self, controller: ActorHandle) -> Home:
-        """Report to `controller` from now on, beginning with what no controller has taken in."""
+        """Report to `controller` from now on, beginning with the reports that no controller has received."""
         self._mail.send_again(_to(controller))
         return self._home()
 
     @ray.method(concurrency_group=CONTROL)
     def request(self, request: Request) -> None:
-        """Drop a request into the mailbox."""
+        """Put a request into the mailbox."""
         self._rank.request(request)
 
     @ray.method(concurrency_group=CONTROL)
     def prepare(self, plan: FreezePlan) -> None:
-        """Hold a freeze plan ready; see `Rank.prepare`."""
+        """Prepare a freeze plan; see `Rank.prepare`."""
         with travelling_errors():
             self._rank.prepare(plan)
 
     @ray.method(concurrency_group=CONTROL)
     def prepare_plan(self, plan: Plan, schedule: Schedule, held: Sequence[tuple[int, int]] = ()) -> None:
-        """Hold another plan of the pipeline ready; see `Rank.prepare_plan`."""
+        """Prepare another pipeline plan; see `Rank.prepare_plan`."""
         with travelling_errors():
             self._rank.prepare_plan(plan, schedule, held)
 
@@ -240,7 +243,7 @@ class RankActor:
     def _send(self, report: Report) -> None:
         handle = self._mail.put(report)
         if isinstance(report, FaultReport):
-            # This process may not live to send it later.
+            # The fault may kill this process.
             ray.wait([handle], timeout=LAST_WORDS_S)
 
 
@@ -263,10 +266,10 @@ def _arrived(handles: Sequence[Any]) -> list[bool]:
 
 
 def check_folder(output: str, marker: tuple[str, bytes], host: str) -> None:
-    """Whether the node `host`, on which this runs, sees the job's folder.
+    """Check that this node, `host`, sees the job's folder.
 
     Raises:
-        JobError: the file that `marker` names is not there, or is another job's or an earlier start's.
+        JobError: the file that `marker` names is missing, or belongs to another job or an earlier start.
     """
     name, content = marker
     try:
@@ -281,9 +284,9 @@ def check_folder(output: str, marker: tuple[str, bytes], host: str) -> None:
 
 
 def _set_environment(config: WorkerConfig) -> None:
-    """Set what torch and cuBLAS read when they are loaded, which only a rank's own process does, and what the resolver
-    does at its first lookup, which may be a look for notices."""
+    """Set what torch and cuBLAS read when a rank's process loads them, and what the resolver reads at its
+    first lookup, which may be a query for notices."""
     keep_lookups_short()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
-    # Without workspaces of fixed size cuBLAS is not deterministic.
+    # Without fixed-size workspaces cuBLAS is not deterministic.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

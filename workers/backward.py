@@ -1,4 +1,4 @@
-"""Starts a backward pass at several outputs, each with a gradient of its own."""
+"""Starts a backward pass at several outputs, each with its own gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class _Seed(torch.autograd.Function):
-    """A scalar whose backward pass hands each of `outputs` its gradient."""
+    """A scalar whose backward pass gives each of `outputs` its gradient."""
 
     @staticmethod
     def forward(ctx: Any, grads: tuple[Tensor, ...], *outputs: Tensor) -> Tensor:
@@ -31,8 +31,8 @@ def backward(
 ) -> None:
     """`torch.autograd.backward(outputs, grads)`, to the bit.
 
-    PyTorch checks the shapes of gradients that it is given with code that imports SymPy: 0.6 s of the first step of
-    every rank. A scalar needs no gradient and no check; the engine checks shapes all the same.
+    PyTorch checks the shapes of given gradients with code that imports SymPy: 0.6 s in the first step of
+    every rank. A scalar needs no gradient and no check, and the engine checks shapes anyway.
     """
     seed = _Seed.apply(tuple(grads), *outputs)
     torch.autograd.backward((seed,), retain_graph=retain_graph, inputs=inputs)

@@ -1,6 +1,6 @@
-"""Errors of the code of a user's layers: which layer, in which pass, at which of the user's lines.
+"""Errors in the code of a user's layers: which layer, in which pass, at which of the user's lines.
 
-They would come again if the step were run again, so a rank raises them as errors that a user can mend.
+They would recur if the step were repeated, so a rank raises them as errors that a user can fix.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from workers.protocol import JobError
 
 _OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 _MACHINE_WORDS = re.compile(r"^(CUDA|cuDNN|cuBLAS|NCCL)\b|DefaultCPUAllocator")
-"""How the text of a `RuntimeError` of torch's begins, or what is in it, where the machine is the cause."""
+"""Matches the text of a torch `RuntimeError` that the machine causes."""
 
 
 class blamed:
-    """Context manager, any number of times: an error inside is raised as a `JobError` that names `code`.
+    """Reusable context manager: an error inside is raised as a `JobError` that names `code`.
 
-    Errors of the machine pass as they are, as memory or a GPU may have failed once.
+    Errors of the machine pass unchanged: memory or a GPU may have failed just once.
 
     Args:
         code: what runs inside, e.g. `the forward pass of layer head`.

@@ -1,4 +1,4 @@
-"""Builds the layers that one rank holds, each under its own key, and nothing else of the model."""
+"""Builds only the layers that one rank holds, each with its own random key."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from workers.reproducibility.keyed_in_turns import keyed_in_turns
 def build_module(
     definition: ModelDefinition, layer: int, seed: int, *, beside_training: bool = False
 ) -> nn.Module:
-    """Layer number `layer`, built on the CPU with the initial values that `seed` gives it.
+    """Layer number `layer`, built on the CPU with the initial values that `seed` determines.
 
-    A tied parameter gets the initial value of the first use in its group, whichever rank that lives on.
+    A tied parameter gets the initial value of the first use in its group, whichever rank holds that.
 
     Args:
-        beside_training: another thread of this process trains, and is not to wait for all of the build. The values
-            are the same.
+        beside_training: another thread of this process trains and must not wait for the entire build. The
+            values are the same.
     """
     builder = definition.layers[layer]
     module = _keyed_build(definition, layer, seed, beside_training)
@@ -72,7 +72,7 @@ def build_layers(
     optimizer: Optimizer,
     beside_training: bool = False,
 ) -> dict[int, tuple[Layer, LayerState]]:
-    """The given layers on `device`, with fresh optimizer state; `beside_training` as for `build_module`."""
+    """The given layers on `device`, with fresh optimizer state; `beside_training` as in `build_module`."""
     workspace = Workspace()
     built: dict[int, tuple[Layer, LayerState]] = {}
     for index in layers:

@@ -1,7 +1,7 @@
 """The commit vector: one small record per rank, gathered at the end of every synchronous window.
 
-When the gathering returns, the step is committed: every rank holds the same records and so draws the same
-conclusion. Only then does anything change. Pure: records in, decision out.
+When the all-gather returns, the step is committed: every rank holds the same records and so reaches the same
+decision. Only then does any state change. Pure: records in, decision out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Prepared = tuple[int, int, str]
 
 
 class CommitError(Exception):
-    """The records that came together are not those of one commit: nothing may change by them."""
+    """The gathered records do not belong to one commit: no state may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRecord:
-    """What one rank brings to the commit of `step`."""
+    """What one rank contributes to the commit of `step`."""
 
     rank: int
     """Its place."""
@@ -34,26 +34,26 @@ class CommitRecord:
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Global microbatch -> the samples read for it, from the ranks with the first stage."""
     squared_norms: dict[int, float] = field(default_factory=dict)
-    """Layer -> sum of squares of its summed gradient, from the layer's first holder."""
+    """Layer -> sum of squares of its summed gradient, from the first rank that holds the layer."""
     busy_s: float = 0.0
-    """Time it computed in this window."""
+    """Time that the rank computed in this window."""
     requests: tuple[Request, ...] = ()
     prepared: Prepared | None = None
-    """The newest freeze plan that it holds ready."""
+    """The newest freeze plan that it has prepared."""
     next_plan: Prepared | None = None
-    """The newest plan of the pipeline that it could follow from the next step on."""
+    """The newest pipeline plan that it could follow from the next step on."""
     scores: dict[int, float] = field(default_factory=dict)
-    """Layer -> AutoFreeze's score, at a check, from the layer's first holder."""
+    """Layer -> AutoFreeze's score, at a check, from the first rank that holds the layer."""
     settled: dict[int, int] = field(default_factory=dict)
-    """Layer -> the parameters that APF takes for settled, at a check, from the layer's first holder: a bit for
-    each, see `workers.freezing.settled`."""
+    """Layer -> the parameters that APF considers settled, at a check, from the first rank that holds the
+    layer: one bit each, see `workers.freezing.settled`."""
     energies: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Layer -> estimated squared norm of its summed gradient with nothing frozen, and the part of it that the step's
-    freezing let through in expectation; from the layer's first holder, where the job freezes."""
+    """Layer -> estimated squared norm of its summed gradient with nothing frozen, and the expected part of it
+    that the step's freezing let through; from the first rank that holds the layer, if the job freezes."""
     bases_settled: bool = True
-    """Whether this rank waits for no base of a copy any more."""
+    """Whether this rank no longer waits for the base of any copy."""
     files: dict[str, dict[str, list[int | str]]] = field(default_factory=dict)
-    """Checkpoint files it has finished since the last commit: folder -> name -> [bytes, sha256]."""
+    """Checkpoint files that it finished since the last commit: folder -> name -> [bytes, sha256]."""
     files_errors: dict[str, str] = field(default_factory=dict)
     """Folder -> why it could not finish its files there."""
 
@@ -75,7 +75,7 @@ class CommitRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What follows from the records, the same on every rank."""
+    """The decision that follows from the records, the same on every rank."""
 
     step: int
     loss: float
@@ -83,24 +83,24 @@ class Decision:
     grad_norm: float
     """Global norm of the mean gradient, before clipping."""
     scale: float
-    """Factor from the summed gradient to the one the optimizer sees: mean and clip at once."""
+    """Factor from the summed gradient to the one that the optimizer uses: mean and clipping combined."""
     skipped: bool
-    """The norm is not finite: nothing is updated."""
+    """The norm is not finite: no weight is updated."""
     requests: frozenset[Request]
     busy_s: float
     """Mean over ranks."""
     samples: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Global microbatch -> the samples it used."""
     bases_settled: bool = True
-    """Whether no rank waits for a base of a copy any more."""
+    """Whether no rank waits for the base of a copy any longer."""
     adopt: Prepared | None = None
-    """The freeze plan that all follow from the next step on, if it is a new one."""
+    """The new freeze plan that all ranks follow from the next step on, if any."""
     switch: Prepared | None = None
-    """The plan of the pipeline that all follow from the next step on, if they are all ready for one."""
+    """The pipeline plan that all ranks follow from the next step on, if all are ready for one."""
     scores: Mapping[int, float] = field(default_factory=dict)
     """All layers' scores at AutoFreeze's check; else empty."""
     settled: Mapping[int, int] = field(default_factory=dict)
-    """What is settled of all layers at APF's check; else empty."""
+    """All layers' settled parameters at APF's check; else empty."""
     gradient_energy: float = 0.0
     """Squared norm of the mean gradient, estimated as if nothing had been frozen."""
     effective_update: float = 1.0
@@ -122,11 +122,11 @@ def settle(
     Args:
         records: one per rank.
         microbatches: R * M, the global microbatches of a step.
-        layers: of the whole model.
-        newest: epoch and version of the newest freeze plan taken up so far.
+        layers: number of layers of the entire model.
+        newest: epoch and version of the newest freeze plan adopted so far.
 
     Raises:
-        CommitError: the records are of several commits, or a loss or a norm is missing.
+        CommitError: the records belong to several commits, or a loss or a norm is missing.
     """
     first = records[0]
     strangers = [r.rank for r in records if (r.generation, r.step) != (first.generation, first.step)]
@@ -173,8 +173,8 @@ def _check_complete(what: str, brought: Mapping[int, float], count: int, step: i
 
 
 def _effective_update(records: Sequence[CommitRecord], layers: int) -> tuple[float | None, float]:
-    """The estimated energy of the summed gradient, if the ranks estimate it, and definition D.7; float64 sums in layer
-    order."""
+    """The estimated energy of the summed gradient, if the ranks estimate it, and the share of definition D.7;
+    float64 sums in layer order."""
     energies = {layer: pair for record in records for layer, pair in record.energies.items()}
     if not energies:
         return None, 1.0
@@ -186,7 +186,7 @@ def _effective_update(records: Sequence[CommitRecord], layers: int) -> tuple[flo
 
 
 def _agreed(brought: Sequence[Prepared | None], newest: tuple[int, int] | None) -> Prepared | None:
-    """What every rank holds ready, if it is one plan and newer than `newest`."""
+    """The plan that every rank has prepared, if it is the same one and newer than `newest`."""
     prepared = brought[0]
     if prepared is None or any(other != prepared for other in brought):
         return None

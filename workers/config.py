@@ -1,7 +1,7 @@
-"""The sections of a job spec that the ranks consume. Values only: no torch here, so that any process can read a spec.
+"""The sections of a job spec that the ranks use. No torch here, so that any process can read a spec.
 
-Every section is keyword-only, frozen, and refuses unknown keys; `orchestrator/spec/job_spec.py` composes them and turns
-validation errors into sentences for people.
+Every section is keyword-only and frozen, and refuses unknown keys. `orchestrator/spec/job_spec.py` composes
+them and turns validation errors into readable sentences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NonNegativeSeconds = Annotated[float, Field(ge=0)]
 
 
 def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments`, which a checkpoint keeps as JSON: that has no number for infinity."""
+    """`arguments`, which a checkpoint stores as JSON: it has no number for infinity."""
     for name, value in arguments.items():
         if not _is_finite(value):
             raise PydanticCustomError(
@@ -48,7 +48,7 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """`[model]`: a family with its sizes, or a factory of the user's own."""
+    """`[model]`: a family with its sizes, or the user's own factory."""
 
     family: Literal["gpt", "llama", "vit"] | None = None
     """Built-in family; exactly one of `family` and `factory` is set."""
@@ -57,12 +57,14 @@ class ModelConfig(Section):
     arguments: Arguments = {}
     """Keyword arguments for `factory`."""
     weights: str | None = None
-    """Safetensors file to start from, as `freshet export` writes it, on a file system that every node sees; unset:
-    random weights. A resumed job goes on from its checkpoint instead, and may name a copy of the file elsewhere."""
+    """Safetensors file to start from, as `freshet export` writes it, on a file system that every node sees;
+    unset: random weights. A resumed job continues from its checkpoint instead, and may name a copy of the
+    file elsewhere."""
     weights_sha256: str | None = None
-    """sha256 of that file; unset: that of the file as the job is submitted. A file of another content is refused."""
+    """sha256 of that file; unset: computed when the job is submitted. A file with other content is
+    refused."""
     layers: Positive = 8
-    """Transformer blocks. The embedding and the head are layers of their own, beside these."""
+    """Transformer blocks. The embedding and the head are two more layers."""
     width: Positive = 128
     """Model width, D."""
     heads: Positive = 4
@@ -72,9 +74,10 @@ class ModelConfig(Section):
     context: Positive = 128
     """Tokens per sample, T."""
     vocabulary: Positive | None = None
-    """Token count; unset: what the data's tokenizer has (256 for bytes)."""
+    """Number of tokens; unset: the tokenizer's (256 for bytes)."""
     hidden: Positive | None = None
-    """Width of the feed-forward layer; unset: 4 x width (`gpt`, `vit`), 8/3 x width rounded up to 32 (`llama`)."""
+    """Width of the feed-forward layer; unset: 4 x width (`gpt`, `vit`), 8/3 x width rounded up to 32
+    (`llama`)."""
     dropout: Fraction = 0.0
     """Dropout probability in embedding, attention output and feed-forward output."""
     tied_embeddings: bool = False
@@ -86,7 +89,7 @@ class ModelConfig(Section):
     channels: Positive = 1
     """Channels of the input images (`vit`)."""
     classes: Positive = 10
-    """Classes to tell apart (`vit`)."""
+    """Number of classes (`vit`)."""
 
 
 class DataConfig(Section):
@@ -97,17 +100,17 @@ class DataConfig(Section):
     path: str | tuple[str, ...] | None = None
     """Files or folders for `text` and `jsonl`."""
     sha256: str | None = None
-    """sha256 of the text's tokens; unset: that of the text as the job is submitted. Another text is refused, on every
-    rank and on resume; a copy of the same text at another path is not."""
+    """sha256 of the text's tokens; unset: computed when the job is submitted. Every rank, and a resumed job,
+    refuses another text, but accepts a copy of the same text at another path."""
     field: str = "text"
     """Key of the text in each line of a `jsonl` file."""
     tokenizer: str = "bytes"
     """`bytes`, or the path of a Hugging Face `tokenizer.json` (needs the extra `freshet[tokenizers]`)."""
     validation_fraction: Fraction = 0.05
-    """Share of the samples that is held out, taken from the end."""
+    """Share of the samples that is held out, from the end."""
     validation_batches: Positive = 4
-    """Windows of `replicas x microbatches x microbatch_size` samples per validation, at most: fewer if the held-out
-    part is smaller."""
+    """Most windows of `replicas x microbatches x microbatch_size` samples per validation; fewer if the
+    held-out part is smaller."""
     cache: str | None = None
     """Folder of the memory-mapped tokens; unset: `data/` in the job's output folder."""
     arguments: Arguments = {}
@@ -115,17 +118,17 @@ class DataConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """`[optimizer]`: one implementation of each rule, the same bits everywhere."""
+    """`[optimizer]`: one implementation of each update rule, with the same bits on every rank."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     """Update rule."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate."""
     min_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of `lr` that is left at the last step of the cosine."""
+    """Share of `lr` that remains at the last step of the cosine."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay (AdamW); added to the gradient (SGD). Never applied to parameters of fewer than two
-    dimensions."""
+    """Decoupled weight decay (AdamW); added to the gradient (SGD). Never applied to parameters of fewer than
+    two dimensions."""
     no_decay: tuple[str, ...] = ()
     """More parameters without decay: shell patterns over `layer.parameter` names, e.g. `embed.*`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -141,43 +144,44 @@ class OptimizerConfig(Section):
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; `null` turns clipping off."""
     max_skipped_steps: Positive = 20
-    """A step whose gradient norm is not finite changes no weight. After so many of them in a row the job ends."""
+    """A step whose gradient norm is not finite changes no weight. After this many such steps in a row the job
+    ends."""
 
 
 class CheckpointConfig(Section):
     """`[checkpoint]`: what survives on disk."""
 
     every_steps: NonNegative = 0
-    """Steps between checkpoints, written in the background; 0: only at the end and when asked."""
+    """Steps between checkpoints, which are written in the background; 0: only at the end and on request."""
     keep: Positive = 2
-    """How many checkpoints stay; older ones are deleted once a newer one is complete."""
+    """Number of checkpoints to keep; older ones are deleted once a newer one is complete."""
 
 
 class FreezeConfig(Section):
-    """`[freeze]`: which weight gradients are left out, and when."""
+    """`[freeze]`: which weight gradients are skipped, and when."""
 
     method: Literal[
         "none", "timelyfreeze", "apf", "autofreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze"
     ] = "none"
-    """`timelyfreeze` solves for how much each action freezes; `apf` and `autofreeze` choose by how settled
-    parameters and layers are; with a `+`, the first says how much and the second says which."""
+    """`timelyfreeze` computes how much each action freezes; `apf` and `autofreeze` choose parameters and
+    layers that have settled; with a `+`, the first determines how much and the second which."""
     r_max: Annotated[float, Field(ge=0, le=1)] = 0.8
     """TimelyFreeze: largest mean freeze ratio of a stage."""
     warm_up: NonNegative | None = None
-    """Last step without freezing, T_w; unset: `optimizer.warmup_steps`, or a tenth of the job if that is none. Phases
-    that are unset shrink to fit a short job."""
+    """Last step without freezing, T_w; unset: `optimizer.warmup_steps`, or a tenth of the job if that is 0.
+    Unset phases shrink to fit a short job."""
     monitoring: Positive | None = None
-    """Last step of monitoring, T_m: nothing is frozen in its first half, everything in its second. Unset: 10 steps
-    after `warm_up`."""
+    """Last step of monitoring, T_m: nothing is frozen in its first half, everything in its second. Unset: 10
+    steps after `warm_up`."""
     ramp: Positive | None = None
-    """Last step of the ramp, T_f, from where on ratios are applied in full; unset: a tenth of the job after
+    """Last step of the ramp, T_f, after which ratios apply in full; unset: a tenth of the job after
     `monitoring`."""
     check_every: Positive = 10
     """APF and AutoFreeze: steps between stability checks."""
     apf_threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """APF: a tensor whose score falls below it is frozen, T_APF. The score is the mean of |E| / E_abs over its scalars:
-    1 while all move one way, sqrt((1 - apf_alpha) / (1 + apf_alpha)) where nothing but noise is left, which is 0.23 by
-    default. Below that hardly anything settles; the paper's 0.01 is for single scalars."""
+    """APF: a tensor whose score falls below this is frozen, T_APF. The score is the mean of |E| / E_abs over
+    its scalars: 1 while all move one way, sqrt((1 - apf_alpha) / (1 + apf_alpha)) when only noise is left,
+    which is 0.23 by default. Below that hardly anything settles; the paper's 0.01 is for single scalars."""
     apf_alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """APF: decay of the moving averages of eq. 2, per check."""
     autofreeze_percentile: Annotated[float, Field(ge=0, le=100)] = 80.0
@@ -190,7 +194,7 @@ class FreezeConfig(Section):
 
     @property
     def used(self) -> frozenset[str]:
-        """The keys that decide what is frozen by `method`; another value of any other key changes nothing."""
+        """The keys that affect what `method` freezes; all other keys have no effect."""
         if self.method == "none":
             return frozenset({"method"})
         keys = {"method", "warm_up"}
@@ -204,7 +208,7 @@ class FreezeConfig(Section):
 
     @property
     def phases(self) -> Phases | None:
-        """TimelyFreeze's phases, once resolved; None for the methods that have none."""
+        """TimelyFreeze's phases, once resolved; None for methods without phases."""
         if not self.timely:
             return None
         warm_up, monitoring, ramp = self.warm_up, self.monitoring, self.ramp
@@ -215,7 +219,8 @@ class FreezeConfig(Section):
 
 
 class EmulatedConfig(Section):
-    """`[cluster.emulated]`: modelled times of an emulated device, one number for all layers or one per layer."""
+    """`[cluster.emulated]`: modelled times of an emulated device, one number for all layers or one per
+    layer."""
 
     forward_s: float | tuple[float, ...] = 0.01
     """Forward pass of one layer and microbatch."""
@@ -224,44 +229,46 @@ class EmulatedConfig(Section):
     weight_grad_s: float | tuple[float, ...] = 0.01
     """Weight gradient of one layer and microbatch."""
     profile: str | None = None
-    """JSON file with the lists `forward_s`, `input_grad_s`, `weight_grad_s`; takes the place of the numbers above."""
+    """JSON file with the lists `forward_s`, `input_grad_s`, `weight_grad_s`; replaces the numbers above."""
 
 
 class ElasticConfig(Section):
-    """`[elastic]`: what the job does about ranks that fail, join, or have notice to leave."""
+    """`[elastic]`: how the job handles ranks that fail, join, or receive notice to leave."""
 
     redundancy: Literal["peer", "checkpoint", "none"] | None = None
-    """`peer` keeps a copy of every layer up to date on another rank, on another node where there is one: a lost rank
-    costs the step in flight. `checkpoint` goes back to the newest checkpoint. `none` ends the job. Unset: `peer` with
-    more than one rank, else `checkpoint`."""
+    """`peer` keeps an up-to-date copy of every layer on another rank, on another node if there is one: a lost
+    rank costs the step in flight. `checkpoint` goes back to the newest checkpoint. `none` ends the job.
+    Unset: `peer` with more than one rank, else `checkpoint`."""
     spares: NonNegative = 0
-    """Ranks that stand ready with no layers, to take the place of a lost one."""
+    """Idle ranks without layers, ready to replace a lost one."""
     min_ranks: Positive = 1
     """With fewer ranks the job pauses until capacity returns."""
     grow: bool = True
-    """Take ranks in, up to `pipeline.ranks`, where the cluster has room for them and it pays."""
+    """Add ranks, up to `pipeline.ranks`, when the cluster has room for them and it pays."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """A rank that answers nothing for so long is killed. So is a rank that computes a single action for so long and
-    for ten times as long as a usual step; the first step of a generation has `cluster.timeout_s`."""
+    """A rank that does not answer for this long is killed. So is a rank that computes a single action for
+    this long and for ten times as long as a usual step; the first step of a generation has
+    `cluster.timeout_s`."""
     wait_s: NonNegativeSeconds = 600.0
-    """How long a job that has too few ranks waits for capacity before it ends; what those hold is in a checkpoint by
-    then."""
+    """How long a job with too few ranks waits for capacity before it ends. It first writes a checkpoint of
+    what they hold."""
     attempts: Positive = 3
-    """After so many failures with no new step committed between them the job ends, whichever rank raised, died or
-    hung."""
+    """The job ends after this many failures without a new committed step in between, whichever rank raised,
+    died or hung."""
     migration: Literal["live", "deferred", "stop"] = "live"
-    """How layers change ranks: `live` while training goes on, with the same bits; `deferred` as DynPipe does (other
-    bits); `stop` between two steps."""
+    """How layers move between ranks: `live` while training continues, with the same bits; `deferred` as in
+    DynPipe (different bits); `stop` between two steps."""
     notice_file: str | None = None
-    """A file on each node whose appearing says that the node is to go; for drills. It may hold the seconds left.
-    `{node}` in its path stands for the node's id in the cluster."""
+    """A file on each node that announces by appearing that the node is leaving; for drills. It may hold the
+    seconds left. `{node}` in its path stands for the node's id in the cluster."""
     notices: tuple[Literal["ray", "sigterm", "aws", "gcp", "azure"], ...] = ("ray", "sigterm")
-    """Where notices come from: Ray's drains, SIGTERM to a rank, the metadata services of clouds (one rank of each node
-    looks there)."""
+    """Sources of notices: Ray's drains, SIGTERM to a rank, the metadata services of clouds (one rank of each
+    node watches them)."""
     salvage: Literal["none", "weights"] = "none"
-    """What becomes of layers of which only the weights could be had from a rank that went too soon. `none`: all go back
-    to the newest checkpoint. `weights`: they go on, with the moments of that checkpoint; no step is lost, but the bits
-    are others. Weights then travel before all moments. Not for models whose layers share parameters."""
+    """What happens when a rank leaves before the moments of its layers were fetched, only their weights.
+    `none`: all layers go back to the newest checkpoint. `weights`: these layers continue with that
+    checkpoint's moments; no step is lost, but the bits differ. All weights are then sent before any moments.
+    Not for models whose layers share parameters."""
     allow_faults: bool = False
     """Allow `freshet fault` to inject faults into the job."""
 
@@ -271,14 +278,14 @@ DeviceKind = Literal["cpu", "cuda", "emulated"]
 
 
 class WorkerConfig(Section):
-    """Everything a rank needs to know of the resolved spec; the same value goes to every rank."""
+    """The part of the resolved spec that a rank needs; the same value goes to every rank."""
 
     job: str
     """The job's name."""
     seed: NonNegative
     """Key of every random draw."""
     steps: NonNegative
-    """Optimizer steps of the whole job."""
+    """Optimizer steps of the entire job."""
     precision: Precision
     """`bfloat16` runs forward and backward under autocast; weights, gradients and updates stay `float32`."""
     threads: Positive
@@ -286,7 +293,7 @@ class WorkerConfig(Section):
     validate_every: NonNegative
     """Steps between validations; 0: only after the last step."""
     timeline_every: NonNegative = 0
-    """Steps between timelines that every rank reports; 0: only the last step's."""
+    """Steps between the timelines that every rank reports; 0: only the last step's."""
     curvature_every: NonNegative = 0
     """Steps between samples of how the gradient changes with the weights; 0: none."""
     sample_tokens: NonNegative = 0
@@ -294,7 +301,7 @@ class WorkerConfig(Section):
     output: str
     """The job's folder, or a URI that every node reaches."""
     device: DeviceKind
-    """What the rank computes on."""
+    """The kind of device that the rank computes on."""
     microbatch_size: Positive
     """Samples in a microbatch."""
     microbatches: Positive

@@ -1,6 +1,6 @@
-"""Samples of how fast a job's gradient changes, for the planner's estimate of its smoothness (DynPipe, section IV-B).
+"""Samples how fast a job's gradient changes, for the planner (DynPipe, section IV-B).
 
-Keeps copies of one step and holds the next against them. Knows no pipeline, and changes nothing that trains.
+Keeps copies of one step to compare the next step with. Knows no pipeline, and does not affect training.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class CurvatureProbe:
     """One rank's part of the samples.
 
     Args:
-        every: a step whose number is a multiple of it is kept for the one after.
-        microbatches: R * M, by which a summed gradient becomes the mean one.
-        parameters: of the rank, a tied one once.
+        every: each step whose number is a multiple of this is kept for the next step.
+        microbatches: R * M, the divisor from a summed gradient to the mean.
+        parameters: the rank's parameters, each tied one once.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class CurvatureProbe:
 
     @torch.no_grad()
     def observe(self, step: int, *, may_freeze: bool) -> None:
-        """Look at what `step` (1 is the job's first) found, before it is applied: the summed gradients, and the
-        weights at which they were taken. Not called for a step that is skipped: what is kept waits for the next.
+        """Sample `step` (1 is the job's first) before its update: the summed gradients, and the weights at
+        which they were taken. Not called for a skipped step: the kept copies wait for the next one.
 
         Args:
-            may_freeze: whether anything, on any rank, may be missing from the gradients. Then they say nothing, and
-                what is kept is given up.
+            may_freeze: whether any gradient, on any rank, may be missing. Then the sample is useless, and the
+                kept copies are dropped.
         """
         kept, self._kept = self._kept, None
         if may_freeze:
@@ -80,7 +80,7 @@ class CurvatureProbe:
 
     @staticmethod
     def _gradient(parameter: Tensor) -> Tensor:
-        """Zero for a parameter that the loss does not depend on."""
+        """The parameter's gradient; zero if the loss does not depend on it."""
         return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 

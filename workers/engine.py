@@ -1,7 +1,7 @@
-"""One rank's loop over a window: it interprets a `Schedule`, action by action. The only interpreter there is.
+"""One rank's loop over a window: it interprets a `Schedule`, action by action. It is the only interpreter.
 
-For each action: wait for the input, compute, send on. Two stages on one rank pass references. It knows neither
-optimizer nor commit: a window ends with gradients summed and sent nowhere.
+For each action: wait for the input, compute, send the result. Two stages on one rank pass references. It
+knows neither optimizer nor commit: a window ends with summed gradients that stay on the rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Batches = Callable[[int], Batch]
 
 @dataclass(frozen=True)
 class Window:
-    """What a rank did in one window."""
+    """What a rank computed in one window."""
 
     losses: dict[int, float]
     """Global microbatch -> mean loss, on the rank with the last stage."""
@@ -44,9 +44,9 @@ class Engine:
     """The interpreter of one rank's program.
 
     Args:
-        schedule: what all ranks of one pipeline do.
-        rank: this rank in the pipeline; `pipeline` says in which.
-        stages: the stages that the schedule gives this rank.
+        schedule: the actions of all ranks of one pipeline.
+        rank: this rank's number in the pipeline `pipeline`.
+        stages: the stages that the schedule assigns to this rank.
         channel: to the other ranks; place = pipeline * P + rank.
         faults: the injected faults of this rank.
         activity: receives what the rank computes.
@@ -75,7 +75,7 @@ class Engine:
         self._faults = faults
         self._activity = activity or Activity()
         self._bytes_per_s: float | None = None
-        """What an injected fault lets this rank send; None: no limit."""
+        """The send bandwidth that an injected fault leaves this rank; None: no limit."""
         self._handed: dict[tuple[Stream, int], Tensors] = {}
         self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
@@ -83,10 +83,10 @@ class Engine:
         """Run one training window; gradients are added to the parameters' `.grad`.
 
         Args:
-            replica: whose microbatches these are; None: that of the pipeline's own number.
+            replica: the replica whose microbatches these are; None: the one with the pipeline's number.
 
         Raises:
-            ChannelError: a neighbour is gone or sent what does not fit.
+            ChannelError: a neighbour is gone or sent a message that does not fit its stream.
         """
         self._replica = self._pipeline if replica is None else replica
         self._begin_faults(step + 1)
@@ -108,12 +108,12 @@ class Engine:
         """Run forward passes only, in evaluation mode, in the order of the schedule's own forwards.
 
         Args:
-            microbatches: how many, from 0; at most the schedule's.
+            microbatches: their number, counted from 0; at most the schedule's.
             purpose: from 1; messages of different shapes must have different purposes.
 
         Returns:
-            On the rank with the last stage: per microbatch the scalar loss, or the last layer's outputs where the
-            batch has no targets. Elsewhere nothing.
+            On the rank with the last stage: per microbatch the scalar loss, or the last layer's outputs if
+            the batch has no targets. Empty on other ranks.
         """
         program = [a for a in self._program if a.kind is Kind.FORWARD and a.index < microbatches]
         self._announce(microbatches, purpose)
@@ -202,7 +202,7 @@ class Engine:
             return self._channel.receive(stream)
 
     def _announce(self, forwards: int | None, purpose: int) -> None:
-        """Announce the coming messages to the channel: those of the window, or of the first microbatches' forwards."""
+        """Announce the next messages to the channel: the window's, or the first `forwards` forwards'."""
         known = (forwards, purpose)
         if known not in self._groups:
             streams = {"forward": self._forward_stream, "backward": self._backward_stream}
@@ -226,11 +226,11 @@ class Engine:
             self._channel.expect(stream, messages)
 
     def _forward_stream(self, stage: int, purpose: int) -> Stream:
-        """Into `stage`, from the stage before."""
+        """The stream into `stage` from the stage before."""
         return self._stream(stage - 1, stage, 2 * stage, purpose, "forward")
 
     def _backward_stream(self, stage: int, purpose: int) -> Stream:
-        """Into `stage`, from the stage after."""
+        """The stream into `stage` from the stage after."""
         return self._stream(stage + 1, stage, 2 * stage + 1, purpose, "backward")
 
     def _stream(self, source: int, target: int, tag: int, purpose: int, direction: str) -> Stream:
@@ -245,17 +245,17 @@ class Engine:
 
     @property
     def _armed(self) -> FaultPoints | None:
-        """The injected faults of this rank, if any is armed."""
+        """This rank's injected faults, if any are armed."""
         return self._faults if self._faults is not None and self._faults.armed else None
 
     def _begin_faults(self, step: int) -> None:
-        """Begin and end the faults that last for whole windows."""
+        """Begin and end the faults that last for entire windows."""
         faults = self._armed
         self._device.slowdown = 1.0 if faults is None else faults.slowdown(step)
         self._bytes_per_s = None if faults is None else faults.bytes_per_s(step)
 
     def _poison(self) -> None:
-        """Put a NaN into the first gradient there is."""
+        """Put a NaN into the first gradient present."""
         for _, stage in sorted(self._stages.items()):
             for layer in stage.layers:
                 for _, gradient in sorted(layer.gradients().items()):
@@ -264,5 +264,5 @@ class Engine:
 
     @property
     def first_free_tag(self) -> int:
-        """Tags from here on are not the engine's (it uses purposes 0 to 2)."""
+        """The first tag that the engine does not use (it uses purposes 0 to 2)."""
         return 6 * self._schedule.stages

@@ -1,7 +1,7 @@
-"""Gradients that must meet before a commit: those of replicas, and those of tied parameters.
+"""Sums gradients across ranks before a commit: those of replicas, and those of tied parameters.
 
-Every sum has one order (replicas ascending, then layers ascending) and is formed by exchange, never by a library's
-reduction, so that siblings and tied copies hold the same bits.
+Every sum has one order (replicas ascending, then layers ascending) and is computed by exchange, never by a
+library's reduction, so that siblings and tied copies hold the same bits.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class TiedUse:
 
 
 class ReplicaExchange:
-    """Sums the gradients of one pipeline rank's layers over all replicas, the work spread over its siblings.
+    """Sums the gradients of one pipeline rank's layers over all replicas. Its siblings share the work.
 
-    Each tensor is gathered at one sibling, summed there in replica order, and sent back.
+    Each tensor is gathered on one sibling, summed there in replica order, and sent back.
 
     Args:
         siblings: places that hold the same layers, by pipeline.
-        tags: first tag that is free on the channel.
-        replicas: how many there are; pipeline p has those r with r % pipelines == p. None: one per pipeline.
+        tags: first free tag on the channel.
+        replicas: their number; pipeline p runs those with r % pipelines == p. None: one per pipeline.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class ReplicaExchange:
             self._reducer.append(sibling)
 
     def take(self, replica: int) -> None:
-        """Set the gradients aside: they are those of `replica`."""
+        """Set the present gradients aside as those of `replica`."""
         gradients = [parameter.grad for parameter in self._parameters]
         if replica != self._replicas_of(self._own)[-1]:
-            # The next window forms its gradients in the same memory.
+            # The next window accumulates its gradients in the same memory.
             gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
         self._parts[replica] = gradients
         for parameter in self._parameters:
             parameter.grad = None
 
     def drop(self) -> None:
-        """Forget what was set aside."""
+        """Drop the gradients that were set aside."""
         self._parts = {}
 
     def sum(self) -> None:
-        """Give each parameter the sum over replicas for its `.grad`; a gradient absent everywhere stays absent.
+        """Set each parameter's `.grad` to the sum over replicas; a gradient absent everywhere stays absent.
 
-        What was not set aside before is taken for those of the pipeline's only replica.
+        If no gradients were set aside, the present ones are those of the pipeline's only replica.
         """
         if not self._parts:
             self.take(self._own)
@@ -146,7 +146,7 @@ class TieExchange:
     Args:
         groups: per tied parameter, its uses in layer order.
         base: global rank of this pipeline's rank 0.
-        tags: first tag that is free on the channel.
+        tags: first free tag on the channel.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class TieExchange:
         self._tags = tags
 
     def sum(self) -> None:
-        """Replace each tied copy's `.grad` by the sum over its uses; absent everywhere stays absent."""
+        """Replace each tied copy's `.grad` with the sum over its uses; absent everywhere stays absent."""
         mine = [(tag, group) for tag, group in self._tagged() if any(use.rank == self._rank for use in group)]
         for tag, group in mine:
             for number, use in enumerate(group):
@@ -204,7 +204,7 @@ class TieExchange:
             return
         for use in group:
             if use.rank == self._rank:
-                # Not written in place: the use's own gradient may still be on its way to the others.
+                # Not in place: the use's own gradient may still be in flight to the others.
                 self._parameters[use.layer, use.name].grad = total
 
     def _stream(self, use: TiedUse, target: int, tag: int) -> Stream:

@@ -1,4 +1,4 @@
-"""What a rank brings to the training of one generation, and what its schedule makes of that: stages, masks, ties.
+"""What a rank needs to train in one generation, and what its schedule builds from it: stages, masks, ties.
 
 Values and their assembly; nothing here runs or sends.
 """
@@ -32,7 +32,7 @@ from workers.unfinished import Greeting
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSetup:
-    """What a rank brings to a generation's training: all of it outlives the generation."""
+    """What a rank needs to train in a generation. All of it outlives the generation."""
 
     config: WorkerConfig
     rank: int
@@ -44,24 +44,24 @@ class GenerationSetup:
     definition: ModelDefinition
     data: OpenData
     layers: Mapping[int, tuple[Layer, LayerState]]
-    """Those that it owns by `plan`."""
+    """The layers that it owns by `plan`."""
     optimizer: Optimizer
     device: Device
     mailbox: Mailbox
     standbys: Standbys
     """The copies that it keeps by `plan`."""
     greeting: Greeting
-    """What it sends to the others first."""
+    """The first message that it sends to the other ranks."""
     offer: Callable[[Iterable[int]], None]
-    """Offer copies of its layers, as they are now, to the ranks that stand by for them."""
+    """Offers copies of its layers, as they are now, to the ranks that keep standbys of them."""
     bring: Callable[[int, Greeting, threading.Event], Base]
-    """Layer, its owner's greeting -> the layer as it is where the generation begins; gives up when the event is set."""
+    """Layer, its owner's greeting -> the layer at the start of the generation; stops when the event is set."""
     withdraw: Callable[[], None]
-    """Stop offering the layers as they were where the generation begins."""
+    """Stops offering the layers as they were at the start of the generation."""
     held: tuple[tuple[int, int], ...] = ()
-    """(layer, place): layers whose updates are held back, and where they are to go."""
+    """(layer, place): layers whose updates are held back, and their destinations."""
     freeze_plans: Plans
-    """Those whose start is known; adopted ones are added."""
+    """Freeze plans whose start is known; adopted ones are added."""
     faults: FaultPoints
     activity: Activity
     report: Callable[[Report], None]
@@ -76,7 +76,7 @@ class GenerationSetup:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Those whose microbatches its pipeline executes."""
+        """The replicas whose microbatches its pipeline executes."""
         return tuple(range(self.pipeline, self.plan.replicas, self.plan.pipeline_count))
 
 
@@ -102,7 +102,7 @@ def make_freezer(setup: GenerationSetup) -> Freezer:
 
 
 def make_stages(setup: GenerationSetup, freezer: Freezer) -> dict[int, Stage]:
-    """The stages that the schedule gives the rank."""
+    """The stages that the schedule assigns to the rank."""
     plan, config = setup.plan, setup.config
     stages: dict[int, Stage] = {}
     for stage in setup.schedule.stages_of_rank(setup.pipeline_rank):

@@ -1,7 +1,8 @@
-"""One layer on its rank: forward, backward, weight gradient of single microbatches.
+"""One layer on its rank: forward, backward and weight gradient of single microbatches.
 
-Every layer is an autograd graph of its own, from detached inputs to canonical outputs. So its numbers cannot depend
-on whether its neighbours live on the same rank: there is nothing to cut. This module knows no schedule and no rank.
+Every layer is an autograd graph of its own, from detached inputs to canonical outputs. So its numbers cannot
+depend on whether its neighbours are on the same rank: there is no graph to cut. This module knows no schedule
+and no rank.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ NOTHING_FROZEN: frozenset[str] = frozenset()
 
 @dataclass
 class Pass:
-    """What one microbatch leaves behind in one layer between its actions."""
+    """What a layer keeps of one microbatch between its actions."""
 
     draw_key: int
     """Key of the forward pass's random draws; a recomputation repeats them."""
     inputs: Tensors
     """Leaves of the layer's graph."""
     outputs: Tensors | None
-    """Roots of the graph; None where the activations were dropped to be recomputed."""
+    """Roots of the graph; None if the activations were dropped, to be recomputed."""
     queue: WeightGradQueue
     frozen: frozenset[str] = NOTHING_FROZEN
-    """Parameters whose gradient this microbatch does not form."""
+    """Parameters whose gradient this microbatch does not compute."""
     root_grads: Tensors = ()
-    """Kept only for parameters whose gradient takes a second walk of the graph."""
+    """Kept only for parameters whose gradient needs a second walk of the graph."""
 
 
 class Layer:
@@ -63,7 +64,7 @@ class Layer:
         self.device = device
         self._precision = precision
         self._deferral, self.uncovered = cover(module, workspace)
-        # Listed once: walking the module in every step costs a noticeable part of a short step.
+        # Listed once: walking the module costs a noticeable part of a short step.
         self._parameters = tuple(module.named_parameters())
         trainable = {n: p for n, p in self._parameters if p.requires_grad}
         self._uncovered = {n: trainable[n] for n in self.uncovered}
@@ -82,16 +83,16 @@ class Layer:
             inputs: canonical tensors, each [B, ...]; those with `requires_grad` set get a gradient.
             draw_key: keys the random draws.
             keep: whether to keep the activations; else `recompute` must precede `backward`.
-            frozen: parameters whose gradient is neither formed in this microbatch nor prepared for. Nothing else
-                changes by that: which tensors carry a gradient between layers, and the bits of all that do.
+            frozen: parameters whose gradient this microbatch neither computes nor prepares for. The same
+                tensors carry gradients between layers, with the same bits.
 
         Returns:
-            The canonical outputs, detached, with `requires_grad` set where they carry a gradient; and the pass.
+            The canonical outputs, detached, with `requires_grad` set if they carry a gradient; and the pass.
         """
         leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
         versions = [t._version for t in leaves]
-        # A walk that leaves out the uncovered matrices must find the covered ones by themselves: what one of them is
-        # multiplied with may come from uncovered ones only.
+        # A walk that skips the uncovered matrices must still reach the covered ones: the other factor of a
+        # product may depend on uncovered ones only.
         queue = WeightGradQueue(anchored=bool(self._uncovered))
         if keep:
             outputs = self._train(leaves, draw_key, queue, frozen, write_buffers=True)
@@ -103,14 +104,14 @@ class Layer:
                 f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
                 " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
             )
-        # From the layer's parameters: with the activations dropped, autograd does not know.
+        # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
         carries = self._trainable or any(t.requires_grad for t in leaves)
         detached = tuple(_leaf(canonical(t), carries) for t in outputs)
         return detached, Pass(draw_key, leaves, outputs if keep else None, queue, frozen)
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensors) -> Tensors:
-        """Forward pass in evaluation mode: no draws, no gradients, no change of buffers."""
+        """Forward pass in evaluation mode: no draws, no gradients, no buffer changes."""
         self.module.eval()
         try:
             return tuple(canonical(t) for t in self._run(inputs, 0, WeightGradQueue()))
@@ -118,7 +119,7 @@ class Layer:
             self.module.train()
 
     def recompute(self, done: Pass) -> None:
-        """Rebuild the activations that `forward` dropped. Draws are repeated, buffers stay as they are."""
+        """Recompute the activations that `forward` dropped, with the same draws and unchanged buffers."""
         assert done.outputs is None, f"layer {self.name}: activations are there already"
         with torch.enable_grad():
             done.outputs = self._train(
@@ -126,14 +127,14 @@ class Layer:
             )
 
     def backward(self, done: Pass, grads: Tensors, *, weights: bool) -> Tensors:
-        """Input gradient: walk the graph, queue the weight gradients; with `weights`, form them too.
+        """Input gradient: walk the graph and queue the weight gradients; with `weights`, compute them too.
 
         Args:
-            grads: of each output that carries one (the floating ones, if the layer has weights or its inputs carry
-                gradients), canonical, in order.
+            grads: the canonical gradient of each output that carries one, in order. These are the
+                floating-point outputs, if the layer has weights or its inputs carry gradients.
 
         Returns:
-            The canonical gradient of each input that carries one, in order; zeros where the layer did not use it.
+            The canonical gradient of each input that carries one, in order; zeros for unused inputs.
         """
         assert done.outputs is not None, f"layer {self.name}: backward before its activations were recomputed"
         if weights:
@@ -165,7 +166,7 @@ class Layer:
         return gradients
 
     def weight_grad(self, done: Pass) -> None:
-        """Form the weight gradients that `backward` left queued and add them to `.grad`."""
+        """Compute the weight gradients that `backward` queued and add them to `.grad`."""
         with self._backward_pass:
             done.queue.drain()
         done.queue.closed = True
@@ -177,11 +178,11 @@ class Layer:
             done.outputs, done.root_grads = None, ()
 
     def gradients(self) -> Gradients:
-        """What is summed in its parameters so far."""
+        """The gradients summed in its parameters so far."""
         return {name: p.grad for name, p in self._parameters if p.grad is not None}
 
     def drop_gradients(self) -> None:
-        """Forget what is summed in its parameters."""
+        """Drop the gradients summed in its parameters."""
         for _, parameter in self._parameters:
             parameter.grad = None
 
@@ -194,8 +195,8 @@ class Layer:
         *,
         write_buffers: bool,
     ) -> Tensors:
-        # Not the uncovered ones: torch's product of a stack and a matrix looks at whether the matrix has a gradient,
-        # and may get other last bits. They are left out of the backward walks instead.
+        # Not the uncovered ones: torch's product of a stack and a matrix depends on whether the matrix has a
+        # gradient, which may change the last bits. The backward walks leave them out instead.
         still = [self._covered[name] for name in frozen if name in self._covered]
         for parameter in still:
             parameter.requires_grad_(False)
@@ -210,8 +211,8 @@ class Layer:
     ) -> Tensors:
         if not self._buffers:
             return self._run(inputs, draw_key, queue)
-        # Autograd keeps the buffers that a forward pass saw, and the next microbatch's would change them under it:
-        # each pass gets a copy, and what it wrote there is taken over afterwards.
+        # Autograd keeps the buffers that a forward pass read, and the next microbatch would change them. So
+        # each pass gets a copy, whose values are copied back afterwards.
         for owner, name, buffer in self._buffers:
             owner._buffers[name] = buffer.clone()
         try:
@@ -243,7 +244,7 @@ class Layer:
 
 
 class Loss:
-    """The loss after the last layer, treated as a layer without weights of its own."""
+    """The loss after the last layer, treated as a layer without weights."""
 
     def __init__(self, function: Callable[..., Tensor], *, precision: str, device: torch.device) -> None:
         self._function = function
@@ -268,7 +269,7 @@ class Loss:
         return loss.detach(), Pass(draw_key, leaves, (loss,) if keep else None, WeightGradQueue())
 
     def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
-        """The canonical gradient of each output of the last layer; None where it carries none."""
+        """The canonical gradient of each output of the last layer; None if the output carries none."""
         assert done.outputs is not None
         with self._backward_pass:
             torch.autograd.backward(done.outputs)
@@ -279,7 +280,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     """Autocast to `precision` on `device`; nothing for float32."""
     if precision == "float32":
         return nullcontext()
-    # Casts are cached by the deferral, across microbatches; autocast's own cache would hold a step's weights too long.
+    # The deferral caches casts across microbatches; autocast's cache would keep a step's weights too long.
     return torch.autocast(device.type, getattr(torch, precision), cache_enabled=False)
 
 

@@ -1,7 +1,7 @@
 """`LayerState`: everything of one layer that training changes, and the only definition of it.
 
-Commit, standby, migration and checkpoint all speak of a layer through this value. It knows no wire, no file
-and no update rule.
+Commit, standby, migration and checkpoint all use this value for a layer. It knows no network, no file and no
+update rule.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
 
 Gradients = Mapping[str, Tensor]
-"""One layer's: parameter -> summed gradient, of its shape and dtype. One that is absent was frozen, or not used."""
+"""One layer's gradients: parameter -> summed gradient, of its shape and dtype. An absent parameter was frozen
+or not used."""
 
 
 class NamesSlots(Protocol):
-    """What a layer's state has to know of an optimizer."""
+    """What a layer's state needs from an optimizer."""
 
     def slot_names(self) -> tuple[str, ...]:
-        """Names of the tensors that it keeps beside each parameter."""
+        """Names of the tensors that it keeps for each parameter."""
         ...
 
 
@@ -39,23 +40,24 @@ class LayerState:
     name: str
     """Name in the model, unique."""
     weights: dict[str, Tensor]
-    """Parameter -> value. One that the module holds under several names is here once, under the first."""
+    """Parameter -> value. A parameter with several names in the module appears once, under the first."""
     buffers: dict[str, Tensor]
-    """Persistent buffer -> value; what a module does not save is not state."""
+    """Persistent buffer -> value. Buffers that the module does not save are not state."""
     slots: dict[str, dict[str, Tensor]]
-    """Parameter that trains -> slot name -> optimizer state of the parameter's shape and dtype. One that the model
-    holds fixed (`requires_grad` is false) has none."""
+    """Trained parameter -> slot name -> optimizer state of the parameter's shape and dtype. A parameter that
+    the model fixes (`requires_grad` is false) has none."""
     updates: dict[str, int]
-    """Parameter that trains -> updates applied so far: its own step count, which stands still while it is frozen."""
+    """Trained parameter -> updates applied so far: its own step count, which does not advance while it is
+    frozen."""
     freezing: dict[str, Tensor] = field(default_factory=dict)
-    """Freezing statistics, as the job's freeze method names and shapes them; empty without one."""
+    """Freezing statistics, with the names and shapes of the job's freeze method; empty without one."""
 
     @staticmethod
     def of(layer: int, name: str, module: nn.Module, optimizer: NamesSlots) -> LayerState:
         """The live state of `module`: its own parameters and buffers, with fresh optimizer state of zeros.
 
-        The buffers are the tensors that the module holds now: a module that assigns a new tensor to a buffer,
-        where it should write into it, leaves this state behind.
+        The buffers are the tensors that the module holds now. A module must write into them: if it assigns a
+        new tensor, this state no longer follows.
         """
         weights, buffers = saved_tensors(module)
         trained = {key: weight for key, weight in weights.items() if weight.requires_grad}
@@ -80,7 +82,7 @@ def saved_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tenso
 
 
 def host_copy(state: LayerState) -> LayerState:
-    """A copy of `state` in fresh, contiguous CPU allocations; shares nothing with `state`."""
+    """A copy of `state` in fresh, contiguous CPU allocations that shares no memory with `state`."""
     return LayerState(
         layer=state.layer,
         name=state.name,
@@ -96,7 +98,7 @@ def host_copy(state: LayerState) -> LayerState:
 
 
 def part_of(state: LayerState, part: Part) -> LayerState:
-    """`part` of `state`, the same tensors; the rest is empty."""
+    """The `part` of `state`, with the same tensors; the rest is empty."""
     weights, moments = part is not Part.MOMENTS, part is not Part.WEIGHTS
     return LayerState(
         layer=state.layer,
@@ -110,19 +112,19 @@ def part_of(state: LayerState, part: Part) -> LayerState:
 
 
 def united(weights: LayerState, moments: LayerState) -> LayerState:
-    """The layer whose weights and buffers are those of one, and whose moments are those of the other."""
+    """A layer with the weights and buffers of `weights` and the rest of `moments`."""
     return replace(weights, slots=moments.slots, updates=moments.updates, freezing=moments.freezing)
 
 
 def fresh(tensor: Tensor) -> Tensor:
-    """The values of `tensor` in a new contiguous CPU allocation, whose alignment is the allocator's own."""
+    """The values of `tensor` in a new contiguous CPU allocation, with the allocator's own alignment."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
 
 
 def load_(state: LayerState, source: LayerState) -> None:
     """Copy the values of `source` into the tensors of `state`, in place; change nothing if they do not fit.
 
-    Freezing statistics are the exception: those that only one side keeps are zero here, as before any check.
+    Freezing statistics are the exception: those that only one side has become zero, as before any check.
 
     Raises:
         JobError: a layer name, tensor name, shape or dtype differs.
@@ -164,7 +166,7 @@ def load_(state: LayerState, source: LayerState) -> None:
 def digest(state: LayerState) -> str:
     """sha256 (hex) over the weights, then the buffers, in name order: name, dtype, shape, bytes in C order.
 
-    Optimizer state is left out: the digest says whether two models are the same, bit for bit.
+    Optimizer state is left out: the digest tells whether two models are the same, bit for bit.
     """
     sha256 = hashlib.sha256()
     for group in (state.weights, state.buffers):
@@ -176,7 +178,7 @@ def digest(state: LayerState) -> str:
 
 
 def _tensors(state: LayerState) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of `state`, keyed by what it is in words."""
+    """Every tensor of `state`, keyed by a description in words."""
     for name, tensor in state.weights.items():
         yield f"weight {name}", tensor
     for name, tensor in state.buffers.items():

@@ -1,7 +1,7 @@
-"""One step's gradients, up to the commit: the windows of this pipeline's replicas, and what meets between ranks.
+"""One step's gradients, up to the commit: the windows of this pipeline's replicas, and the sums across ranks.
 
-With fewer pipelines than replicas a pipeline runs its replicas' windows one after the other, each from the same
-buffers and with gradients of its own: sums have the order, and so the bits, of one pipeline per replica.
+With fewer pipelines than replicas, a pipeline runs its replicas' windows one after the other, each from the
+same buffers and with its own gradients: sums have the order, and so the bits, of one pipeline per replica.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Buffers = Mapping[int, Mapping[str, Tensor]]
 
 
 class Minibatch:
-    """What one rank of a generation computes of each step."""
+    """One rank's computation of each step of a generation."""
 
     def __init__(self, setup: GenerationSetup, freezer: Freezer, channel: Channel) -> None:
         self._setup = setup
@@ -57,11 +57,11 @@ class Minibatch:
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
         self.counted = {place: p for place, p in self._parameters.items() if place not in repeated}
         """The parameters, a tied one in the first layer that uses it."""
-        # Tags mean the same on both sides of a pair: the siblings' own, whose number differs by rank, come last.
+        # A tag means the same on both sides of a pair. The siblings' come last: their number differs.
         tie_tags = self.engine.first_free_tag
         self._buffer_tags = tie_tags + sum(len(group) for group in groups)
         self.free_tags = self._buffer_tags + len(definition.layers)
-        """As many tags as the model has layers are free from here on."""
+        """First free tag; one tag per layer of the model is free from here on."""
         replica_tags = self.free_tags + len(definition.layers)
         self._ties = TieExchange(channel, groups, self._parameters, base, tie_tags) if groups else None
         self._replicas = None
@@ -76,8 +76,11 @@ class Minibatch:
         return 0 in self._stages
 
     def run(self, step: int) -> tuple[Window, Buffers]:
-        """The step after `step` committed ones. Gradients are final then; the buffers of a layer are its own replicas',
-        and the second value has those that count, where they are others.
+        """Compute the step after `step` committed ones. The gradients are then final.
+
+        Returns:
+            The window, and the buffers to commit where they differ from the live ones: those hold the values
+            of this pipeline's own replicas.
 
         Raises:
             ChannelError: a rank is gone.
@@ -113,8 +116,8 @@ class Minibatch:
         return Window(losses, spans), self._first_replicas_buffers()
 
     def norms(self) -> dict[tuple[int, str], float]:
-        """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order. A tied parameter
-        counts in the first layer that uses it."""
+        """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order. A tied
+        parameter counts in the first layer that uses it."""
         if self._setup.pipeline and self._setup.config.freeze.method == "none":
             return {}  # the first pipeline's stand in the commit; freezing statistics are every sibling's
         found = {
@@ -124,12 +127,12 @@ class Minibatch:
         }
         if not found:
             return {}
-        # All at once: on a GPU, each number by itself would wait for the device.
+        # All at once: on a GPU, reading each number would wait for the device.
         norms: list[float] = torch.stack(tuple(found.values())).tolist()
         return {place: norm * norm for place, norm in zip(found, norms, strict=True)}
 
     def drop(self) -> None:
-        """Forget the microbatches in flight, and all gradients."""
+        """Drop the microbatches in flight, and all gradients."""
         for stage in self._stages.values():
             stage.drop()
         if self._replicas is not None:
@@ -147,7 +150,7 @@ class Minibatch:
                 self._setup.layers[index][1].buffers[name].copy_(value)
 
     def _first_replicas_buffers(self) -> Buffers:
-        """The buffers that the first replica's microbatches left: siblings take those for their own."""
+        """The buffers after the first replica's microbatches, which all siblings adopt."""
         received: dict[int, dict[str, Tensor]] = {}
         own = self._setup.pipeline
         for index, (_, state) in sorted(self._setup.layers.items()):
@@ -182,7 +185,7 @@ class Minibatch:
 
 
 def _later(window: Window, offset_s: float) -> Window:
-    """`window` with times from the beginning of the step's first one."""
+    """`window` with its times counted from the start of the step's first window."""
     spans = tuple(
         replace(span, start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in window.spans
     )

@@ -29,7 +29,7 @@ class Source(Protocol):
     every_s: float
     """Seconds between two calls of `look`."""
     of_node: bool
-    """Whether its notices concern the node: one rank per node is enough to watch it. Else only the process."""
+    """Whether its notices concern the node, so that one rank per node can watch it; else only the process."""
 
     def look(self) -> tuple[Notice, ...]:
         """The notices in force now, without withdrawn ones. May block for a few seconds.

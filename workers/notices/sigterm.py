@@ -13,7 +13,7 @@ from workers.notices.notice import Notice
 class Sigterm:
     """Takes over this process's SIGTERM. Create it in the main thread, after all other SIGTERM handlers.
 
-    The signal does not say when a SIGKILL follows: under Kubernetes after 30 s, unless the pod says otherwise.
+    The signal does not say when a SIGKILL follows: under Kubernetes after 30 s, unless the pod differs.
     """
 
     name = "sigterm"
