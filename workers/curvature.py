@@ -1,6 +1,6 @@
 """Samples how fast a job's gradient changes, for the planner (DynPipe, section IV-B).
 
-Keeps copies of one step to compare the next step with. Knows no pipeline, and does not affect training.
+Keeps copies of one step and compares the next with them. Knows no pipeline, and does not affect training.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class GenerationSetup:
     offer: Callable[[Iterable[int]], None]
     """Offers copies of its layers, as they are now, to the ranks that keep standbys of them."""
     bring: Callable[[int, Greeting, threading.Event], Base]
-    """Layer, its owner's greeting -> the layer at the start of the generation; stops when the event is set."""
+    """Layer, its owner's greeting -> the layer at the start of the generation; stops when the event is
+    set."""
     withdraw: Callable[[], None]
     """Stops offering the layers as they were at the start of the generation."""
     held: tuple[tuple[int, int], ...] = ()

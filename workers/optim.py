@@ -1,4 +1,4 @@
-"""The optimizers: one implementation of each rule, the same on every rank and in every standby.
+"""The optimizers: one implementation of each update rule, the same on every rank and for every standby.
 
 Only elementwise operations, one parameter at a time, so that the bits do not depend on which parameters are
 updated together. They know no gradient norm, no freezing rule and no process group.
@@ -21,19 +21,19 @@ from workers.protocol import JobError
 
 
 class Optimizer(ABC):
-    """An update rule with its learning rate schedule. Holds no state: that is in the `LayerState`s."""
+    """An update rule with its learning rate schedule. Holds no state: the `LayerState`s do."""
 
     def __init__(self, config: OptimizerConfig, steps: int) -> None:
         """
         Args:
             config: the rule's settings.
-            steps: optimizer steps of the whole job, where the cosine ends.
+            steps: optimizer steps of the entire job, where the cosine ends.
         """
         self.config = config
         self.steps = steps
 
     def lr(self, step: int) -> float:
-        """Learning rate of `step` (0 for the first): linear warm-up, then a cosine from `lr` down to
+        """Learning rate of `step` (0 is the first): linear warm-up, then a cosine from `lr` down to
         `min_lr_fraction * lr` at the last step. A cosine of a single step stays at `lr`."""
         config = self.config
         if step < config.warmup_steps:
@@ -43,12 +43,12 @@ class Optimizer(ABC):
         return config.lr * (config.min_lr_fraction + (1.0 - config.min_lr_fraction) * cosine)
 
     def decays(self, layer_name: str, parameter_name: str, parameter: Tensor) -> bool:
-        """Whether weight decay applies: matrices and above, unless a `no_decay` pattern takes them out."""
+        """Whether weight decay applies: to matrices and above, unless a `no_decay` pattern excludes them."""
         return parameter.ndim >= 2 and not self._excluded(f"{layer_name}.{parameter_name}")
 
     def check_ties(self, ties: Sequence[Sequence[ParameterRef]]) -> None:
-        """Raises:
-        JobError: `no_decay` takes out some copies of a tied parameter and not others, which would part them.
+        """Raises: JobError: `no_decay` excludes some copies of a tied parameter but not others, which would
+        make them diverge.
         """
         for group in ties:
             out = [str(ref) for ref in group if self._excluded(str(ref))]
@@ -67,10 +67,10 @@ class Optimizer(ABC):
 
         Args:
             state: the layer; its weights, slots and update counts change.
-            gradients: left untouched. A parameter that is absent gets no update at all: no decay, no momentum
-                decay, no step count (TimelyFreeze eq. 18).
-            scale: what each gradient is multiplied by first, the clip factor.
-            step: steps committed before this one; picks the learning rate.
+            gradients: not modified. An absent parameter gets no update at all: no decay, no momentum decay,
+                no step count (TimelyFreeze eq. 18).
+            scale: factor that each gradient is first multiplied by, for mean and clipping.
+            step: steps committed before this one; determines the learning rate.
         """
         assert gradients.keys() <= state.weights.keys(), f"gradients of no parameter of layer {state.name}"
         lr = self.lr(step)
@@ -78,7 +78,7 @@ class Optimizer(ABC):
             if name not in gradients:
                 continue
             # The scratch has the parameter's layout, whatever the gradient's: a product rounds the same in
-            # any order of memory, the operations after it need not.
+            # any memory order, but the operations after it need not.
             gradient = torch.empty_like(parameter, requires_grad=False)
             torch.mul(gradients[name], scale, out=gradient)
             state.updates[name] += 1
@@ -87,7 +87,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def slot_names(self) -> tuple[str, ...]:
-        """Names of the tensors that the rule keeps beside each parameter."""
+        """Names of the tensors that the rule keeps for each parameter."""
 
     @abstractmethod
     def _update_parameter_(
@@ -99,7 +99,7 @@ class Optimizer(ABC):
         lr: float,
         decay: float,
     ) -> None:
-        """Update `parameter` and `slots`. `gradient` is scratch and may be overwritten; `count` includes this
+        """Update `parameter` and `slots`. `gradient` is scratch, free to overwrite; `count` includes this
         update."""
 
 

@@ -11,25 +11,25 @@ from planner.plan import Plan
 
 
 class Request(StrEnum):
-    """What the controller drops into a rank's mailbox. It rides in the next commit vector, so that all ranks
+    """What the controller puts into a rank's mailbox. It travels in the next commit vector, so that all ranks
     act on it at the same commit; one rank's mailbox is enough."""
 
     CHECKPOINT = "checkpoint"
-    """Write a checkpoint of the step being committed, go on."""
+    """Write a checkpoint of the step being committed, and continue."""
     STOP = "stop"
-    """End after the step being committed, with a checkpoint."""
+    """Stop after the step being committed, with a checkpoint."""
     REGROUP = "regroup"
-    """Leave the generation after the step being committed: another one is to be formed."""
+    """Leave the generation after the step being committed, so that a new one can form."""
 
 
 class Part(StrEnum):
-    """How much of a layer's state."""
+    """A part of a layer's state."""
 
     ALL = "all"
     WEIGHTS = "weights"
     """Weights and buffers: what the layer computes with."""
     MOMENTS = "moments"
-    """The rest: what the optimizer and the freezing have gathered."""
+    """The rest: the state of the optimizer and of freezing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class Generation:
 
     number: int
     epoch: int
-    """Incarnation of the controller that formed it."""
+    """Number of the controller incarnation that formed it."""
     members: tuple[int, ...]
-    """Ranks by place. A rank's number is its process's, and never used again; its place, from 0, is what it is in this
-    generation: pipeline * P + pipeline rank."""
+    """Ranks by place. A rank's number identifies its process and is never reused. Its place, from 0, is its
+    position in this generation: pipeline * P + pipeline rank."""
     store_host: str
     store_port: int
     timeout_s: float
@@ -50,8 +50,11 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One settled step, sent by the first rank. After a loss every rank that is left sends the newest ones again, as
-    the first may be gone and its last words with it: of each generation and step the first one to come counts."""
+    """One settled step, sent by the first rank.
+
+    After a failure every surviving rank sends the newest ones again, as the first rank may be gone with its
+    last reports. The first report to arrive for each generation and step counts.
+    """
 
     generation: int
     step: int
@@ -64,57 +67,60 @@ class StepReport:
     tokens: int
     """Tokens in the step's samples; 0 where there are none."""
     step_s: float
-    """From the commit before to this commit."""
+    """Seconds from the previous commit to this one."""
     bubble: float
-    """Share of the step that the ranks were not computing, mean over ranks; in [0, 1]."""
+    """Share of the step in which the ranks did not compute, mean over ranks; in [0, 1]."""
     skipped: bool
-    """The norm was not finite: the step was committed with no update."""
+    """The norm was not finite: the step was committed without an update."""
     gradient_energy: float = 0.0
     """Squared norm of the step's gradient, estimated as if nothing had been frozen."""
     effective_update: float = 1.0
-    """Share of that energy which the step's freeze ratios let through: TimelyFreeze definition D.7."""
+    """Share of that energy that the step's freeze ratios let through: TimelyFreeze definition D.7."""
     committed_s: float = 0.0
-    """When it was committed, in seconds since the Unix epoch: it is reported once it is settled, a little later."""
+    """When it was committed, in seconds since the Unix epoch. The report follows a little later, once the
+    step is settled."""
     samples_digest: str = ""
-    """Of the samples that it used, as read: `workers.data.sampling.samples_digest`."""
+    """Digest of the samples that it used, as read: `workers.data.sampling.samples_digest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyReport:
-    """The standbys that one rank keeps are current: whatever they stand in for can be lost from `step` on."""
+    """The standbys that one rank keeps are up to date: from `step` on, the layers that they copy can be
+    lost."""
 
     step: int
     rank: int
     """Its place."""
     layers: tuple[int, ...]
     bytes: int
-    """Fetched for them."""
+    """Bytes fetched for them."""
     seconds: float
-    """From the beginning of the generation."""
+    """Seconds since the start of the generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchReport:
-    """A rank follows another plan from the step after `step` on, in the same generation; every rank tells it."""
+    """A rank follows another plan from the step after `step` on, in the same generation; every rank reports
+    it."""
 
     step: int
     rank: int
     """Its place."""
     epoch: int
-    """With `version`, of the plan."""
+    """Epoch of the plan; `version` completes it."""
     version: int
     taken: tuple[int, ...]
-    """Layers that it owns now and did not before."""
+    """Layers that it newly owns."""
     given: tuple[int, ...]
-    """Layers that it owned before and does not now."""
+    """Layers that it no longer owns."""
     brought_bytes: int
-    """Size of the copies that came to it under the plan before."""
+    """Size of the copies that it received under the previous plan."""
     brought_s: float
-    """From the beginning of that plan until the last of them had come and was up to date."""
+    """Seconds from the start of the previous plan until the last of them had arrived and was up to date."""
     stall_s: float
-    """How long this rank stood still for it."""
+    """How long the switch stalled this rank."""
     switched_s: float
-    """When it did it, in seconds since the Unix epoch."""
+    """When the rank switched, in seconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +130,7 @@ class FaultReport:
     rank: int
     """Its number."""
     fault: str
-    """In words."""
+    """The fault in words."""
     step: int
     phase: str
     fired_s: float
@@ -135,23 +141,23 @@ class FaultReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NoticeReport:
-    """A rank received notice that it or its node is to go: `workers.notices`."""
+    """A rank received notice that it or its node is leaving: `workers.notices`."""
 
     rank: int
     """Its number."""
     source: str
-    """`file`, `sigterm`, `aws`, `gcp` or `azure`. A signal speaks for the rank alone, all others for its node."""
+    """`file`, `sigterm`, `aws`, `gcp` or `azure`. A signal concerns only the rank, all others its node."""
     left_s: float | None
-    """Seconds until it is gone, as far as is known."""
+    """Seconds until it is gone; None if unknown."""
     text: str
-    """What was said."""
+    """The text of the notice."""
     node: str = ""
-    """The rank's, by its id in the cluster; empty: where the rank is known to live."""
+    """Id of the rank's node in the cluster; empty: the node on which the rank is known to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarningReport:
-    """Something that a person should know; the rank goes on."""
+    """Something that the user should know; the rank continues."""
 
     rank: int
     """Its number."""
@@ -160,46 +166,48 @@ class WarningReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeStarted:
-    """All ranks took up a freeze plan at a commit; sent by the first rank."""
+    """All ranks adopted a freeze plan at a commit; sent by the first rank."""
 
     plan: FreezePlan
-    """With its `start`."""
+    """The plan, with its `start`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenAction:
-    """What a backward pass of one stage and microbatch left out."""
+    """What a backward pass of one stage and microbatch skipped."""
 
     stage: int
     microbatch: int
-    """Of the replica."""
+    """Number of the microbatch in the replica."""
     planned: float
     """Expected share of weight-gradient time."""
     actual: float
-    """Drawn share of it. Both are of measured time where the freeze plan in force says what that is; else the matrices'
-    scalars stand for it."""
+    """Drawn share of weight-gradient time. Both shares are of measured time if the freeze plan in force gives
+    it; else of the matrices' scalars."""
     parameters: float
-    """Drawn share of all scalars: the paper's average freeze ratio is its mean."""
+    """Drawn share of all scalars. Its mean is the paper's average freeze ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeReport:
-    """What one rank froze in one step; sent from the first step on in which anything may be frozen."""
+    """What one rank froze in one step; sent from the first step on in which freezing is possible."""
 
     step: int
     rank: int
     """Its place."""
     actions: tuple[FrozenAction, ...]
     passes: int = 0
-    """Backward passes of each layer in this step: microbatches that the rank's pipeline executed."""
+    """Backward passes of each layer in this step: the microbatches that the rank's pipeline executed."""
     counts: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(layer, of each of its parameters in name order the passes in which it was frozen)."""
+    """(layer, for each of its parameters in name order the passes in which it was frozen)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenCounts:
-    """How often each parameter of one rank was frozen since it followed its newest plan; sent when training ends. Of a
-    whole run, with all its plans and generations, the `FreezeReport`s tell."""
+    """How often each parameter of one rank was frozen under its newest plan; sent when training ends.
+
+    For an entire run, with all its plans and generations, see the `FreezeReport`s.
+    """
 
     step: int
     rank: int
@@ -211,22 +219,25 @@ class FrozenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureReport:
-    """One rank's part of a sample of how the gradient changes with the weights, between `step` and the step before it
-    that was not skipped; sent by the first replica's ranks. Sums of squares in float64 over the rank's parameters, a
-    tied one counted once; the gradients are means over the step's microbatches, before clipping."""
+    """One rank's part of a sample of how the gradient changes with the weights, between `step` and the last
+    step before it that was not skipped; sent by the first replica's ranks.
+
+    Sums of squares in float64 over the rank's parameters, each tied one counted once. The gradients are means
+    over the step's microbatches, before clipping.
+    """
 
     step: int
     rank: int
     gradient_change_sq: float
     weight_change_sq: float
-    """Between the weights at which the two gradients were taken."""
+    """Squared distance of the weights at which the two gradients were taken."""
     gradient_sq: float
-    """Of the gradient of `step`."""
+    """Squared norm of the gradient of `step`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport:
-    """Of the weights after `step`; sent, and sent again after a loss, like a `StepReport`."""
+    """A validation of the weights after `step`; sent, and resent after a failure, like a `StepReport`."""
 
     step: int
     loss: float
@@ -234,7 +245,7 @@ class ValidationReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReport:
-    """A checkpoint was finished, or failed and was dropped (the ones before it stay)."""
+    """A checkpoint was completed, or failed and was dropped (earlier ones stay)."""
 
     step: int
     path: str
@@ -250,13 +261,13 @@ class Span:
     action: str
     """Its token, e.g. `2F0`."""
     start_s: float
-    """After its input had arrived; seconds since the commit before."""
+    """When it started, after its input had arrived; seconds since the previous commit."""
     end_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineReport:
-    """What one rank did in one step."""
+    """What one rank computed in one step."""
 
     step: int
     rank: int
@@ -299,9 +310,9 @@ class Outcome:
     step: int
     """Steps committed."""
     stopped: bool
-    """Whether a `Request.STOP` ended it, not the last step."""
+    """Whether a `Request.STOP` ended it rather than the last step."""
     layer_digests: tuple[tuple[int, str], ...]
-    """(layer, sha256 over its weights and buffers) of every layer this rank holds."""
+    """(layer, sha256 over its weights and buffers) of every layer that this rank holds."""
     checkpoint_error: str | None = None
     """Why the last checkpoint could not be written."""
 
@@ -317,34 +328,36 @@ class Parted:
 
 @dataclass(frozen=True, kw_only=True)
 class Working:
-    """The action that a rank computes just now."""
+    """The action that a rank is computing."""
 
     action: str
     """Its token, e.g. `2F0`."""
     for_s: float
-    """How long it has computed; waiting for other ranks does not count."""
+    """How long it has been computing; waiting for other ranks does not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a rank stands between two generations."""
+    """The state of a rank between two generations."""
 
     rank: int
     step: int
-    """Steps committed whose updates its layers have."""
+    """Committed steps whose updates its layers have."""
     vector: tuple[bytes, ...] | None = None
     """All ranks' records of the commit of `step`, if that was in its last generation."""
     undecided: int | None = None
-    """The step to whose commit it came without learning the outcome; it keeps the gradients until it is settled."""
+    """The step whose commit it reached without learning the outcome; it keeps the gradients until that is
+    settled."""
     began: int = 0
-    """The newest step that it began in its last generation; it was in flight if it is not committed."""
+    """The newest step that it began in its last generation. If it is not committed, it was in flight."""
     holds: tuple[int, ...] = ()
-    """Layers whose state of `step` is whole here, owned or stood by. Undecided, it can roll all of them forward."""
+    """Layers whose state of `step` is complete here, as owner or standby. If undecided, it can roll all of
+    them forward."""
     weights: tuple[int, ...] = ()
-    """Layers of which no more than the weights of `step` are here: who gave them was lost before the moments had
-    come."""
+    """Layers of which only the weights of `step` are here: their source was lost before the moments had
+    arrived."""
     freeze_plans: tuple[FreezePlan, ...] = ()
-    """Those taken up, with their starts."""
+    """The adopted freeze plans, with their starts."""
     host: str = ""
     port: int = 0
     """Where its state server listens."""
@@ -355,12 +368,13 @@ class Settlement:
     """The outcome of the commit in which a generation ended; the same for all its surviving ranks."""
 
     step: int
-    """The step at which all stand from here on."""
+    """The step from which all ranks continue."""
     vector: tuple[bytes, ...] | None = None
-    """All ranks' records of the commit of `step`, for ranks undecided about it. None: undecided ranks roll back."""
+    """All ranks' records of the commit of `step`, for the ranks that are undecided. None: undecided ranks
+    roll back."""
     reported: int
-    """The newest step reported to the controller. Later steps are reported again: the first rank may have died before
-    it reported them."""
+    """The newest step reported to the controller. Later steps are reported again: the first rank may have
+    died before reporting them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,15 +386,15 @@ class Source:
     host: str
     port: int
     part: Part = Part.ALL
-    """How much of it there is."""
+    """The part that can be fetched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What a rank is to be in its next generation.
+    """A rank's part in its next generation.
 
-    The state of each layer that it owns by `plan` is that of `start`, if given. Else it is what the rank holds, what it
-    fetches from `sources`, or, before the first step, the initial values.
+    It takes the state of each layer that it owns by `plan` from `start`, if given. Otherwise it uses what it
+    holds, fetches missing layers from `sources`, or, before the first step, uses the initial values.
     """
 
     place: int
@@ -388,14 +402,14 @@ class Assignment:
     plan: Plan
     schedule: Schedule
     step: int = 0
-    """Steps committed where the generation begins."""
+    """Steps committed at the start of the generation."""
     start: CheckpointRef | None = None
-    """The checkpoint of `step` that all begin with."""
+    """The checkpoint of `step` from which all ranks start."""
     sources: tuple[Source, ...] = ()
     moments: CheckpointRef | None = None
-    """Where those layers' moments come from of which the sources have only the weights; None: initial values."""
+    """The checkpoint with the moments of layers whose sources have only the weights; None: initial values."""
     freeze: tuple[FreezePlan, ...] = ()
-    """Freeze plans with known starts; what is prepared later is taken up only after the last of them."""
+    """Freeze plans with known starts; later ones are adopted only after the last of them."""
 
     @property
     def salvaged(self) -> frozenset[int]:
@@ -404,7 +418,7 @@ class Assignment:
 
 
 class JobError(Exception):
-    """An error that a user can mend: what was wrong, the number, the way out."""
+    """An error that a user can fix: what is wrong, the number, what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,7 +431,7 @@ class CheckpointRef:
 
 @dataclass(frozen=True, kw_only=True)
 class DamagedCheckpoint:
-    """What a rank found wrong with a checkpoint."""
+    """The damage that a rank found in a checkpoint."""
 
     path: str
     file: str

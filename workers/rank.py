@@ -1,4 +1,4 @@
-"""Everything of one rank, from configuration to outcome. No Ray here: an actor, a process and a thread all host it."""
+"""One rank, from configuration to outcome. No Ray here: it runs in an actor, a process or a thread."""
 
 from __future__ import annotations
 
@@ -68,15 +68,18 @@ from workers.unfinished import Greeting, Unfinished
 
 
 class Rank:
-    """One rank of a job. Call `setup`, then for each generation `follow`, `join`, `train` in this order; when training
-    ended with a loss or as `Parted`, `position` and `settle` come before the next. `request`, `prepare`, `working`
-    and `leave` from any thread.
+    """One rank of a job.
+
+    Call `setup`, then for each generation `follow`, `join` and `train` in this order. After training that
+    ended with a failure or as `Parted`, call `position` and `settle` before the next generation. `request`,
+    `prepare`, `working` and `leave` may be called from any thread.
 
     Args:
-        rank: its number, which no other rank of the job ever has.
-        report: takes every report as it comes; must not block.
-        secret: the job's, by which ranks know each other where they fetch layers; without one it offers none.
-        host: address to offer them at.
+        rank: its number, unique in the job for all time.
+        report: receives every report; must not block.
+        secret: the job's secret, with which ranks authenticate each other to fetch layers; without one it
+            serves none.
+        host: address at which it serves layers.
     """
 
     def __init__(
@@ -100,24 +103,24 @@ class Rank:
         self._joining: Joining | None = None
         self._leaving = threading.Lock()
         self._over = 0
-        """The newest generation that was said to be over."""
+        """The newest generation that is known to be over."""
         self._generation: Generation | None = None
         self._server: StateServer | None = None
         self._step = 0
         self._layers: Built = {}
         self._idle: Built = {}
-        """What it holds of `_step` without a part in it; until it trains again."""
+        """Layers of `_step` that it holds without owning them, until it trains again."""
         self._salvaged: dict[int, LayerState] = {}
-        """Layer -> weights of `_step`, of those whose moments are lost; until it trains with them."""
+        """Layer -> weights of `_step`, for layers whose moments are lost, until it trains with them."""
         self._standbys: Standbys | None = None
         self._freeze_plans = Plans()
         self._assignment: Assignment | None = None
         self._training: Training | None = None
-        """The newest; what it kept of a commit is settled here."""
+        """The newest training, which settles an undecided commit."""
         self._vector: tuple[bytes, ...] | None = None
         self._left: Unfinished | None = None
         self._began = 0
-        """The newest step that was begun where it trained last."""
+        """The newest step begun in its last training."""
         self._source: LayerSource | None = None
         self.faults = FaultPoints(
             report,
@@ -128,10 +131,11 @@ class Rank:
         )
 
     def setup(self) -> None:
-        """Fix threads and kernels, resolve the model definition, open the data, and serve layers to other ranks.
+        """Fix threads and kernels, resolve the model definition, open the data, and serve layers to other
+        ranks.
 
         Raises:
-            JobError: the factory, the data or the device is not what it should be.
+            JobError: the factory, the data or the device is not usable.
         """
         config = self._config
         determinism.fix(threads=config.threads, cuda=config.device == "cuda")
@@ -156,22 +160,22 @@ class Rank:
 
     @property
     def port(self) -> int:
-        """Where it offers layers; 0 for nowhere."""
+        """The port at which it serves layers; 0 for none."""
         return self._server.port if self._server is not None else 0
 
     def follow(self, assignment: Assignment) -> DamagedCheckpoint | None:
-        """Take up the layers that the assignment gives this rank.
+        """Load the layers that the assignment gives this rank.
 
-        Their state is that of `assignment.start`, if given. Else it is what the rank holds of `assignment.step`, what
-        it fetches, or before the first step the initial values.
+        It takes their state from `assignment.start`, if given. Otherwise it uses what it holds of
+        `assignment.step`, fetches the rest, or, before the first step, uses the initial values.
 
         Returns:
-            What is wrong with `start` or `moments`, if it is damaged: call again with an older one.
+            The damage in `start` or `moments`, if any: call again with an older checkpoint.
 
         Raises:
-            JobError: the checkpoint holds another model, or a freeze plan is for one.
-            StateStreamError: a source is gone, or `leave` was called. What had come by then is kept: it may be all that
-                is left of it.
+            JobError: the checkpoint or a freeze plan is for another model.
+            StateStreamError: a source is gone, or `leave` was called. Layers that had arrived are kept: they
+                may be the last copies.
         """
         source = self._source
         assert source is not None
@@ -226,7 +230,8 @@ class Rank:
         return None
 
     def _keep(self, haul: Haul, assignment: Assignment) -> None:
-        """Keep what came although not all did. What it had of another step counts no more: all meet at this one."""
+        """Keep the layers that arrived although some did not, and drop those of another step: all ranks move
+        to `assignment.step`."""
         if self._step != assignment.step:
             self._layers, self._idle, self._salvaged = {}, {}, {}
             self._training = self._vector = self._left = None
@@ -237,8 +242,8 @@ class Rank:
         self._idle |= whole
 
     def _held(self) -> Built:
-        """All that it has of `_step`, whole."""
-        # Before a generation trains, the copies that it has are among the idle ones.
+        """All layers of `_step` whose state is complete here."""
+        # Before a generation trains, its copies are among the idle layers.
         copies: Built = {}
         if self._training is not None and self._standbys is not None:
             copies = self._standbys.held()
@@ -246,7 +251,7 @@ class Rank:
         return {layer: one for layer, one in held.items() if layer not in self._salvaged}
 
     def host_store(self, host: str = "127.0.0.1") -> int:
-        """Host the store over which a generation forms, on the interface of `host`; returns its port."""
+        """Host the store through which a generation forms, on the interface of `host`; returns its port."""
         if self._store is None:
             listener = socket.create_server((host, 0))
             self._store = dist.TCPStore(
@@ -260,7 +265,8 @@ class Rank:
         return self._store.port
 
     def join(self, generation: Generation, channel: Channel | None = None) -> None:
-        """Form the generation's process group; waits for all its members. Threads of one process bring a `channel`."""
+        """Form the generation's process group; waits for all its members. Threads of one process pass a
+        `channel`."""
         self.leave()
         self._mailbox.void()
         self._generation = generation
@@ -290,7 +296,7 @@ class Rank:
         assert self._standbys is not None
         assert self._source is not None
         assignment = self._assignment
-        # Everyone has joined, so everyone has what it needs.
+        # Every rank has joined, so every rank has the layers that it needs.
         self._idle, self._salvaged = {}, {}
         self._withdraw()
         setup = GenerationSetup(
@@ -321,11 +327,11 @@ class Rank:
                 setup = self._switch(end, setup)
             return end
         except BaseException:
-            # The neighbours are to know at once, and theirs.
+            # The neighbours must learn of it at once, and their neighbours from them.
             self.leave()
             raise
         finally:
-            # Those of a switch of plans that failed half-way have not been trained with yet.
+            # Standbys of a plan switch that failed half-way have not been trained with yet.
             self._standbys.rest()
             self._take_over(self._training)
 
@@ -380,21 +386,21 @@ class Rank:
         return setup
 
     def _offer_bases(self, layers: Iterable[int]) -> None:
-        """Offer copies of those of `layers` that are its own, as they are now."""
+        """Offer copies of those of `layers` that it owns, as they are now."""
         if self._server is not None:
             mine = {layer: host_copy(self._layers[layer][1]) for layer in layers if layer in self._layers}
             if mine:
                 self._server.offer(self._step, mine)
 
     def working(self) -> Working | None:
-        """The action that it computes just now; None: it waits for other ranks, or does something else."""
+        """The action that it is computing; None: it waits for other ranks, or does something else."""
         return self._activity.working()
 
     def position(self) -> Position:
-        """Where it stands, once it no longer trains.
+        """Its position, once it no longer trains.
 
         Raises:
-            RuntimeError: its layers are of no step, because an update broke off.
+            RuntimeError: an update broke off, so its layers are of no step.
         """
         training = self._training
         if training is not None and training.torn:
@@ -413,9 +419,9 @@ class Rank:
         )
 
     def settle(self, settlement: Settlement) -> None:
-        """Take up or give up the commit that is undecided here, and offer the layers of the step that is settled.
+        """Apply or drop the undecided commit, and offer the layers of the settled step.
 
-        A rank that comes to another step holds nothing that counts; it gets all its layers from others.
+        A rank that ends at another step holds nothing useful; it fetches all its layers from other ranks.
         """
         if self._training is not None:
             self._training.settle(settlement)
@@ -426,10 +432,10 @@ class Rank:
                 self._server.offer(self._step, self._salvaged, Part.WEIGHTS)
 
     def save(self, folder: str, step: int, layers: Sequence[int]) -> tuple[FileRecord, ...]:
-        """Write what it holds of `layers` into the checkpoint of `step` at `folder`, while it does not train.
+        """Write `layers`, which it holds, into the checkpoint of `step` at `folder`, while it does not train.
 
         Raises:
-            JobError: it stands at another step, or the file system refused.
+            JobError: it is at another step, or the file system refused.
         """
         if self._step != step:
             raise JobError(f"rank {self._rank} stands at step {self._step}: it cannot save step {step}")
@@ -442,11 +448,11 @@ class Rank:
     def seal(
         self, folder: str, step: int, plan: Plan, generation: int, records: Sequence[FileRecord]
     ) -> None:
-        """Make the checkpoint of `step` at `folder` a whole one: all ranks have written their parts.
+        """Complete the checkpoint of `step` at `folder`, once all ranks have written their parts.
 
         Args:
-            plan: that was in force.
-            generation: under whose number it is kept.
+            plan: the plan that was in force.
+            generation: the generation in its manifest.
 
         Raises:
             JobError: the file system refused.
@@ -475,14 +481,15 @@ class Rank:
             self._server.offer(self._step, {layer: state for layer, (_, state) in layers.items()})
 
     def profile(self, budget_s: float = BUDGET_S) -> Measured:
-        """Measure layers, links and commit, in place of following a plan; all members of the generation together.
+        """Measure layers, links and commit, instead of following a plan. All members of the generation call
+        it together.
 
         Args:
-            budget_s: how long the layers are measured.
+            budget_s: how long to measure the layers.
 
         Raises:
             ChannelError: another rank is gone, or `leave` was called.
-            JobError: a layer does not work.
+            JobError: a layer fails.
         """
         assert self._channel is not None
         subject = Subject(
@@ -497,30 +504,35 @@ class Rank:
         return measure(subject, budget_s)
 
     def request(self, request: Request) -> None:
-        """Drop a request into the mailbox; it takes effect at a commit, on all ranks."""
+        """Put a request into the mailbox; it takes effect at a commit, on all ranks."""
         self._mailbox.put(request)
 
     def prepare(self, plan: FreezePlan) -> None:
-        """Hold a freeze plan ready. It is taken up at the first commit to which every rank of the generation brings
-        it, and followed from the step after; then the first rank reports `FreezeStarted`. A new generation voids it.
+        """Prepare a freeze plan.
+
+        The ranks adopt it at the first commit for which every rank of the generation has prepared it, and
+        follow it from the next step on; the first rank then reports `FreezeStarted`. A new generation voids
+        it.
 
         Raises:
-            JobError: the job's method takes no ratios, or they are not for its layers and microbatches.
+            JobError: the job's method uses no ratios, or they do not fit its layers and microbatches.
         """
         self._check_freeze_plan(plan)
         self._mailbox.prepare(plan)
 
     def prepare_plan(self, plan: Plan, schedule: Schedule, held: Sequence[tuple[int, int]] = ()) -> None:
-        """Hold another plan of the pipeline ready. Once this rank could follow it, which is when every layer that it is
-        to own is its own or has a copy here that is up to date, it brings it to each commit; after the first one to
-        which every rank brings it, all follow it, and report `SwitchReport`. A new generation voids it.
+        """Prepare another pipeline plan.
+
+        This rank is ready to follow it once it has every layer of its part, as owner or as an up-to-date
+        copy. It says so in each commit; after the first commit in which every rank is ready, all follow the
+        plan and report `SwitchReport`. A new generation voids it.
 
         Args:
-            held: (layer, place): layers whose updates are held back while it is followed, and where they are to go;
+            held: (layer, place): layers whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
 
         Raises:
-            JobError: it is not newer than the plan in force, or takes another generation.
+            JobError: it is not newer than the plan in force, or needs another generation.
         """
         if self._assignment is None:
             raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
@@ -536,11 +548,11 @@ class Rank:
         check_plan(plan, len(self._definition.layers), self._config.microbatches)
 
     def leave(self, generation: int = 0) -> None:
-        """Drop the process group. Every call that waits in it, here or at a neighbour, raises; so do calls here that
-        wait to join a group, or for layers of other ranks.
+        """Drop the process group. Every call waiting in it, here or at a neighbour, raises; so do calls here
+        that wait to join a group or for layers of other ranks.
 
         Args:
-            generation: it is over, and so are those before it: a `join` that is yet to come raises. Whoever is in a
+            generation: this generation and earlier ones are over: a later `join` of them raises. A rank in a
                 newer one stays there.
         """
         with self._leaving:
@@ -555,8 +567,11 @@ class Rank:
             self._channel.close()
 
     def close(self) -> None:
-        """Leave, and stop hosting the store. After a training that went well, only when all ranks have returned from
-        `train`: the last collective may still be under way at a neighbour."""
+        """Leave, and stop hosting the store.
+
+        After successful training, call it only once all ranks have returned from `train`: the last collective
+        may still be running at a neighbour.
+        """
         self.leave()
         self._channel = None
         self._store = None

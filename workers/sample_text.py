@@ -1,4 +1,4 @@
-"""Text from the model that was just trained, sampled through the pipeline it was trained in."""
+"""Samples text from the trained model, through the pipeline that trained it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ TEMPERATURE = 0.8
 def sample_text(
     engine: Engine, channel: Channel, data: OpenData, *, context: int, tokens: int, seed: int, purpose: int
 ) -> tuple[str, str]:
-    """Continue the beginning of the first held-out sample (else the first training sample) by `tokens` tokens.
+    """Continue the beginning of the first held-out sample (else the first training sample) by `tokens`
+    tokens.
 
-    All ranks call this together. Each new token is one forward pass of one padded row, int64[1, context]; what lies
-    behind the last token does not count, because the model looks only back. The draws are keyed by `seed`.
+    All ranks call this together. Each new token is one forward pass of one padded row, int64[1, context]; the
+    padding after the last token has no effect, because attention is causal. The draws are keyed by `seed`.
 
     Returns:
         The prompt and its continuation, the same on every rank.

@@ -1,6 +1,6 @@
 """Counts the newest run of skipped steps and decides when the job ends. Pure.
 
-A step is skipped where its gradient norm is not finite: it is committed and changes no weight.
+A step is skipped if its gradient norm is not finite: it is committed and changes no weight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class SkippedSteps:
     """The newest run of skipped steps.
 
     Args:
-        most: the job ends after so many in a row.
+        most: the job ends after this many in a row.
     """
 
     def __init__(self, most: int) -> None:
@@ -31,7 +31,7 @@ class SkippedSteps:
         """Count the step of `decision`.
 
         Returns:
-            A warning, where one is due.
+            A warning, if one is due.
         """
         if not decision.skipped:
             self._in_a_row = 0

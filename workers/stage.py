@@ -1,4 +1,4 @@
-"""A run of consecutive layers on one rank: what the engine's actions do to it."""
+"""A stage: consecutive layers on one rank, and what the engine's actions do to them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from workers.layer import Layer, Loss, Pass, Tensors
 from workers.reproducibility import rng
 
 Masks = Callable[[int, int], Mask]
-"""Layer, global microbatch -> what the layer leaves out in that microbatch of the step at hand."""
+"""Layer, global microbatch -> what the layer skips in that microbatch of the current step."""
 
 
 class Stage:
-    """Layers in order, and what each microbatch in flight left in them.
+    """Layers in order, and what they keep of each microbatch in flight.
 
     Args:
         layers: consecutive layers of the model.
@@ -21,7 +21,7 @@ class Stage:
         recompute: indices of the layers that drop their activations after the forward pass.
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
         masks: which parameters freeze; None for none.
-        forward_only: no backward pass follows: all of it, and all before it, is frozen for good.
+        forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Stage:
         self._frozen_shares: dict[int, tuple[float, ...]] = {}
 
     def forward(self, microbatch: int, step: int, inputs: Tensors, targets: Tensors | None) -> Tensors:
-        """Run the forward pass of (global) `microbatch`; with a loss, its outputs are the one scalar loss."""
+        """Run the forward pass of (global) `microbatch`; with a loss, the only output is the scalar loss."""
         tensors = inputs
         passes: list[Pass] = []
         masks = [
@@ -71,7 +71,7 @@ class Stage:
         return (loss,)
 
     def frozen_shares(self, microbatch: int) -> tuple[float, ...]:
-        """Per layer, the share of its weight-gradient time that `microbatch` leaves out; empty before its forward
+        """Per layer, the share of its weight-gradient time that `microbatch` skips; empty before its forward
         pass."""
         return self._frozen_shares.get(microbatch, ())
 
@@ -82,10 +82,10 @@ class Stage:
                 layer.recompute(done)
 
     def backward(self, microbatch: int, grads: Tensors, *, weights: bool) -> Tensors:
-        """Input gradient of `microbatch`, and its weight gradients at once if `weights`.
+        """Input gradient of `microbatch`; with `weights`, its weight gradients too.
 
         Args:
-            grads: of the outputs that carry a gradient; ignored where a loss follows.
+            grads: gradients of the outputs that carry one; ignored if a loss follows.
 
         Returns:
             The gradient of each input that carries one.
@@ -99,7 +99,7 @@ class Stage:
         return grads
 
     def weight_grad(self, microbatch: int) -> None:
-        """The weight gradients that `backward` left behind."""
+        """Compute the weight gradients that `backward` left queued."""
         for layer, done in zip(reversed(self.layers), reversed(self._passes.pop(microbatch)), strict=True):
             layer.weight_grad(done)
 
@@ -112,7 +112,7 @@ class Stage:
         return (self.loss.forward(inputs, targets, 0, keep=False)[0],)
 
     def drop(self) -> None:
-        """Forget the microbatches in flight, and the gradients they left."""
+        """Drop the microbatches in flight, and their gradients."""
         self._passes.clear()
         self._loss_passes.clear()
         self._frozen_shares.clear()

@@ -1,7 +1,7 @@
-"""A rank's training loop in one generation: window, exchange, commit, update; then what a commit may ask for.
+"""A rank's training loop in one generation: window, exchange, commit, update, then what the commit requests.
 
-Nothing of a layer's state changes between two commits but its buffers, and those are put back if the step is not
-committed. What a rank needs to take a commit up later, when it has come to it and lost the others there, it keeps.
+Between two commits only the buffers of a layer change, and they are restored if the step is not committed. A
+rank that reaches a commit and loses the others there keeps what it needs to apply the commit later.
 """
 
 from __future__ import annotations
@@ -49,25 +49,26 @@ from workers.validation import SAMPLING, validate
 
 @dataclass(frozen=True)
 class _Undecided:
-    """A step whose commit this rank came to without learning the outcome; its gradients are in the parameters."""
+    """A step whose commit this rank reached without learning the outcome; its gradients are in the
+    parameters."""
 
     step: int
     begun_s: float
-    """By `time.perf_counter`."""
+    """Start, by `time.perf_counter`."""
     window: Window
     requests: tuple[Request, ...]
-    """From its mailbox."""
+    """Requests from its mailbox."""
     buffers: Buffers
-    """As they are if the step is committed."""
+    """The buffers' values if the step is committed."""
     parcels: Mapping[int, Tensor]
-    """Of the layers that it stands by for, packed."""
+    """Packed gradients of the layers that it keeps standbys of."""
     lost_s: float = 0.0
-    """When it lost the others, on the same clock."""
+    """When it lost the other ranks, on the same clock."""
 
 
 @dataclass(frozen=True)
 class _Findings:
-    """What the step's gradients show, by layer; see `CommitRecord`."""
+    """Statistics of the step's gradients, by layer; see `CommitRecord`."""
 
     squared_norms: dict[int, float]
     scores: dict[int, float]
@@ -80,7 +81,7 @@ class Training:
 
     Args:
         step: steps committed so far.
-        before: what trained up to `step` with the plan before, in the same generation.
+        before: the loop with the previous plan, which trained up to `step` in the same generation.
     """
 
     def __init__(
@@ -96,23 +97,23 @@ class Training:
         self._channel = channel
         self.step = step
         self.vector: tuple[bytes, ...] | None = None
-        """All ranks' records of the commit of `step`, once there was one in this generation."""
+        """All ranks' records of the commit of `step`, once there has been one in this generation."""
         self.torn = False
-        """Whether an update broke off in its middle: the layers are of no step."""
+        """Whether an update broke off half-way, so that the layers are of no step."""
         self.began = step
-        """The newest step that was begun."""
+        """The newest step begun."""
         self._requests: frozenset[Request] = frozenset()
         self._validated = False
         self._skipped = SkippedSteps(setup.config.optimizer.max_skipped_steps)
         self._undecided: _Undecided | None = None
         self._ready: NextPlan | None = None
-        """The plan that it brought to the newest commit."""
+        """The plan that it was ready for at the newest commit."""
         self._next: NextPlan | None = None
-        """The plan that all follow after the newest commit."""
+        """The plan that all ranks follow after the newest commit."""
         self._owners: list[Greeting] = []
-        """By place, what every rank told of itself."""
+        """Every rank's greeting, by place."""
         self.ended_s = 0.0
-        """When it was to give way to another plan, by `time.perf_counter`."""
+        """When another plan replaced it, by `time.perf_counter`."""
         config, plan = setup.config, setup.plan
         self._freezer = make_freezer(setup)
         self._minibatch = Minibatch(setup, self._freezer, channel)
@@ -148,7 +149,7 @@ class Training:
             self._continue(before)
 
     def _continue(self, before: Training) -> None:
-        """Take over what lasts for a generation."""
+        """Take over the state that lasts for a generation."""
         self.vector, self._owners = before.vector, before._owners
         self._requests, self._validated = before._requests, before._validated
         self._skipped = before._skipped
@@ -156,17 +157,17 @@ class Training:
         self._checkpointing.plan = self._setup.plan
 
     def tell(self, report: Report) -> None:
-        """Report this once the newest step is settled."""
+        """Send `report` once the newest step is settled."""
         self._announcements.add(self.step, report)
 
     @property
     def undecided(self) -> int | None:
-        """The step to whose commit it came without learning the outcome."""
+        """The step whose commit it reached without learning the outcome."""
         return None if self._undecided is None else self._undecided.step
 
     @property
     def left(self) -> Unfinished:
-        """What of the commit of `step` is done, for the generation after."""
+        """What is done of the commit of `step`, for the next generation."""
         return Unfinished(
             step=self.step,
             requests=self._requests,
@@ -176,13 +177,15 @@ class Training:
         )
 
     def run(self) -> Outcome | Parted | NextPlan:
-        """Train until the last step, until a commit carries a STOP or a REGROUP, or until one after which all follow
-        another plan: that is to be trained with next.
+        """Train until the last step, or until a commit carries a STOP, a REGROUP or a switch to another plan.
+
+        Returns:
+            How training ended; or the plan to train with next.
 
         Raises:
             JobError: too many steps in a row were skipped.
-            ChannelError: a rank is gone. No step is half done: state is that of the last commit, and if the outcome of
-                one more is not known, `settle` takes it up or drops it.
+            ChannelError: a rank is gone. No step is half done: the state is that of the last commit. If the
+                outcome of one more commit is unknown, `settle` applies or drops it.
         """
         outcome = None
         try:
@@ -196,7 +199,7 @@ class Training:
             self._standbys.rest()
 
     def settle(self, settlement: Settlement) -> None:
-        """Take up the commit that was undecided, or give it up; and tell what is settled with that."""
+        """Apply or drop the undecided commit, and send the reports that this settles."""
         undecided = self._undecided
         if undecided is not None and undecided.step == settlement.step:
             if settlement.vector is None:
@@ -251,7 +254,8 @@ class Training:
         return Request.STOP in self._requests and self.step < self._setup.config.steps
 
     def _greet(self) -> bool:
-        """Learn of each other, and do what the generation before left to do; whether it was to stop."""
+        """Exchange greetings and finish what the previous generation left. Returns whether the job stops
+        here."""
         setup = self._setup
         known = self._owners
         if not known:
@@ -274,10 +278,10 @@ class Training:
         return self._stopped
 
     def _attend(self, left: Unfinished | None = None) -> None:
-        """What the newest commit asks for.
+        """Do what the newest commit requests.
 
         Args:
-            left: where that was in an earlier generation, what is known of it.
+            left: what is known of that commit, if it was in an earlier generation.
         """
         config = self._setup.config
         last = self._stopped or self.step == config.steps
@@ -294,7 +298,7 @@ class Training:
             self._validate()
 
     def _flush_held(self) -> None:
-        """Layers whose updates were held back go where they are to go: so do their gradients."""
+        """Send the gradients of held-back layers to the layers' destinations."""
         if self._setup.held:
             got = self._shipping.flush_held(self._held_updates.parcels, self.step - self._began)
             for layer, parcels in got.items():
@@ -315,8 +319,8 @@ class Training:
         try:
             self._shipping.expect()
             window, buffers = self._minibatch.run(self.step)
-            # Whatever reached this rank in this window had passed through all of its pipeline. A stage that only goes
-            # forward may be ahead of those behind it.
+            # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
+            # with forward-only stages: they may run ahead of those behind them.
             if not self._setup.schedule.frozen_stages:
                 self._announcements.settle(self.step)
             if not self._freezer.on:
@@ -352,7 +356,7 @@ class Training:
         faults.reach(Phase.AFTER_COMMIT, step)
 
     def _look(self) -> _Findings:
-        """Look at the step's gradients, which are final."""
+        """Compute the statistics of the step's gradients, which are final."""
         norms = self._minibatch.norms()
         of_layers = dict.fromkeys(self._setup.layers, 0.0)
         for (layer, _), norm in norms.items():
@@ -384,7 +388,7 @@ class Training:
         )
 
     def _ready_plan(self) -> Prepared | None:
-        """For the commit record: the plan prepared, if this rank could follow it from the next step on."""
+        """The prepared plan, for the commit record, if this rank could follow it from the next step on."""
         plan, standbys = self._setup.mailbox.next_plan(), self._standbys
         current = standbys.up_to_date
         if plan is not None:
@@ -395,7 +399,7 @@ class Training:
         return None if self._ready is None else self._ready.key
 
     def _decide(self, vector: tuple[bytes, ...]) -> Decision:
-        """What follows from all ranks' records; changes nothing of a layer."""
+        """The decision that follows from all ranks' records; changes no layer."""
         records = [CommitRecord.decode(record) for record in vector]
         self._checkpointing.observe(records, self._setup.place)
         return settle(
@@ -407,7 +411,7 @@ class Training:
         )
 
     def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
-        """The step is committed: the one place where layers change, but for buffers."""
+        """Apply the committed step. Only here do layers change, except for their buffers."""
         self.torn = True
         if not decision.skipped:
             if self._curvature is not None:

@@ -1,4 +1,4 @@
-"""What the ranks of a new generation tell each other first: what the end of the one before left unfinished.
+"""The first messages between the ranks of a new generation: what the previous one left unfinished.
 
 Values and their agreement; no effects.
 """
@@ -14,30 +14,30 @@ from workers.protocol import Request
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """What one rank knows of the commit of `step`, or all ranks together."""
+    """What one rank, or all ranks together, know of the commit of `step`."""
 
     step: int
     requests: frozenset[Request] = frozenset()
-    """That the commit carried."""
+    """Requests that the commit carried."""
     validated: bool = False
     """Whether the validation after it is done."""
     begun: int = 0
     """Step of the newest checkpoint begun; 0 for none."""
     whole: int = 0
-    """Step of the newest checkpoint known to be whole; 0 for none."""
+    """Step of the newest checkpoint known to be complete; 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """What a rank tells the others as a generation begins."""
+    """A rank's first message to the others in a generation."""
 
     host: str
     port: int
-    """Where it offers layers."""
+    """Port at which it serves layers."""
     left: Unfinished | None
-    """What it knows of the commit where the generation begins, if it has been at one."""
+    """What it knows of the commit at the start of the generation, if it took part in one."""
     lacks: tuple[int, ...] = ()
-    """Layers that it stands by for and fetches from their owners."""
+    """Layers that it keeps standbys of and fetches from their owners."""
 
     def encode(self) -> bytes:
         left = None if self.left is None else {**asdict(self.left), "requests": sorted(self.left.requests)}
@@ -54,7 +54,7 @@ class Greeting:
 
 
 def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
-    """What the ranks together know of the commit of `step`; None if none has been at it."""
+    """What the ranks together know of the commit of `step`; None if no rank took part in it."""
     known = [greeting.left for greeting in greetings if greeting.left and greeting.left.step == step]
     if not known:
         return None

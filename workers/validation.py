@@ -34,7 +34,7 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float 
         results = engine.evaluate(batch, plan.microbatches, purpose=VALIDATION)
         for microbatch, (loss,) in results.items():
             losses.extend(((replica * windows + window) * plan.microbatches + microbatch, float(loss)))
-    # The sum has one order, whichever pipeline a replica is on.
+    # One order for the sum, whichever pipeline a replica is on.
     numbered: dict[float, float] = {}
     for record in channel.all_gather(losses.tobytes()):
         values = memoryview(record).cast("d")
