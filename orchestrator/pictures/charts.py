@@ -1,4 +1,4 @@
-"""Charts as data: curves, what stands behind them, the value axis, and the same in words and in a few rows of a table.
+"""Charts as data: curves with bands and marks, the value axis, and the same in words and as rows of a table.
 
 `static/charts.js` draws them with uPlot. Knows no job, no event and no page.
 """
@@ -17,13 +17,13 @@ from orchestrator.history.phase_bands import Band
 Point = tuple[float, float]
 
 MOST_POINTS = 600
-"""A curve of more is drawn as a band and its medians."""
+"""A curve with more points is drawn as a band with its medians."""
 MOST_BINS = 300
 MOST_MARKS = 60
 MOST_NAMED = 5
-"""Marks whose steps stand in the legend."""
+"""Most marks whose steps the legend lists."""
 MOST_ROWS = 20
-"""Of the table under a chart."""
+"""Most rows of the table under a chart."""
 AXIS_LABELS = {"second": "time, s", "minute": "time, min"}
 
 
@@ -35,13 +35,13 @@ class Series:
     points: tuple[Point, ...]
     """(step, value), ascending steps."""
     dots: bool = False
-    """Draw each point as a dot as well: for curves of few points."""
+    """Whether to draw each point as a dot too, for curves of few points."""
     stepped: bool = False
-    """A value holds until the next one."""
+    """Whether a value holds until the next one."""
     labels: tuple[str, ...] = ()
-    """A text beside each point; none: no texts."""
+    """A text beside each point; empty: no texts."""
     colour: str = ""
-    """As CSS writes it; empty: the page's colour of the curve's number."""
+    """A CSS colour; empty: the page's colour for the curve's number."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Bin:
     """A run of neighbouring points, or a single one."""
 
     step: float
-    """In the middle of the run."""
+    """The step in the middle of the run."""
     low: float
     middle: float
     """Median of the run's values."""
@@ -58,13 +58,13 @@ class Bin:
 
 @dataclass(frozen=True)
 class ValueAxis:
-    """Where the value axis begins and ends."""
+    """The ends of the value axis."""
 
     low: float
     high: float
     logarithmic: bool = False
     above: int = 0
-    """How many values lie above it."""
+    """Number of values above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +76,23 @@ class Chart:
     """Label of the value axis, e.g. `tokens/s`."""
     series: tuple[Series, ...]
     format: Callable[[float], str]
-    """Value -> text, for the words and the table."""
+    """Value -> text, for the description and the table."""
     kind: Literal["lines", "bars"] = "lines"
     from_zero: bool = False
     """Whether the value axis starts at 0."""
     logarithmic: bool = False
-    """Whether the value axis is logarithmic, where the values span a decade and a half or more."""
+    """Whether the value axis is logarithmic if the values span a decade and a half or more."""
     marks: tuple[int, ...] = ()
     """Steps to mark on the step axis."""
     mark_name: str = ""
     bands: tuple[Band, ...] = ()
-    """In order of steps, each with a tint of its own."""
+    """In order of steps, each with its own tint."""
     axis: str = "step"
-    """What the points are ordered by; every `step` in here stands for it."""
+    """The quantity on the horizontal axis; every `step` in this module stands for it."""
     axis_range: tuple[float, float] | None = None
     """Ends of that axis; None: it covers the points."""
     height: int = 250
-    """Of the plot with its axes, in pixels."""
+    """Height of the plot with its axes, in pixels."""
     emulated: bool = False
     """Whether the values are modelled times."""
     description: str = ""
@@ -102,8 +102,8 @@ class Chart:
     def values(self) -> ValueAxis:
         """The value axis.
 
-        A few outliers (the first step, a stall) would press a curve flat: where the largest value is more than thrice
-        the 98th percentile, the axis ends a little over that percentile. Bars are shown whole.
+        A few outliers (the first step, a stall) would flatten a curve: if the largest value is more than
+        three times the 98th percentile, the axis ends a little above that percentile. Bars are never cut off.
         """
         values = sorted(value for series in self.series for _, value in series.points if math.isfinite(value))
         if not values:
@@ -123,7 +123,7 @@ class Chart:
 
     @property
     def words(self) -> str:
-        """The chart in words, for readers who do not see it."""
+        """The chart in words, for readers who cannot see it."""
         if self.description:
             return self.description
         sentences = [self._series_words(series) for series in self.series]
@@ -136,7 +136,7 @@ class Chart:
 
     @property
     def marks_text(self) -> str:
-        """`skipped step 88`, all of them where they are few."""
+        """E.g. `skipped step 88`; lists all steps if they are few."""
         named = ", ".join(f"{mark:,}" for mark in self.marks[:MOST_NAMED])
         return f"{self.mark_name} {named}" + (", …" if len(self.marks) > MOST_NAMED else "")
 
@@ -176,7 +176,7 @@ class Chart:
 
     @property
     def data(self) -> Mapping[str, object]:
-        """What `static/charts.js` draws, as JSON has it."""
+        """The data that `static/charts.js` draws, as JSON values."""
         axis = self.values
         return {
             "kind": self.kind,
@@ -198,7 +198,7 @@ class Chart:
 
 
 def bins(points: Sequence[Point]) -> list[Bin]:
-    """`points` (finite values) one by one, or in `MOST_BINS` equal runs if there are many."""
+    """`points` (finite values) one by one, or if there are many, in `MOST_BINS` equal runs."""
     if len(points) <= MOST_POINTS:
         return [Bin(step, value, value, value) for step, value in points]
     runs = []
@@ -235,5 +235,5 @@ def _series_data(series: Series) -> dict[str, object]:
 
 
 def _short(value: float) -> float:
-    """Whole numbers as they are, others with six significant digits."""
+    """Whole numbers unchanged, others with six significant digits."""
     return int(value) if value == int(value) else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Which text a picture's file gets, by its suffix."""
+"""Chooses the format of a picture's file by its suffix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from workers.protocol import JobError
 
 Form = Callable[[], str]
-"""Makes the text of a file."""
+"""Produces the text of a file."""
 
 SUFFIXES = (".svg", ".html", ".json")
 """An SVG, a page, a trace for Perfetto."""
@@ -16,17 +16,17 @@ SUFFIXES = (".svg", ".html", ".json")
 
 def check_suffix(path: Path, option: str) -> None:
     """Raises:
-    JobError: the suffix of `path`, the value of `option`, names no form.
+    JobError: the suffix of `path`, the value of `option`, is not one of `SUFFIXES`.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise JobError(f"{option} {path}: the suffix says the form, use one of {', '.join(SUFFIXES)}")
 
 
 def write_form(path: Path, option: str, forms: Mapping[str, Form]) -> None:
-    """Write the one of `forms` (by suffix) that the suffix of `path` names.
+    """Write `path` with the one of `forms` (by suffix) that its suffix names.
 
     Raises:
-        JobError: there is none, or the file cannot be written.
+        JobError: there is no such form, or the file cannot be written.
     """
     check_suffix(path, option)
     text = forms[path.suffix.lower()]()

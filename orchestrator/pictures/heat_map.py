@@ -14,7 +14,7 @@ Shares = Iterable[tuple[int, int, float]]
 
 _SHADES = "·░▒▓█"
 MOST_WRITTEN = 32
-"""Up to so many microbatches, each cell of a page shows its percent."""
+"""Most microbatches with which each cell of a page shows its percentage."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class HeatCell:
 
     @property
     def percent(self) -> str:
-        """`75`."""
+        """The percentage as text, e.g. `75`."""
         return f"{100 * self.share:.0f}"
 
     @property
     def level(self) -> int:
-        """Its colour, from 0 for nothing to 10 for everything."""
+        """Number of its colour, from 0 for nothing to 10 for everything."""
         return round(10 * self.share)
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """What a page shows: a row per stage, each with its cells (None: there is no such action) and their mean."""
+    """A page's heat map: a row per stage, each with its cells (None: no such action) and their mean."""
 
     title: str
     microbatches: int
@@ -45,7 +45,7 @@ class HeatMap:
 
     @property
     def written(self) -> bool:
-        """Whether cells have room for their percents."""
+        """Whether cells have room for their percentages."""
         return self.microbatches <= MOST_WRITTEN
 
 
@@ -68,9 +68,11 @@ def heat_map_of(shares: Shares, title: str) -> HeatMap:
 
 
 def heat_map(shares: Shares, width: int = 100) -> str:
-    """The ratios as plain text: a line per stage, percent per microbatch, the stage's mean at the end.
+    """The ratios as plain text: a line per stage, with a percentage per microbatch and the stage's mean at
+    the end.
 
-    Where percents do not fit into `width` columns, a microbatch is one shade: `·` for none, `█` for all.
+    If the percentages do not fit into `width` columns, each microbatch is one shade: `·` for none, `█` for
+    all.
     """
     rows = _rows(shares)
     if not rows:
@@ -103,7 +105,7 @@ def _percent(share: float | None) -> str:
 
 
 def _shade(share: float | None) -> str:
-    """`·` and `█` only for none and all, the shades between in thirds."""
+    """`·` for none, `█` for all, and a shade for each third in between."""
     if share is None:
         return " "
     if share <= 0:

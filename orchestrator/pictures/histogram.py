@@ -10,7 +10,7 @@ BINS = 20
 
 
 def bins(shares: Sequence[float]) -> list[int]:
-    """How many of `shares`, each in [0, 1], lie in each of `BINS` equal parts; 1 belongs to the last."""
+    """How many of `shares`, each in [0, 1], lie in each of `BINS` equal bins; 1 belongs to the last bin."""
     counts = [0] * BINS
     for share in shares:
         counts[min(int(share * BINS + 1e-9), BINS - 1)] += 1
@@ -18,11 +18,11 @@ def bins(shares: Sequence[float]) -> list[int]:
 
 
 def histogram(shares: Sequence[float], title: str, unit: str) -> Chart:
-    """A bar for each five percent.
+    """A chart with one bar per five percent.
 
     Args:
         shares: in [0, 1]; not empty.
-        unit: what is counted.
+        unit: the unit of the counts.
     """
     width = 100 / BINS
     points = tuple(((number + 0.5) * width, float(count)) for number, count in enumerate(bins(shares)))

@@ -1,4 +1,4 @@
-"""A rank's memory over a step as a strip of a picture: what it is used for, stacked. Knows no schedule and no cost."""
+"""A rank's memory over a step as a strip in a picture: its uses, stacked. Knows no schedule and no cost."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from itertools import accumulate
 from orchestrator.pictures.memory_use import USES, Used, bytes_text
 
 HEIGHT = 36
-"""Of a strip, in pixels."""
+"""Height of a strip, in pixels."""
 
 
 @dataclass(frozen=True)
 class Area:
-    """What one use takes, over time."""
+    """The memory of one use, over time."""
 
     name: str
     colour: str
     largest: str
     outline: str
-    """The area's path."""
+    """The area's SVG path."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Strip:
     height: int
     peak: str
     areas: list[Area]
-    """The highest first: each reaches down to the bottom, and those after it cover it."""
+    """The highest first: each reaches down to the bottom, and later ones cover it."""
 
 
 def strip(levels: Sequence[Used], most: int, end_s: float, *, left: int, top: int, scale: float) -> Strip:
     """The strip of a rank.
 
     Args:
-        levels: as `memory_use.used` gives them.
-        most: bytes that fill the height, the same for all ranks of a picture.
-        end_s: where the strip ends.
-        left: pixels of time 0.
-        top: pixels of the strip's upper edge.
+        levels: from `memory_use.used`.
+        most: bytes at full height, the same for all ranks of a picture.
+        end_s: time at which the strip ends.
+        left: position of time 0, in pixels.
+        top: position of the strip's upper edge, in pixels.
         scale: pixels per second.
     """
     bottom, end = top + HEIGHT, left + end_s * scale
@@ -64,7 +64,7 @@ def peak_of(levels: Sequence[Used]) -> int:
 
 
 def _outline(edge: Sequence[tuple[float, float]], end: float, bottom: float) -> str:
-    """The path below a line of steps, with a corner only where its height changes."""
+    """The path of the area below a step function, with a corner only where the height changes."""
     x, y = edge[0]
     path = f"M{x:.2f} {bottom}V{y:.2f}"
     for x, following in edge[1:]:

@@ -1,4 +1,4 @@
-"""What a rank's memory is used for, as all pictures show it: what belongs together, its colours, sizes for people.
+"""The uses of a rank's memory, as all pictures show them: their parts, their colours, and sizes as text.
 
 Draws nothing.
 """
@@ -15,7 +15,7 @@ from planner.simulation.memory import MemoryParts, OverTime
 
 @dataclass(frozen=True)
 class Use:
-    """Parts of the memory that are shown as one."""
+    """Parts of the memory that are shown together."""
 
     name: str
     colour: str
@@ -23,7 +23,8 @@ class Use:
     """Fields of `MemoryParts`."""
 
 
-# What changes in a step has the colour of the actions that make it, and stands above what does not.
+# A use that changes in a step has the colour of the actions that create it, and is drawn above those that do
+# not.
 USES = (
     Use("weights", "#8793a3", ("weights",)),
     Use("optimizer", COLOURS[Kind.UPDATE], ("optimizer",)),
@@ -39,7 +40,7 @@ Used = tuple[float, tuple[int, ...]]
 
 
 def used(over_time: OverTime) -> list[Used]:
-    """A rank's memory by `USES`: an entry per moment at which that changes."""
+    """A rank's memory by `USES`: an entry for each moment at which it changes."""
     levels: list[Used] = []
     for time_s, parts in over_time:
         sizes = by_use(parts)
@@ -54,13 +55,13 @@ def by_use(parts: MemoryParts) -> tuple[int, ...]:
 
 
 def present(ranks: Sequence[Sequence[Used]]) -> list[int]:
-    """The numbers of those of `USES` that any rank ever has bytes of."""
+    """The indices of those of `USES` that take memory on any rank at any time."""
     levels = [sizes for rank in ranks for _, sizes in rank]
     return [number for number in range(len(USES)) if any(sizes[number] for sizes in levels)]
 
 
 def bytes_text(count: int) -> str:
-    """`count` for people, with three significant digits: `512 B`, `1.24 MB`."""
+    """`count` as text, with three significant digits: `512 B`, `1.24 MB`."""
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= 0.9995 * factor:
             return f"{count / factor:#.3g}".rstrip(".") + f" {unit}"

@@ -25,7 +25,7 @@ class TraceSpan:
     start_s: float
     end_s: float
     category: str
-    """What it is of: Perfetto filters by it."""
+    """Category of the span: Perfetto filters by it."""
     arguments: Mapping[str, float | str] = field(default_factory=dict)
     """Shown when the box is selected."""
 
@@ -35,7 +35,7 @@ class Lane:
     """One row of the picture; its spans do not overlap."""
 
     group: str
-    """Lanes of one group stand together, e.g. `predicted`."""
+    """Lanes of one group are shown together, e.g. `predicted`."""
     name: str
     """E.g. `rank 0`."""
     spans: tuple[TraceSpan, ...]
@@ -49,12 +49,15 @@ class Counter:
     name: str
     """Unique in the group."""
     values: tuple[tuple[float, Mapping[str, float]], ...]
-    """(time_s, what each part is from then on)."""
+    """(time_s, the value of each part from then on)."""
 
 
 def chrome_trace(lanes: Iterable[Lane], counters: Iterable[Counter] = ()) -> str:
-    """The JSON text of a trace: a process per group, a thread per lane, complete events (`ph` X) in microseconds, and
-    counters (`ph` C), each in a group that has lanes."""
+    """The JSON text of a trace.
+
+    It has a process per group, a thread per lane, complete events (`ph` X) in microseconds, and counters
+    (`ph` C), each in a group that has lanes.
+    """
     groups: dict[str, int] = {}
     events: list[dict[str, object]] = []
     for thread, lane in enumerate(lanes):
@@ -100,11 +103,11 @@ def chrome_trace(lanes: Iterable[Lane], counters: Iterable[Counter] = ()) -> str
 
 
 def action_lanes(group: str, timeline: Timeline, frozen: Shares = ()) -> tuple[Lane, ...]:
-    """A lane per rank of what it computed.
+    """A lane per rank with the actions that it computed.
 
     Args:
-        frozen: (stage, microbatch, planned share of weight-gradient time that is frozen), shown with the actions that
-            form those weight gradients.
+        frozen: (stage, microbatch, planned share of weight-gradient time that is frozen), shown with the
+            actions that compute those weight gradients.
     """
     shares = {(stage, microbatch): share for stage, microbatch, share in frozen}
     lanes: list[Lane] = []
@@ -130,7 +133,7 @@ def action_lanes(group: str, timeline: Timeline, frozen: Shares = ()) -> tuple[L
 
 
 def link_lanes(group: str, simulation: Simulation) -> tuple[Lane, ...]:
-    """A lane per ordered pair of ranks: when each message occupied the link."""
+    """A lane per ordered pair of ranks, showing when each message occupied the link."""
     links: dict[tuple[int, int], list[TraceSpan]] = {}
     for transfer in simulation.transfers:
         links.setdefault((transfer.source, transfer.target), []).append(
@@ -149,7 +152,7 @@ def link_lanes(group: str, simulation: Simulation) -> tuple[Lane, ...]:
 
 
 def memory_counters(group: str, ranks: Sequence[OverTime]) -> tuple[Counter, ...]:
-    """Two counters per rank, in bytes: what its memory is used for, and all of it."""
+    """Two counters per rank, in bytes: its memory by use, and in total."""
     levels = [used(rank) for rank in ranks]
     shown = present(levels)
     counters: list[Counter] = []

@@ -1,4 +1,5 @@
-"""Timelines as all pictures take them: actions of each rank as they ran, what kinds look like, times for people.
+"""Timelines as all pictures use them: each rank's actions as they ran, the look of each kind, and times as
+text.
 
 Draws nothing.
 """
@@ -47,7 +48,7 @@ NAMES = {
 
 
 def seconds_text(seconds: float, scale_s: float | None = None) -> str:
-    """`seconds` for people, in s, ms or µs: the unit that suits `scale_s` (unset: itself)."""
+    """`seconds` as text, in s, ms or µs: the unit that suits `scale_s` (unset: `seconds`)."""
     unit, factor = unit_of(seconds if scale_s is None else scale_s)
     return f"{number_text(seconds * factor)} {unit}"
 
@@ -71,12 +72,12 @@ def by_action(frozen: Shares) -> Mapping[tuple[int, int], float]:
 
 
 def share_of(shares: Mapping[tuple[int, int], float], action: Action) -> float:
-    """What `action` leaves out, 0 for those that freezing does not shorten."""
+    """The share that `action` skips; 0 for actions that freezing does not shorten."""
     return shares.get((action.stage, action.index), 0.0) if action.kind in FREEZABLE else 0.0
 
 
 def kinds_of(actions: list[list[Action]]) -> list[Kind]:
-    """The kinds there are, in the order of `Kind`."""
+    """The kinds that occur, in the order of `Kind`."""
     present = {action.kind for rank in actions for action in rank}
     return [kind for kind in Kind if kind in present]
 
@@ -87,7 +88,7 @@ def end_of(timeline: Timeline, end_s: float | None) -> float:
 
 
 def unit_of(scale_s: float) -> tuple[str, float]:
-    """The unit for times up to `scale_s`, and how many of it make a second."""
+    """The unit for times up to `scale_s`, and the number of them in a second."""
     if scale_s >= 1 or scale_s == 0:
         return "s", 1.0
     return ("ms", 1e3) if scale_s >= 1e-3 else ("µs", 1e6)

@@ -1,4 +1,4 @@
-"""Templates of pages and pictures: Jinja2, which escapes every value, and the files that pages carry in themselves."""
+"""Templates of pages and pictures: Jinja2, which escapes every value, and the files that pages embed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 @cache
 def environment(*packages: str) -> Environment:
-    """The templates of `packages`, the first that has a name wins.
+    """The templates of `packages`; for each name, the first package that has it wins.
 
     Args:
         packages: dotted names, each with a folder `templates`.

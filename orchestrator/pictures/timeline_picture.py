@@ -1,4 +1,4 @@
-"""A timeline as a picture: boxes, lanes, legends and ticks at their pixels; a template makes an SVG of it."""
+"""A timeline as a picture: boxes, lanes, legends and ticks in pixels; a template renders it as SVG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.pictures.templating import environment, static
 
 _PACKAGE = "orchestrator.pictures"
 LEFT, LANE = 60, 24
-"""Where lanes begin, and their height."""
+"""The left edge of lanes and their height, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Box:
     width: float
     colour: str
     text: str
-    """What it is and when it ran."""
+    """The action and when it ran."""
     token: str
-    """Empty where it does not fit."""
+    """The action's token; empty if it does not fit."""
     middle: float
     pale: float
     """Height of the frozen share."""
@@ -40,7 +40,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Group:
-    """Lanes that belong together; a step without a name has no heading."""
+    """Lanes that belong together. A step without a name has no heading."""
 
     heading: str
     top: int
@@ -56,7 +56,7 @@ class Key:
     x: float
     text: str
     colour: str = ""
-    """Empty: a bubble's."""
+    """CSS colour; empty: that of a bubble."""
     pale: bool = False
 
 
@@ -70,7 +70,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Picture:
-    """All that is drawn, in pixels."""
+    """Everything that is drawn, in pixels."""
 
     title: str
     width: int
@@ -86,6 +86,6 @@ class Picture:
     lane: int = LANE
 
     def svg(self, inline: bool = False) -> str:
-        """The picture as text; `inline`: as part of a page, which has the styles."""
+        """The picture as SVG text; `inline`: as part of a page, which brings the styles."""
         style = None if inline else static(_PACKAGE, "timeline.css")
         return environment(_PACKAGE).get_template("timeline.svg.j2").render(picture=self, style=style)

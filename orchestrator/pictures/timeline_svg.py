@@ -1,7 +1,7 @@
-"""The layout of a timeline, or of two on one axis: where every box, lane and tick stands.
+"""The layout of a timeline, or of two on one axis: the position of every box, lane and tick.
 
-Knows only spans per rank, simulated or measured, what share of a backward is frozen and what memory is used for: no
-schedule, no cost, no file.
+Knows only spans per rank, simulated or measured, the frozen share of each backward, and the uses of memory:
+no schedule, no cost, no file.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _LEGEND, _STRIP_GAP = 20, 3
 _TOKEN_PIXELS = 6.2
 """Width of a character of a token."""
 _TITLE_PIXELS = 7.8
-"""And of one of the title, at most."""
+"""Largest width of a character of the title."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one group shows."""
+    """The content of one group."""
 
     name: str
     timeline: Timeline
     end_s: float | None
-    """Where it ends; None: with the last span."""
+    """End of the step; None: the end of its last span."""
     frozen: Shares = ()
-    """Share of weight-gradient time that a backward leaves out: so much of its box's height is pale."""
+    """Share of weight-gradient time that a backward skips: this share of its box's height is pale."""
     memory: Sequence[OverTime] = ()
-    """What each rank's memory is used for: a strip below its lane, all to one scale. Empty: no strips."""
+    """Each rank's memory by use: a strip below its lane, all to one scale. Empty: no strips."""
 
 
 def svg(
@@ -66,15 +66,15 @@ def svg(
 
     Args:
         timeline: spans per rank, in seconds from 0.
-        title: stands above the lanes.
-        end_s: as of `Step`; so are `frozen` and `memory`.
-        width: of the time axis, in pixels; unset, what lets most boxes show their tokens.
+        title: shown above the lanes.
+        end_s: as in `Step`, like `frozen` and `memory`.
+        width: width of the time axis, in pixels; unset: wide enough that most boxes show their tokens.
     """
     return picture([Step("", timeline, end_s, frozen, memory)], title, width).svg()
 
 
 def picture(steps: Sequence[Step], title: str, width: int | None = None) -> Picture:
-    """Steps below each other on one axis; a line marks where each that has a name ends."""
+    """Steps below each other on one axis; a line marks the end of each named step."""
     groups = [_Measured.of(step) for step in steps]
     end_s = max(group.end_s for group in groups)
     if width is None:
@@ -107,7 +107,7 @@ def picture(steps: Sequence[Step], title: str, width: int | None = None) -> Pict
 
 @dataclass(frozen=True)
 class _Measured:
-    """A step with what its drawing needs."""
+    """A step with everything that drawing it needs."""
 
     step: Step
     actions: list[list[Action]]
@@ -204,7 +204,7 @@ def _memory_legend(numbers: Sequence[int]) -> list[Key]:
 
 
 def _ticks(end_s: float, scale: float) -> list[Tick]:
-    """Round times from 0 on, at least some 90 pixels apart."""
+    """Round times from 0 on, at least about 90 pixels apart."""
     _, factor = unit_of(end_s)
     step = _round_step(end_s * factor / max(end_s * scale / 90, 1)) if end_s else 1.0
     return [
@@ -214,6 +214,6 @@ def _ticks(end_s: float, scale: float) -> list[Tick]:
 
 
 def _round_step(least: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ... that is not below `least`."""
+    """The smallest of 1, 2, 5, 10, 20, ... that is not below `least`."""
     power = 10.0 ** (ceil(log10(least)) - 1)
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))

@@ -1,5 +1,5 @@
-"""A timeline as text for terminals, and the peaks of memory. Knows only spans per rank, what share of a backward is
-frozen, and what memory is used for."""
+"""A timeline as text for terminals, and the peaks of memory. Knows only spans per rank, the frozen share of
+each backward, and the uses of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from planner.ir import Action, Kind
 from planner.simulation.memory import MemoryParts
 
 _SHADES = "░▒▓"
-"""For shares up to a third, up to two thirds, and more."""
+"""Shades for shares up to a third, up to two thirds, and above."""
 
 
 def terminal(
@@ -35,9 +35,9 @@ def terminal(
 ) -> str:
     """The timeline in `width` columns: a line per rank, `·` for bubbles, a time axis.
 
-    Each column shows what runs in its middle; a box shows its token, or kind and index, or only the kind, as
-    room allows, and the rest of it is filled with a shade for its share in `frozen`. With `markup` the boxes are
-    coloured by rich's markup, otherwise the text is plain.
+    Each column shows the action that runs at its middle. A box shows its token, or kind and index, or only
+    the kind, as space permits; the rest is filled with a shade for its share in `frozen`. With `markup`,
+    rich's markup colours the boxes; otherwise the text is plain.
     """
     shares = by_action(frozen)
     actions = parsed(timeline)
@@ -60,7 +60,7 @@ def terminal(
 
 
 def legend(timeline: Timeline, markup: bool = True, frozen: bool = False) -> str:
-    """One line that says what the letters and colours of `terminal` mean; with `frozen` its shades too."""
+    """One line that explains the letters and colours of `terminal`; with `frozen`, its shades too."""
     return "  ".join(
         [_coloured(f" {kind} ", kind, markup) + f" {NAMES[kind]}" for kind in kinds_of(parsed(timeline))]
         + ["· bubble"]
@@ -69,7 +69,7 @@ def legend(timeline: Timeline, markup: bool = True, frozen: bool = False) -> str
 
 
 def memory_peaks(peaks: Sequence[MemoryParts]) -> str:
-    """A line per rank: the most memory that it needs, and what for, the largest first."""
+    """A line per rank: its peak memory and the uses, largest first."""
     label = len(f"rank {len(peaks) - 1} ")
     lines: list[str] = []
     for rank, peak in enumerate(peaks):
@@ -80,7 +80,7 @@ def memory_peaks(peaks: Sequence[MemoryParts]) -> str:
 
 
 def _owners(spans: Sequence[Span], columns: int, end_s: float) -> list[int | None]:
-    """Per column, the number of the span that covers its middle, None in a bubble."""
+    """Per column, the index of the span that covers its middle; None in a bubble."""
     owners: list[int | None] = [None] * columns
     if not end_s:
         return owners

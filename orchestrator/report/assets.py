@@ -1,4 +1,4 @@
-"""Renders a template with what a page carries in itself: styles, scripts, and the policy that allows only these."""
+"""Renders a template with what a page embeds: styles, scripts, and the policy that allows only these."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCRIPTS = ((_PICTURES, "uplot/uPlot.iife.min.js"), (_PICTURES, "charts.js"))
 
 @dataclass(frozen=True)
 class Assets:
-    """The text of the page's one style and one script element, and its Content-Security-Policy."""
+    """The text of the page's only style and script elements, and its Content-Security-Policy."""
 
     style: Markup
     script: Markup
@@ -34,7 +34,7 @@ class Assets:
 
 @cache
 def assets(charts: bool) -> Assets:
-    """What a page needs, with charts or without."""
+    """The assets of a page with or without charts."""
     style = "\n".join(static(*name) for name in _STYLES)
     script = "\n".join(static(*name) for name in _SCRIPTS) if charts else ""
     sources = f"style-src {_source(style)};" + (f" script-src {_source(script)};" if script else "")
@@ -47,6 +47,6 @@ def _source(text: str) -> str:
 
 
 def render_page(template: str, facts: Mapping[str, object], *, charts: bool) -> str:
-    """The page that `template` makes of `facts`, which it finds under their names."""
+    """The page that `template` renders from `facts`, which it refers to by name."""
     page = environment(_REPORT, _PICTURES).get_template(template)
     return page.render(facts, assets=assets(charts))

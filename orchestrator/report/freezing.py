@@ -1,4 +1,5 @@
-"""Freezing in `report.html`: what it brought, ratios as a heat map and over steps, how often parameters froze."""
+"""Freezing in `report.html`: its gain, ratios as a heat map and over steps, how often parameters were
+frozen."""
 
 from __future__ import annotations
 
@@ -17,24 +18,24 @@ from orchestrator.quantities import percent, seconds, significant
 from orchestrator.report.parts import Note, Tile, tile
 
 MOST_RANKS = 4
-"""A histogram per rank up to so many ranks; one for all above."""
+"""Most ranks with a histogram each; above that, one histogram for all."""
 
 
 @dataclass(frozen=True)
 class FreezingPart:
-    """What was frozen, and what that brought."""
+    """What was frozen, and what that gained."""
 
     method: str
     notes: tuple[Note, ...]
     tiles: tuple[Tile, ...]
     ratios: HeatMap | None
     worth: str
-    """What a higher `r_max` would bring."""
+    """What a higher `r_max` would gain."""
     charts: tuple[Chart, ...]
     counts: tuple[Chart, ...]
     """How often each parameter was frozen: TimelyFreeze, appendix H."""
     counted: str
-    """Over which steps."""
+    """The steps that the counts cover."""
 
 
 def freezing(run: JobView) -> FreezingPart | None:
@@ -94,7 +95,7 @@ def _tiles(run: JobView, numbers: FreezeNumbers) -> tuple[Tile, ...]:
 
 
 def _ratios(run: JobView) -> HeatMap | None:
-    """The heat map of the solution; without one, of the newest steps."""
+    """The heat map of the freeze program's solution; without one, of the newest steps."""
     solved = run.freeze.solved
     ratios = list(solved.ratios) if solved is not None else run.freeze.recent_ratios()
     if not ratios:
@@ -119,7 +120,7 @@ def _worth(run: JobView) -> str:
 
 
 def _over_steps(run: JobView) -> tuple[Chart, ...]:
-    """Planned and actual ratio, and what share of the gradient's energy got through, over all steps."""
+    """Planned and actual ratio, and the share of the gradient's energy that got through, over all steps."""
     if not run.freeze.steps or not run.steps:
         return ()
     frozen = {step: run.freeze.steps.get(step, FrozenStep()) for step in sorted(run.steps)}
@@ -153,7 +154,7 @@ def _percents(frozen: Mapping[int, FrozenStep], total: Callable[[FrozenStep], fl
 
 
 def _counts(run: JobView) -> tuple[tuple[Chart, ...], str]:
-    """A histogram per rank, or one for all; over which steps, in words."""
+    """A histogram per rank, or one for all; and the steps that they cover, in words."""
     by_rank, counted = _frozen_shares(run)
     if len(by_rank) > MOST_RANKS:
         shown = [("All ranks", [share for shares in by_rank.values() for share in shares])]
@@ -167,8 +168,8 @@ def _counts(run: JobView) -> tuple[tuple[Chart, ...], str]:
 
 
 def _frozen_shares(run: JobView) -> tuple[dict[int, list[float]], str]:
-    """(rank -> per parameter of the layers that it held last, the share of backward passes in which it was frozen; over
-    which steps, in words)."""
+    """(rank -> for each parameter of the layers that it last held, the share of backward passes in which it
+    was frozen; the steps covered, in words)."""
     counted = run.frozen_counts()
     if counted is None:
         return {}, ""

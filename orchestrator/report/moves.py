@@ -1,4 +1,4 @@
-"""Layers that changed ranks, in `report.html`: which, from where to where, how, and what that took."""
+"""Layers that moved between ranks, in `report.html`: which, from where to where, how, and at what cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_ROWS = 60
 
 
 def moves(run: JobView) -> Table | None:
-    """A row per move; None for a job whose layers stayed where they were."""
+    """A row per move; None for a job whose layers never moved."""
     if not run.moves:
         return None
     left = len(run.moves) - MOST_ROWS

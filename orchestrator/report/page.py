@@ -1,7 +1,7 @@
 """`report.html`: one self-contained page about a job, made from its event log and the profile beside it.
 
-Nothing comes from elsewhere: styles, the script that draws the charts and the pictures are inline, and the page's own
-Content-Security-Policy forbids the rest. The templates escape every value.
+It loads nothing from elsewhere: styles, pictures and the script that draws the charts are inline, and the
+page's Content-Security-Policy forbids everything else. The templates escape every value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REPORT_NAME = "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All that the page says; a section that has nothing to show is None or empty."""
+    """The content of the page; a section with nothing to show is None or empty."""
 
     header: Header
     notes: tuple[Note, ...]
@@ -59,10 +59,10 @@ class Report:
 
 
 def report_of(run: JobView, profile: Profile | None = None) -> Report:
-    """What the page about `run` says.
+    """The content of the page about `run`.
 
     Args:
-        profile: of the run; with it, the page shows memory.
+        profile: the run's profile; with it, the page shows memory.
     """
     return Report(
         header=header(run),
@@ -88,13 +88,13 @@ def render(run: JobView, profile: Profile | None = None) -> str:
 
 
 def write_report(log: Path, destination: Path | None = None) -> Path:
-    """Write the page about the event log `log`, by default beside it, and return its path. With a profile beside the
-    log, the page shows memory, too.
+    """Write the page about the event log `log`, by default beside it, and return its path.
 
-    A reader sees the old page or the new one, never half of one.
+    With a profile beside the log, the page shows memory too. A reader sees the old page or the new one, never
+    half of one.
 
     Raises:
-        OSError: the log cannot be read or the page not be written.
+        OSError: the log cannot be read or the page cannot be written.
         ValueError: the log is damaged; names the line.
     """
     destination = destination or log.with_name(REPORT_NAME)

@@ -1,4 +1,4 @@
-"""What the sections of a page are made of: figures, notes and tables, as facts. The templates say how they look."""
+"""The parts of a page's sections: figures, notes and tables, as facts. The templates determine their look."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Tone = Literal["good", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure with what it is and a word on it."""
+    """A figure with its name and a detail."""
 
     name: str
     number: str
@@ -26,7 +26,7 @@ def tile(name: str, figure: str, detail: str) -> Tile:
 
 @dataclass(frozen=True)
 class Note:
-    """A line that readers should not miss."""
+    """A line that readers must not miss."""
 
     tone: Tone
     name: str
@@ -36,7 +36,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Pill:
-    """A cell that says how something went."""
+    """A cell that shows how something went."""
 
     text: str
     tone: Tone
@@ -59,7 +59,7 @@ class Column:
 
     name: str
     kind: Literal["", "number", "text"] = ""
-    """`number`: to the right; `text`: long, may break anywhere."""
+    """`number`: right-aligned; `text`: long, may break anywhere."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""A page of one step's pictures: `freshet timeline --out step.html` and `freshet plan --timeline plan.html`."""
+"""A page of one step's pictures: `freshet timeline --out step.html` and `freshet plan --timeline
+plan.html`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:
     """Write the timeline of a step of `choice` to `path`.
 
     Raises:
-        JobError: the suffix is not one of those known, or the file cannot be written.
+        JobError: the suffix is unknown, or the file cannot be written.
     """
     forms = {".svg": _svg, ".html": _html, ".json": _trace}
     write_form(path, "--timeline", {s: partial(form, choice, freezing) for s, form in forms.items()})

@@ -1,4 +1,4 @@
-"""Planning in `report.html`: what the plan predicted, and its alternatives."""
+"""Planning in `report.html`: the plan's predictions and its alternatives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_ROWS = 20
 
 @dataclass(frozen=True)
 class PlanningPart:
-    """The plan's predictions and its rivals."""
+    """The plan's predictions and its alternatives."""
 
     partition: str
     tiles: tuple[Tile, ...]
@@ -26,7 +26,7 @@ class PlanningPart:
 
 
 def planning(run: JobView) -> PlanningPart | None:
-    """The part; None for a plan that was not simulated, in a run that sampled nothing for the next."""
+    """The part; None if the plan was not simulated and the run sampled nothing for the next plan."""
     plan = run.plan
     if plan is None or (plan.predicted_step_s is None and not run.alternatives and not run.curvature.samples):
         return None
@@ -55,7 +55,7 @@ def _tiles(run: JobView, plan: Plan) -> tuple[Tile, ...]:
 
 
 def _unfrozen(run: JobView) -> list[StepReport]:
-    """Steps with nothing frozen but the job's first, which warms caches."""
+    """Steps with nothing frozen, except the job's first, which warms caches."""
     return [
         step
         for number, step in run.steps.items()
@@ -64,7 +64,7 @@ def _unfrozen(run: JobView) -> list[StepReport]:
 
 
 def _considered(plan: Plan, alternatives: tuple[Alternative, ...]) -> Table | None:
-    """The plan that was taken comes first, then each program's own pick for its shape, then plans of other shapes."""
+    """The chosen plan first, then each program's own choice for its shape, then plans of other shapes."""
     if not alternatives:
         return None
     ordered = sorted(alternatives, key=lambda each: each.order(plan))

@@ -22,7 +22,7 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPart:
-    """What changes of nodes cost."""
+    """The cost of changes of nodes."""
 
     title: str
     how: str = ""
@@ -81,7 +81,7 @@ def _tiles(found: EffectiveTime) -> tuple[Tile, ...]:
 
 
 def _recovery_tiles(history: RecoveryHistory) -> tuple[Tile, ...]:
-    """Tiles of a job that is no rehearsal."""
+    """Tiles of a job that is not a rehearsal."""
     events = [each.regrouped for each in history.regroupings if each.regrouped is not None]
     entries = [
         (
@@ -145,7 +145,7 @@ def _scaled(points: Sequence[Point], unit_s: float) -> tuple[Point, ...]:
 
 
 def _live(rehearsed: Rehearsed) -> list[Point]:
-    """(seconds since the beginning, live nodes from then on)."""
+    """(seconds since the start, live nodes from then on)."""
     return _stairs(
         [(life.up_s, 1) for life in rehearsed.lives]
         + [(life.down_s, -1) for life in rehearsed.lives if life.down_s is not None],
@@ -154,7 +154,8 @@ def _live(rehearsed: Rehearsed) -> list[Point]:
 
 
 def _training(history: RecoveryHistory, rehearsed: Rehearsed) -> list[Point]:
-    """Nodes in committed steps, also in those that a checkpoint undid later: none while a job recovers."""
+    """Nodes that train committed steps, including steps that a checkpoint later undid; none while a job
+    recovers."""
     changes: list[tuple[float, int]] = []
     for stretch in history.stretches():
         if stretch.generation >= 0:
@@ -179,7 +180,7 @@ def _stairs(changes: list[tuple[float, int]], rehearsed: Rehearsed) -> list[Poin
 
 
 def _throughput(history: RecoveryHistory, rehearsed: Rehearsed) -> list[Point]:
-    """From commit to commit: what a recovery takes is in the step after it."""
+    """Throughput from commit to commit: the time of a recovery counts in the step after it."""
     return [
         (after.time_s - rehearsed.began_s, after.samples / (after.time_s - before.time_s))
         for before, after in pairwise(history.commits)
@@ -200,7 +201,7 @@ def _uses(found: EffectiveTime) -> Table:
 
 
 def _costs(costs: tuple[Cost, ...]) -> list[tuple[Cell, ...]]:
-    """What each change of nodes cost."""
+    """The cost of each change of nodes."""
     return [
         (
             seconds(cost.at_s) if cost.at_s >= 0 else "–",
@@ -240,7 +241,7 @@ def _change(lost: Sequence[str], joined: Sequence[str]) -> str:
 
 
 def _changes(rows: Sequence[tuple[Cell, ...]]) -> tuple[Table, ...]:
-    """The table of changes; none where nothing changed."""
+    """The table of changes; empty if nothing changed."""
     if not rows:
         return ()
     left = len(rows) - MOST_ROWS

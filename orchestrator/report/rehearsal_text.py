@@ -1,4 +1,4 @@
-"""A rehearsal's numbers as lines for people. Knows no terminal."""
+"""A rehearsal's numbers as lines of text. Knows no terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USES = {
     Use.LEAVING: "leaving: noticed, and no longer training",
     Use.IDLE: "idle: the plan does not use them",
 }
-"""What a live node's time went to, in words."""
+"""The uses of a live node's time, in words."""
 
 
 def lines(found: EffectiveTime) -> list[str]:

@@ -1,4 +1,4 @@
-"""The shorter sections of `report.html`, each a function from a run to facts."""
+"""The shorter sections of `report.html`: each is a function from a run to facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NOTES = 20
 
 @dataclass(frozen=True)
 class Header:
-    """The page's top."""
+    """The top of the page."""
 
     job: str
     tone: Tone
@@ -65,7 +65,7 @@ def outcome(run: JobView) -> tuple[Tone, str]:
 
 
 def notes(run: JobView) -> tuple[Note, ...]:
-    """Warnings, errors, and whether the figures are modelled."""
+    """Warnings, errors, and a note if the figures are modelled."""
     lines: list[tuple[str, str]] = []
     if run.emulated:
         lines.append(
@@ -94,7 +94,7 @@ def notes(run: JobView) -> tuple[Note, ...]:
 
 
 def tiles(run: JobView) -> tuple[Tile, ...]:
-    """The figures that sum the run up."""
+    """The figures that summarize the run."""
     steps = list(run.steps.values())
     if not steps:
         return ()
@@ -121,7 +121,7 @@ def tiles(run: JobView) -> tuple[Tile, ...]:
 
 
 def throughput(report: StepReport) -> float:
-    """Tokens per second, samples per second where there are no tokens."""
+    """Tokens per second, or samples per second if there are no tokens."""
     return (report.tokens or report.samples) / report.step_s if report.step_s > 0 else math.nan
 
 
@@ -228,7 +228,7 @@ def spec(run: JobView) -> str:
 
 
 def footer(run: JobView) -> str:
-    """Where the page's figures come from."""
+    """The sources of the page's figures."""
     runs = f" over {run.runs} runs" if run.runs > 1 else ""
     return (
         f"Made from events.jsonl: {counted(len(run.steps), 'step')}{runs}; the memory of a step from profile.json,"

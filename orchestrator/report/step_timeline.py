@@ -24,7 +24,7 @@ from planner.profile import Profile
 from planner.simulation.memory import OverTime
 
 NOTICED = 0.02
-"""From what change of the machine's speed on the summary names it."""
+"""Smallest relative change of the machine's speed that the summary mentions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +39,18 @@ class StepTimeline:
     measured_s: float
     """From commit to commit."""
     frozen: Shares
-    """What the measured backward passes left out."""
+    """The shares that the measured backward passes skipped."""
     predicted: PredictedStep | None
     memory: tuple[tuple[OverTime, ...], tuple[OverTime, ...]] = ((), ())
-    """Predicted and measured, what each rank's memory is used for as the profile counts it; empty where it cannot."""
+    """Each rank's memory by use, predicted and measured, from the profile; empty if that is not possible."""
 
     @property
     def summary(self) -> str:
-        """Both times, and how far the prediction is off. The machine's speed may have changed since: freezing leaves
-        forward passes alone, so their times show it, and the prediction is scaled by it too."""
+        """Both times, and how far the prediction is off.
+
+        The machine's speed may have changed since. Freezing does not affect forward passes, so their times
+        show the change, and the summary also gives the prediction scaled by it.
+        """
         predicted = self.predicted
         if predicted is None:
             return f"{seconds(self.measured_s)} from commit to commit"
@@ -66,7 +69,7 @@ class StepTimeline:
         )
 
     def picture(self, width: int | None = None) -> Picture:
-        """The step, below its prediction where there is one, on one time axis of `width` pixels."""
+        """The step, below its prediction if there is one, on one time axis of `width` pixels."""
         memory = self.memory
         if self.predicted is None:
             return picture(
@@ -80,18 +83,18 @@ class StepTimeline:
         return picture(steps, self.title, width)
 
     def svg(self) -> str:
-        """The picture as a file of its own."""
+        """The picture as a separate file."""
         return self.picture().svg()
 
     def page(self) -> str:
-        """The picture on a page of its own."""
+        """The picture on a separate page."""
         heading = f"Step {self.step:,}"
         summary = f"{self.summary}; {self.memory_text}" if self.memory_text else self.summary
         return picture_page(f"{heading} · Freshet", heading, summary, [self.picture()])
 
     @property
     def memory_text(self) -> str:
-        """The measured step's peaks; empty where nothing is known of them."""
+        """The measured step's memory peaks; empty if they are unknown."""
         if not self.memory[1]:
             return ""
         peaks = ", ".join(
@@ -128,15 +131,15 @@ class StepTimeline:
 
 
 def _off(ratio: float) -> str:
-    """What a prediction of `ratio` times the measured time is."""
+    """How far a prediction of `ratio` times the measured time is off, in words."""
     return f"{percent(abs(ratio - 1))} too {'high' if ratio > 1 else 'low'}"
 
 
 def newest_step(run: JobView, profile: Profile | None = None) -> StepTimeline | None:
-    """The newest step that was measured; None where none was.
+    """The newest measured step; None if no step was measured.
 
     Args:
-        profile: of the run; with it, the step shows memory.
+        profile: the run's profile; with it, the step shows memory.
     """
     if not run.timelines:
         return None

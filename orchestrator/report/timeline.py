@@ -1,4 +1,5 @@
-"""One step in `report.html`: what each rank did, and above it what the simulator predicted, on the same time axis."""
+"""One step in `report.html`: what each rank did, and above it what the simulator predicted, on the same time
+axis."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ class TimelinePart:
 
 
 def timeline(run: JobView, profile: Profile | None = None) -> TimelinePart | None:
-    """The newest measured step, below its prediction where there is one; None where no step was measured.
+    """The newest measured step, below its prediction if there is one; None if no step was measured.
 
     Args:
-        profile: of the run; with it, each lane has the rank's memory below it.
+        profile: the run's profile; with it, each lane has the rank's memory below it.
     """
     step = newest_step(run, profile)
     if step is None:

@@ -1,4 +1,4 @@
-"""`What ran`, for `report.html`: the resolved spec and the plan in words. Leaves out what the spec lacks."""
+"""`What ran`, for `report.html`: the resolved spec and the plan in words. Omits what the spec lacks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planner.wording import counted
 
 @dataclass(frozen=True)
 class Term:
-    """A name and what stands behind it."""
+    """A name and its description."""
 
     name: str
     text: str
     code: bool = False
-    """Whether each of its characters counts, as in a digest."""
+    """Whether every character of it matters, as in a digest."""
 
 
 def what_ran(run: JobView) -> tuple[Term, ...]:
@@ -64,14 +64,14 @@ def model_text(model: Mapping[str, Any]) -> str:
 
 
 def data_text(data: Mapping[str, Any]) -> str:
-    """Where the samples came from."""
+    """The source of the samples."""
     path = data.get("path") or ()
     paths = [path] if isinstance(path, str) else [str(part) for part in path]
     return ", ".join([str(data["source"]), *paths]) if "source" in data else ""
 
 
 def optimizer_text(optimizer: Mapping[str, Any]) -> str:
-    """The update rule with its chief settings."""
+    """The update rule with its main settings."""
     if "name" not in optimizer:
         return ""
     settings = (("lr", "peak learning rate"), ("weight_decay", "weight decay"), ("clip_norm", "clip norm"))
@@ -83,7 +83,7 @@ def optimizer_text(optimizer: Mapping[str, Any]) -> str:
 
 
 def ranks_text(plan: Plan, nodes: int) -> str:
-    """How many ranks, in how many replicas, on how many nodes."""
+    """The numbers of ranks, replicas and nodes."""
     text = str(plan.world_size)
     if plan.replicas > 1:
         text += f", {plan.replicas} replicas of {plan.pipeline_ranks}"
@@ -97,7 +97,7 @@ def partition_text(plan: Plan) -> str:
 
 
 def schedule_text(plan: Plan, pipeline: Mapping[str, Any]) -> str:
-    """The family, and its settings."""
+    """The schedule family and its settings."""
     batch = counted(plan.microbatches, "microbatch", "microbatches")
     samples = pipeline.get("microbatch_size")
     parts = [plan.schedule, f"{batch} of {counted(samples, 'sample')}" if samples else batch]
@@ -109,7 +109,7 @@ def schedule_text(plan: Plan, pipeline: Mapping[str, Any]) -> str:
 
 
 def device_text(run: JobView) -> str:
-    """What the ranks computed on; says so if it was emulated."""
+    """The device that the ranks computed on; says if it was emulated."""
     device = run.spec.get("cluster", {}).get("device")
     if device is None:
         return ""
