@@ -5,7 +5,7 @@ ARGS ?=
 # Each rank is a process: it starts 0.3 s later where Python may not keep the modules that it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check bench format uplot clean
+.PHONY: run test check bench format clean
 
 # The main job: a GPT on Python's own manual, four pipeline stages in four Ray actors.
 # `make run ARGS=--resume` goes on from its newest checkpoint.
@@ -28,15 +28,6 @@ bench: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-
-# The chart library of the pages, from its npm package (wants npm). Its checksums are in the repository.
-UPLOT := orchestrator/pictures/static/uplot
-uplot:
-	cd $(UPLOT) && npm pack --silent uplot@1.6.32
-	cd $(UPLOT) && tar xzf uplot-1.6.32.tgz --strip-components=1 package/LICENSE
-	cd $(UPLOT) && tar xzf uplot-1.6.32.tgz --strip-components=2 package/dist/uPlot.iife.min.js package/dist/uPlot.min.css
-	rm $(UPLOT)/uplot-1.6.32.tgz
-	cd $(UPLOT) && sha256sum --check SHA256SUMS
 
 clean:
 	rm -rf $(VENV) runs

@@ -10,17 +10,16 @@ from functools import cache
 
 from markupsafe import Markup
 
+from orchestrator.pictures.chart_library import chart_script, chart_style
 from orchestrator.pictures.templating import environment, static
 
 _REPORT, _PICTURES = "orchestrator.report", "orchestrator.pictures"
 _STYLES = (
-    (_PICTURES, "uplot/uPlot.min.css"),
     (_REPORT, "page.css"),
     (_PICTURES, "charts.css"),
     (_PICTURES, "heat_map.css"),
     (_PICTURES, "timeline.css"),
 )
-_SCRIPTS = ((_PICTURES, "uplot/uPlot.iife.min.js"), (_PICTURES, "charts.js"))
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Assets:
 @cache
 def assets(charts: bool) -> Assets:
     """The assets of a page with or without charts."""
-    style = "\n".join(static(*name) for name in _STYLES)
-    script = "\n".join(static(*name) for name in _SCRIPTS) if charts else ""
+    style = "\n".join([chart_style() if charts else "", *(static(*name) for name in _STYLES)])
+    script = "\n".join([chart_script(), static(_PICTURES, "charts.js")]) if charts else ""
     sources = f"style-src {_source(style)};" + (f" script-src {_source(script)};" if script else "")
     policy = f"default-src 'none'; {sources} base-uri 'none'; form-action 'none'"
     return Assets(Markup(style), Markup(script), policy)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text()
-MODULES = {"scikit-learn": "sklearn"}
+MODULES = {"scikit-learn": "sklearn", "uplot-python": "uplot"}
 """Import names of packages that are imported under another name."""
 
 

@@ -1,13 +1,14 @@
-"""Third-party files that pages embed: they are in the wheel, and identical to the originals."""
+"""Files that pages embed: ours are in the wheel, and the chart library comes out of its own package."""
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
+from importlib.metadata import files
 from pathlib import Path
 
+from orchestrator.pictures.chart_library import chart_script, chart_style
+
 ROOT = Path(__file__).parents[3]
-UPLOT = ROOT / "orchestrator" / "pictures" / "static" / "uplot"
 
 
 def test_the_wheel_takes_every_template_and_static_file() -> None:
@@ -30,18 +31,25 @@ def test_the_wheel_takes_every_template_and_static_file() -> None:
     assert packaged == there
 
 
-def test_the_chart_library_is_as_it_was_published() -> None:
-    for line in (UPLOT / "SHA256SUMS").read_text().splitlines():
-        digest, name = line.split()
-        assert hashlib.sha256((UPLOT / name).read_bytes()).hexdigest() == digest, name
-    assert (
-        (UPLOT / "uPlot.iife.min.js")
-        .read_text()
-        .startswith("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
-    )
-    assert "uplot@1.6.32" in (ROOT / "Makefile").read_text()
+def test_the_chart_library_comes_out_of_the_installed_package_minified_with_its_licence() -> None:
+    script = chart_script()
+    published = files("uplot-python")
+    assert published is not None
+    source = next(file for file in published if file.name == "uPlot.iife.js").read_text()
+    notice, code = script.split("*/\n", 1)
+    assert notice.startswith("/*")
+    for words in ("Leon Sorokin", "(MIT Licensed)", "Permission is hereby granted", 'PROVIDED "AS IS"'):
+        assert words in notice
+    assert code.startswith("var uPlot=")
+    assert len(code) < 0.7 * len(source)
+    assert ".u-legend" in chart_style()
+
+
+def test_no_chart_library_lies_in_the_repository() -> None:
+    assert not [file for file in (ROOT / "orchestrator").rglob("*") if "uplot" in file.name.lower()]
 
 
 def test_no_file_ends_the_element_that_holds_it() -> None:
     for file in (ROOT / "orchestrator").rglob("static/**/*.[jc]s*"):
         assert "</" not in file.read_text(), file
+    assert "</" not in chart_script() + chart_style()
