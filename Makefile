@@ -5,7 +5,7 @@ ARGS ?=
 # Each rank is a process: it starts 0.3 s later where Python may not keep the modules that it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check bench format clean
+.PHONY: run test check bench format requirements clean
 
 # The main job: a GPT on Python's own manual, four pipeline stages in four Ray actors.
 # `make run ARGS=--resume` goes on from its newest checkpoint.
@@ -28,6 +28,11 @@ bench: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The packages of the image in deploy/, pinned to their newest versions that go together.
+requirements: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --no-annotate pyproject.toml --output-file deploy/requirements.txt
 
 clean:
 	rm -rf $(VENV) runs
