@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import yaml
 from command_lines import RefusedError, check, in_shell, is_ours
 from deployment import DEPLOY, PAGE, ROOT, files, strings
+
+from orchestrator.spec.job_spec import Spec
 
 
 def commands(path: Path) -> Iterator[list[str]]:
@@ -97,6 +100,13 @@ def test_a_key_that_no_spec_has_is_caught() -> None:
     (words,) = in_shell("sudo true; FOO=1 python -m orchestrator train x.toml --set cluster.adress=auto")
     with pytest.raises(ValueError, match="adress"):
         check(words)
+
+
+def test_the_spec_takes_the_settings_that_the_page_shows() -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        Spec.model_validate({"job": {"name": "any"}, **tomllib.loads(block)})
 
 
 def test_files_that_the_page_and_the_manifests_name_exist() -> None:
