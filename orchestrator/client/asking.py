@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import living_jobs
 from orchestrator.history.command_table import CommandIdReused
+from orchestrator.history.proposal import PlanChanged
 from workers.protocol import JobError
 
 ANSWER_S = 90.0
@@ -57,6 +58,7 @@ async def ask(
         ControllerSilent: it did not answer in time.
         Refused: it raised a JobError.
         CommandIdReused: another command had this id.
+        PlanChanged: the plan that it was for is not the newest one any more.
     """
     from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
@@ -70,6 +72,8 @@ async def ask(
         except RayTaskError as error:
             if isinstance(error.cause, CommandIdReused):
                 raise CommandIdReused(str(error.cause)) from None
+            if isinstance(changed := error.cause, PlanChanged):
+                raise PlanChanged(str(changed), changed.epoch, changed.version) from None
             if isinstance(error.cause, JobError):
                 raise Refused(str(error.cause)) from None
             raise

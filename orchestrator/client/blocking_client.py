@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from orchestrator.client.blocking import finish
 from orchestrator.client.job_client import POLL_S, Command, JobClient, Missed, items_of
 from orchestrator.events.types import Answered, Record
 from orchestrator.history.job_view import JobView
+from orchestrator.history.proposal import Proposal
 
 if TYPE_CHECKING:
     from orchestrator.client.submit import SubmittedJob
@@ -48,29 +49,56 @@ class BlockingJobClient:
             yield from items_of(page)
             after, over = page.next, page.over
 
-    def stop(self, job: str, *, id: str | None = None) -> Command:
-        return finish(self.waiting.stop(job, id=id))
+    def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return finish(self.waiting.stop(job, id=id, by=by))
 
-    def abort(self, job: str, *, id: str | None = None) -> Command:
-        return finish(self.waiting.abort(job, id=id))
+    def abort(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return finish(self.waiting.abort(job, id=id, by=by))
 
-    def checkpoint(self, job: str, *, id: str | None = None) -> Command:
-        return finish(self.waiting.checkpoint(job, id=id))
+    def checkpoint(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return finish(self.waiting.checkpoint(job, id=id, by=by))
 
-    def pause(self, job: str, *, id: str | None = None) -> Command:
-        return finish(self.waiting.pause(job, id=id))
+    def pause(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return finish(self.waiting.pause(job, id=id, by=by))
 
-    def resume(self, job: str, *, id: str | None = None) -> Command:
-        return finish(self.waiting.resume(job, id=id))
+    def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return finish(self.waiting.resume(job, id=id, by=by))
 
-    def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
-        return finish(self.waiting.move(job, layers, rank, id=id))
+    def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
+        return finish(self.waiting.move(job, layers, rank, id=id, by=by))
 
-    def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None) -> Command:
-        return finish(self.waiting.fault(job, drill, id=id))
+    def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = "") -> Command:
+        return finish(self.waiting.fault(job, drill, id=id, by=by))
 
-    def drain(self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None) -> Command:
-        return finish(self.waiting.drain(job, node, deadline_s, id=id))
+    def drain(
+        self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
+    ) -> Command:
+        return finish(self.waiting.drain(job, node, deadline_s, id=id, by=by))
+
+    def scale(
+        self,
+        job: str,
+        *,
+        ranks: int | None = None,
+        spares: int | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        return finish(self.waiting.scale(job, ranks=ranks, spares=spares, id=id, by=by))
+
+    def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
+        return finish(self.waiting.propose(job, partition))
+
+    def apply(
+        self,
+        job: str,
+        partition: Sequence[int],
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        return finish(self.waiting.apply(job, partition, base=base, id=id, by=by))
 
     def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
         return finish(self.waiting.outcome(command, timeout_s=timeout_s))

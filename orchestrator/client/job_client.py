@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Answered, Record
 from orchestrator.history.folder_view import view_in
 from orchestrator.history.job_view import JobView
+from orchestrator.history.proposal import Proposal
 from planner.wording import counted
 from workers.protocol import JobError
 
@@ -65,7 +66,8 @@ class JobClient:
 
     Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` if the job does not answer,
     and `Refused` if its controller refuses. A command that is sent twice with one `id` is done once; the same id for
-    another command raises `CommandIdReused`. Without `id` a random one is used.
+    another command raises `CommandIdReused`. Without `id` a random one is used. `by` says who sends it and from where,
+    for the log.
 
     Args:
         address: address of the cluster, for messages.
@@ -133,37 +135,92 @@ class JobClient:
                 yield item
             after, over = page.next, page.over
 
-    async def stop(self, job: str, *, id: str | None = None) -> Command:
+    async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Stop after the step in flight, with a checkpoint."""
-        return await self._send(job, "stop", {}, id)
+        return await self._send(job, "stop", {}, id, by)
 
-    async def abort(self, job: str, *, id: str | None = None) -> Command:
+    async def abort(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """End at once, without a checkpoint."""
-        return await self._send(job, "abort", {}, id)
+        return await self._send(job, "abort", {}, id, by)
 
-    async def checkpoint(self, job: str, *, id: str | None = None) -> Command:
+    async def checkpoint(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Write a checkpoint after the step in flight."""
-        return await self._send(job, "checkpoint", {}, id)
+        return await self._send(job, "checkpoint", {}, id, by)
 
-    async def pause(self, job: str, *, id: str | None = None) -> Command:
+    async def pause(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Pause after the step in flight, with a checkpoint, and release the ranks."""
-        return await self._send(job, "pause", {}, id)
+        return await self._send(job, "pause", {}, id, by)
 
-    async def resume(self, job: str, *, id: str | None = None) -> Command:
+    async def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Resume a paused job from its checkpoint, once there is room for its ranks."""
-        return await self._send(job, "resume", {}, id)
+        return await self._send(job, "resume", {}, id, by)
 
-    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None) -> Command:
+    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
         """Move `layers`, such as `3` or `3-4`, to `rank`."""
-        return await self._send(job, "move", {"layers": layers, "rank": rank}, id)
+        return await self._send(job, "move", {"layers": layers, "rank": rank}, id, by)
 
-    async def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None) -> Command:
+    async def fault(
+        self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
+    ) -> Command:
         """Inject the fault `drill`, a `workers.fault_injection.drill.Drill` as JSON values."""
-        return await self._send(job, "fault", {"drill": dict(drill)}, id)
+        return await self._send(job, "fault", {"drill": dict(drill)}, id, by)
 
-    async def drain(self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None) -> Command:
-        """Drain a node, as before a preemption; the job must allow faults."""
-        return await self.fault(job, {"node": node, "deadline_s": deadline_s}, id=id)
+    async def drain(
+        self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
+    ) -> Command:
+        """Have the job leave a node: its ranks there hand their layers over, and it starts none there for `deadline_s`
+        seconds. Other jobs stay.
+
+        Args:
+            node: a node's id, the beginning of one, or its host.
+        """
+        return await self._send(job, "drain", {"node": node, "deadline_s": deadline_s}, id, by)
+
+    async def scale(
+        self,
+        job: str,
+        *,
+        ranks: int | None = None,
+        spares: int | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        """Give the job another number of ranks from now on: it shrinks at a commit, and grows once the ranks are up.
+
+        Args:
+            ranks: of one replica's pipeline, as `pipeline.ranks`; None: as many as before.
+            spares: as `elastic.spares`; None: as many as before.
+        """
+        return await self._send(job, "scale", {"ranks": ranks, "spares": spares}, id, by)
+
+    async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
+        """What another partition would bring, validated and simulated. Nothing changes.
+
+        Args:
+            partition: layers per stage; None: the planner's own best for the same ranks and schedule.
+        """
+        wanted = None if partition is None else list(partition)
+        return await ask(job, await self._controller(job), "propose", wanted)
+
+    async def apply(
+        self,
+        job: str,
+        partition: Sequence[int],
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        """Have the training ranks take up `partition`, as `elastic.migration` says.
+
+        Args:
+            base: (epoch, version) of the plan that it is to replace; None: whichever is the newest.
+
+        Raises:
+            PlanChanged: the newest plan is another one than `base`.
+        """
+        arguments = {"partition": list(partition), "base": None if base is None else list(base)}
+        return await self._send(job, "plan", arguments, id, by)
 
     async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
         """Wait for the answer to `command`.
@@ -228,12 +285,12 @@ class JobClient:
     async def _controller(self, job: str) -> Any:
         return await known_controller(job, self._address)
 
-    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None) -> Command:
+    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
         id = secrets.token_hex(8) if id is None else id
         if not id:
             raise JobError("a command id is a text that is not empty")
         # With one id it is safe to ask the next controller if this one dies.
-        text: str = await ask(job, await self._controller(job), "command", id, name, arguments)
+        text: str = await ask(job, await self._controller(job), "command", id, name, arguments, by)
         return Command(job=job, id=id, text=text)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Protocol
 
 from workers.actor import Home
@@ -62,8 +62,8 @@ class Hosts(Protocol):
         """Kill the rank's process, if it lives, and release its resources; safe more than once."""
         ...
 
-    async def room(self) -> int:
-        """Return for how many more ranks the cluster has room now."""
+    async def room(self, without: Collection[str] = ()) -> int:
+        """Return for how many more ranks the cluster has room now, on other nodes than `without`."""
         ...
 
     def started(self, rank: int) -> None:
@@ -75,8 +75,8 @@ class Hosts(Protocol):
         Return that in words, or nothing if its node is not known."""
         ...
 
-    def shun(self, node: str) -> None:
-        """Start no more ranks on the draining `node`. Node ids are never reused."""
+    def shun(self, node: str, for_s: float | None = None) -> None:
+        """Start no more ranks on the draining `node` for so long; None: never again. Node ids are never reused."""
         ...
 
     async def release(self) -> None:

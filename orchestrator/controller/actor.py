@@ -21,16 +21,17 @@ import ray
 
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts, reap
+from orchestrator.controller import reshaping
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.log_writer import LogWriter
-from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
 from orchestrator.controller.persistence import persist
 from orchestrator.controller.planner_link import PlannerLink, link_planner
 from orchestrator.controller.publisher import Publisher
+from orchestrator.controller.reshaping import Reshaping
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
@@ -40,12 +41,13 @@ from orchestrator.events.types import Record
 from orchestrator.history.command_table import Entry
 from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
+from orchestrator.history.proposal import Proposal
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Train
-from orchestrator.lifecycle.states import Job, Live, Order, Paused, Placing, Saving, Stopping, Training
-from orchestrator.lifecycle.stimuli import Aborted, Asked, Migrate, Noted, PauseAsked, Reported, ResumeAsked
+from orchestrator.lifecycle.states import Live, Order, Paused, Placing, Saving, Stopping
+from orchestrator.lifecycle.stimuli import Aborted, Asked, Noted, PauseAsked, Reported, ResumeAsked
 from orchestrator.lifecycle.takeover import taken_over
-from planner.plan import Plan, PlanError
+from planner.plan import Plan
 from workers.actor import check_folder
 from workers.protocol import JobError, Report, Request
 
@@ -127,6 +129,7 @@ class Controller:
         self._loop = EventLoop(order, self._record, self._written)
         self._hosts = RayHosts(self._setup.ranks, self._own)
         self._runtime = self._make_runtime()
+        self._reshaping = Reshaping(order, self._setup, self._loop, self._runtime, self._hosts)
         self._watch = FreezeWatch(order.freezing)
 
     def _make_runtime(self) -> Runtime:
@@ -296,33 +299,42 @@ class Controller:
         await self._loop.post_and_wait(Reported(report))
         await self._written()
 
-    async def command(self, id: str, name: str, arguments: dict[str, Any]) -> str:
+    async def command(self, id: str, name: str, arguments: dict[str, Any], by: str = "") -> str:
         """Carry out a client's command, once for each `id`; return in words what will happen.
 
         Args:
-            name: `stop`, `abort`, `checkpoint`, `pause`, `resume`, `move` (of `layers` to `rank`) or
-                `fault` (a `drill`).
+            name: `stop`, `abort`, `checkpoint`, `pause`, `resume`, `fault` (a `drill`), `move` (of `layers` to
+                `rank`), `plan` (a `partition` in place of the plan `base`), `scale` (to `ranks` and `spares`) or
+                `drain` (a `node` within `deadline_s`).
+            by: who sent it and from where.
 
         Raises:
             CommandIdReused: another command had this id.
+            PlanChanged: it is for an older plan than the newest one.
             JobError: the command is refused; says why.
         """
         await self._taken_on()
         if (entry := self._view.commands.find(id, name, arguments)) is not None:
             if entry.answer is not None and not entry.answer.done:
+                self._reshaping.check_base(entry.command)
                 raise JobError(entry.answer.text)
             return entry.answer.text if entry.answer is not None else f"{name} was asked for already"
         if self._over:
             raise JobError(f"job {self._order.job!r} has ended: it takes no commands")
-        self._record(events.Commanded(id=id, name=name, arguments=arguments))
+        command = events.Commanded(id=id, name=name, arguments=arguments, by=by)
+        self._record(command)
         try:
-            text = await self._do(name, arguments)
+            text = await self._do(command)
         except JobError as error:
             self._answer(id, done=False, text=str(error))
             raise
         if name == "fault":
             self._answer(id, done=True, text=text)
-        return text
+        if (entry := self._view.commands.get(id)) is None or entry.answer is None:
+            return text
+        if not entry.answer.done:
+            raise JobError(entry.answer.text)
+        return entry.answer.text
 
     async def outcome(self, id: str, wait_s: float) -> events.Answered | None:
         """Return the outcome of the command `id`; None if there is none after `wait_s`.
@@ -343,7 +355,10 @@ class Controller:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left_s)
 
-    async def _do(self, name: str, arguments: dict[str, Any]) -> str:
+    async def _do(self, command: events.Commanded) -> str:
+        name, arguments = command.name, command.arguments
+        if name in reshaping.NAMES:
+            return await self._reshaping.carry_out(command)
         match name, arguments:
             case "stop", {}:
                 self._loop.post(Asked(Request.STOP))
@@ -373,8 +388,6 @@ class Controller:
                     raise JobError(f"the job is {type(state).__name__.lower()}: only a paused job resumes")
                 self._loop.post(ResumeAsked())
                 return f"goes on from the checkpoint of step {state.step} as soon as there is room"
-            case "move", {"layers": str(layers), "rank": int(rank)}:
-                return await self._move(layers, rank)
             case "fault", {"drill": dict(drill)}:
                 return await self._fault(drill)
         raise JobError(f"no such command: {name} {arguments}")
@@ -392,6 +405,8 @@ class Controller:
                 self._loop.post(PauseAsked())
             case "resume":
                 self._loop.post(ResumeAsked())
+            case _ if self._reshaping.again(entry.command, self._view.recap()):
+                pass
             case name:
                 self._answer(
                     entry.command.id,
@@ -403,35 +418,23 @@ class Controller:
     def _answer(self, id: str, *, done: bool, text: str) -> None:
         self._record(events.Answered(id=id, done=done, step=self._view.step, text=text))
 
-    async def _move(self, layers: str, rank: int) -> str:
-        """Move layers while the job trains, as `elastic.migration` says; return in words what will happen.
-
-        Args:
-            layers: `3` or `3-4`.
-
-        Raises:
-            JobError: there are no such layers or rank, they are not adjacent, do not fit its memory, or the
-                job does not train.
-        """
-        span, job = parse_layers(layers), await self._training()
-        mode = self._setup.config.elastic.migration
-        move = move_of_layers(job, self._setup.replanner, span, rank, mode=mode, asked_s=time.time())
-        self._loop.post(Migrate(move))
-        return described(job, move)
-
     async def migrate(self, plan: Plan) -> str:
         """Have the ranks follow `plan`, in the same places; return in words what will happen.
 
         Raises:
             JobError: it does not fit the memory, or the job does not train.
         """
-        job, mode = await self._training(), self._setup.config.elastic.migration
-        try:
-            move = move_to(job, self._setup.replanner, plan, mode=mode, asked_s=time.time())
-        except PlanError as error:
-            raise JobError(str(error)) from error
-        self._loop.post(Migrate(move))
-        return described(job, move)
+        await self._taken_on()
+        return await self._reshaping.migrate(plan)
+
+    async def propose(self, partition: list[int] | None) -> Proposal:
+        """Return what another partition would bring; None: the planner's own best. Nothing changes.
+
+        Raises:
+            JobError: the job does not train.
+        """
+        await self._taken_on()
+        return await self._reshaping.propose(partition)
 
     async def _taken_on(self) -> None:
         try:
@@ -442,15 +445,6 @@ class Controller:
                 f"the controller has tried to take the job over for {PATIENCE_S:g} s: its log says why; ask again, or"
                 " clear the job with freshet reap --force"
             ) from None
-
-    async def _training(self) -> Job:
-        await self._taken_on()
-        state = self._loop.state
-        if not isinstance(state, Training):
-            raise JobError(
-                f"the job is {type(state).__name__.lower()}: layers move while it trains; ask again then"
-            )
-        return state.job
 
     async def _fault(self, drill: dict[str, Any]) -> str:
         """Run a drill on the job; return in words what will happen.

@@ -143,10 +143,14 @@ class EventLoop:
         return task
 
     async def close(self) -> None:
-        """Cancel what still runs."""
+        """Cancel what still runs, and release whoever waits for a stimulus that will not be handled any more."""
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        while not self._stimuli.empty():
+            left = self._stimuli.get_nowait()
+            if isinstance(left, asyncio.Future) and not left.done():
+                left.set_result(None)
 
     async def _carry_out_all(self, commands: Sequence[Command], effects: Effects) -> None:
         logged = False

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path, with_layers
+from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Job
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
@@ -40,12 +41,11 @@ def move_of_layers(
     if rank not in job.membership.members:
         there = ", ".join(str(one) for one in sorted(job.membership.members))
         raise JobError(f"rank {rank} has no place in the pipeline; ranks with a place: {there}")
-    place = job.progress.plan.place(job.membership.members.index(rank)).rank
+    now, schedule = expected(job)
+    place = now.place(job.membership.members.index(rank)).rank
     try:
-        plan = with_layers(
-            job.progress.plan, *layers, place, frozen_stages=job.progress.schedule.frozen_stages
-        )
-        moved = ", ".join(map(str, moved_layers(job.progress.plan, plan)))
+        plan = with_layers(now, *layers, place, frozen_stages=schedule.frozen_stages)
+        moved = ", ".join(map(str, moved_layers(now, plan)))
         plan = replace(plan, reason=f"layers {moved} move to rank {rank}, as asked")
         return move_to(job, replanner, plan, mode=mode, asked_s=asked_s)
     except PlanError as error:
@@ -53,23 +53,30 @@ def move_of_layers(
 
 
 def move_to(job: Job, replanner: Replanner, plan: Plan, *, mode: Mode, asked_s: float) -> Move:
-    """Return the move to `plan`, for the same ranks in the same places.
+    """Return the move to `plan`, for the same ranks in the same places, once the moves requested before are over.
 
     Raises:
         PlanError: it does not fit the memory.
     """
-    domains = [job.membership.nodes.get(rank, "") for rank in job.membership.members]
+    now, domains = expected(job)[0], domains_of(job)
     checked, schedule = replanner.checked(plan, domains)
-    for between in path(job.progress.plan, checked):
+    for between in path(now, checked):
         replanner.check_memory(between, domains)
-    return Move(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s)
+    return Move(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s, base=now)
+
+
+def domains_of(job: Job) -> list[str]:
+    """Return per place the node of its rank."""
+    return [job.membership.nodes.get(rank, "") for rank in job.membership.members]
 
 
 def described(job: Job, move: Move) -> str:
     """Describe the move in words."""
-    layers = moved_layers(job.progress.plan, move.plan)
-    plans = path(job.progress.plan, move.plan)
+    now = expected(job)[0]
+    layers, plans = moved_layers(now, move.plan), path(now, move.plan)
     told = f"{counted(len(layers), 'layer')} ({', '.join(map(str, layers))}) to move, {move.mode}"
+    if job.intents.migration is not None:
+        return f"{told}: once the move before it is over"
     if move.mode == "stop":
         return f"{told}: at the next commit the ranks regroup"
     if plans and plans[0].layers == move.plan.layers:

@@ -37,11 +37,6 @@ class PrecomputedPlans:
         """Times of the newest steps of this generation."""
         self._regroup_s = FIRST_REGROUP_S
 
-    @property
-    def most_ranks(self) -> int:
-        """How many ranks the job is to have."""
-        return self._replanner.first.world_size
-
     def take(self, event: Event) -> None:
         """Learn the times of steps and regroups from a logged event."""
         match event:

@@ -19,7 +19,7 @@ from orchestrator.cluster.hosts import Gone, Hosts, stands
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.hangs import Pace, Verdict, judge, within
 from orchestrator.controller.precomputed_plans import PrecomputedPlans
-from orchestrator.events.types import Event, Noticed, Warned
+from orchestrator.events.types import Event, Noticed, Scaled, Warned
 from orchestrator.lifecycle.commands import (
     Ask,
     Assess,
@@ -135,6 +135,8 @@ class Runtime:
         """Of ranks whose process was found dead: the reports of it."""
         self._precomputed = PrecomputedPlans(setup.replanner, setup.config.steps)
         self._pace = Pace()
+        self._most = setup.replanner.first.world_size + setup.config.elastic.spares
+        """How many ranks the job is to have, spares included."""
 
     @property
     def homes(self) -> Mapping[int, Home]:
@@ -202,14 +204,17 @@ class Runtime:
                 raise AssertionError(f"{command} is not the runtime's")
 
     def take(self, event: Event) -> None:
-        """Learn the times of steps and regroups, and the draining ranks, from a logged event."""
+        """Learn the times of steps and regroups, the draining ranks and the requested size from a logged event."""
         self._precomputed.take(event)
         self._pace = self._pace.after(event)
         if isinstance(event, Noticed):
             self._going |= set(event.ranks)
             # A signal reaches one process: its node stays.
             if event.source != "sigterm":
-                self._hosts.shun(event.node)
+                # A node that the job was asked to leave may stay, and serve again afterwards.
+                self._hosts.shun(event.node, event.left_s if event.source == "request" else None)
+        if isinstance(event, Scaled):
+            self._most = event.places + event.spares
 
     async def watch_room(self) -> None:
         """Post when there is room for ranks that the job lacks, until cancelled.
@@ -217,10 +222,9 @@ class Runtime:
         While ranks are being dismissed the room still grows: a resumed job that saw a part of it would go on
         with fewer ranks than it had.
         """
-        most = self._precomputed.most_ranks + self._elastic.spares
         while True:
             await asyncio.sleep(LOOK_FOR_ROOM_S)
-            if len(self._homes.keys() - self._going) + len(self._calling) < most:
+            if len(self._homes.keys() - self._going) + len(self._calling) < self._most:
                 with suppress(Exception):  # a cluster in trouble has no room
                     if not self._dismissing and (room := await self._hosts.room()):
                         self._post(Room(room))

@@ -119,8 +119,10 @@ class Commanded:
     id: str
     """Chosen by the sender: a command that arrives twice with one id is done once."""
     name: str
-    """`stop`, `abort`, `checkpoint`, `move` or `fault`."""
+    """`stop`, `abort`, `checkpoint`, `pause`, `resume`, `move`, `plan`, `scale`, `drain` or `fault`."""
     arguments: dict[str, Any]
+    by: str = ""
+    """Who sent it and from where, such as `control from 127.0.0.1`; empty: not said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +187,8 @@ class Regrouped:
 
     generation: int
     cause: str
-    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, or `retry` (a step failed and no rank was lost)."""
+    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, `scale`, or `retry` (a step failed and no rank was
+    lost)."""
     reason: str
     """Reason for the decision, in words with its numbers."""
     lost: tuple[int, ...]
@@ -235,6 +238,24 @@ class Migrated:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """From now on the job is to have another number of ranks, as someone requested. The ranks follow at a commit."""
+
+    ranks: int
+    """Ranks of one replica's pipeline."""
+    spares: int
+    places: int
+    """Ranks with a place, of all replicas together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dismissed:
+    """Ranks without a place are released: the job has more of them than spares."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Paused:
     """The job's state is safe, and it waits: for capacity, or until someone resumes it."""
 
@@ -255,7 +276,7 @@ class Noticed:
     """Node id of the cluster."""
     host: str
     source: str
-    """`ray`, `sigterm`, `aws`, `gcp`, `azure` or `file`."""
+    """`ray`, `sigterm`, `aws`, `gcp`, `azure`, `file`, or `request` for a command."""
     ranks: tuple[int, ...]
     """Ranks on the node."""
     left_s: float | None
@@ -321,6 +342,8 @@ Event = (
     | FreezeSolved
     | Regrouped
     | Migrated
+    | Scaled
+    | Dismissed
     | Paused
     | Noticed
     | Warned
@@ -359,6 +382,8 @@ KINDS: dict[str, type[Event]] = {
     "freeze_solved": FreezeSolved,
     "regrouped": Regrouped,
     "migrated": Migrated,
+    "scaled": Scaled,
+    "dismissed": Dismissed,
     "paused": Paused,
     "noticed": Noticed,
     "warned": Warned,

@@ -1,6 +1,7 @@
 """The commands that a job received from outside, and the answer to each. Pure: events in, answers out.
 
-The sender chooses a command's id: a command that is sent twice is done once. The table holds the newest `KEPT`
+The sender chooses a command's id: a command that is sent twice is done once. What became of a move, a drain or another
+number of ranks only the lifecycle knows: it logs those answers itself. The table holds the newest `KEPT`
 commands. It is part of a `JobView`, so that a controller that takes over has it from snapshot and log.
 """
 
@@ -16,7 +17,6 @@ from orchestrator.events.types import (
     Event,
     Failed,
     Finished,
-    Migrated,
     Paused,
     Regrouped,
 )
@@ -96,7 +96,6 @@ class CommandTable:
 
     def _decided(self, event: Event) -> Iterator[Answered]:
         pending = self.pending()
-        moves = [entry for entry in pending if entry.command.name == "move"]
         match event:
             case CheckpointReport(step=step, path=path, error=error):
                 for entry in pending:
@@ -105,23 +104,14 @@ class CommandTable:
                         yield _answer(
                             entry, step, text if error is None else f"{text} failed: {error}", error is None
                         )
-            case Migrated(step=step):
-                for entry in moves[:-1]:
-                    yield _answer(entry, step, "another move took its place", False)
-                for entry in moves[-1:]:
-                    yield _answer(entry, step, "moved", True)
             case Paused(step=step, requested=True):
                 for entry in pending:
                     if entry.command.name == "pause":
                         yield _answer(entry, step, f"paused at step {step}", True)
-            case Regrouped(cause=cause, step=step, reason=reason) if cause != "move":
+            case Regrouped(step=step):
                 for entry in pending:
                     if entry.command.name == "resume":
                         yield _answer(entry, step, f"trains on from step {step}", True)
-                for entry in moves:
-                    yield _answer(
-                        entry, step, f"the ranks regrouped before the layers had moved: {reason}", False
-                    )
             case Finished(step=step, stopped=stopped):
                 for entry in pending:
                     done = entry.command.name in ("stop", "abort")

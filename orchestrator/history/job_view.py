@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 
 from orchestrator.events.types import (
+    Dismissed,
     Event,
     Failed,
     Finished,
@@ -29,6 +30,7 @@ from orchestrator.events.types import (
     Record,
     Regrouped,
     Requested,
+    Scaled,
     Skipped,
     Submitted,
 )
@@ -58,7 +60,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 3
+VERSION = 4
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -181,11 +183,13 @@ class JobView:
         return phase_bands(self.spec.get("freeze", {}), self.step)
 
     def recap(self) -> tuple[Event, ...]:
-        """The events of the newest start that a new runtime needs: notices, and how long steps and regroups take."""
+        """The events of the newest start that a new runtime needs: notices, the requested size, and how long steps and
+        regroups take."""
         regrouped = [each.regrouped for each in self.recovery.regroupings if each.regrouped is not None]
         formed, recent = self.ranks.formed, sorted(self.steps)[-RECAPPED_STEPS:]
         steps = [self.steps[step] for step in recent if formed is None or step > formed.step]
-        return (*self.ranks.noticed, *regrouped[-1:], *([formed] if formed is not None else []), *steps)
+        known = [event for event in (self.ranks.scaled, formed) if event is not None]
+        return (*self.ranks.noticed, *regrouped[-1:], *known, *steps)
 
     def freeze_history(self) -> FreezeHistory:
         """What a run that continues from here must know of freezing."""
@@ -238,7 +242,7 @@ class JobView:
             case RankStarted() as up:
                 self.nodes.add(up.node)
                 self.ranks.take(up)
-            case Placing() | RankFailed() | Regrouped() | Noticed() as change:
+            case (Placing() | RankFailed() | Regrouped() | Noticed() | Scaled() | Dismissed()) as change:
                 self.ranks.take(change)
             case Skipped(damage=damage):
                 self.ranks.skip(damage)

@@ -12,11 +12,13 @@ from orchestrator.events.types import (
     Noticed,
     RankFailed,
     Requested,
+    Scaled,
     Skipped,
     Submitted,
     Warned,
 )
 from orchestrator.events.wording import injected_text, noticed_text
+from planner.wording import counted
 from workers.protocol import CheckpointReport, FaultReport, WarningReport
 
 Level = Literal["note", "warning", "error"]
@@ -39,6 +41,9 @@ def note_of(event: Event) -> Note | None:
             return Note("note", "The job was resumed.")
         case Requested(request=request):
             return Note("note", f"Someone asked the job to {request}.")
+        case Scaled(ranks=ranks, spares=spares):
+            spare = counted(spares, "spare rank")
+            return Note("note", f"Someone asked for {counted(ranks, 'rank')} in a pipeline and {spare}.")
         case Skipped(damage=damage):
             text = f"A damaged checkpoint was passed over: {damage.path}, {damage.file}: {damage.problem}."
             return Note("warning", text)

@@ -5,9 +5,20 @@ Reads event values only; part of a `JobView`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.events.types import Formed, Noticed, Paused, Placing, RankFailed, RankStarted, Regrouped
+from orchestrator.events.types import (
+    Dismissed,
+    Formed,
+    Noticed,
+    Paused,
+    Placing,
+    RankFailed,
+    RankStarted,
+    Regrouped,
+    Scaled,
+)
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint
 
 KEPT_CHECKPOINTS = 8
@@ -35,6 +46,8 @@ class RanksView:
     """The first number that no rank has had."""
     noticed: tuple[Noticed, ...] = ()
     """The newest notices."""
+    scaled: Scaled | None = None
+    """The size that was requested last since the start; None: the job is to have as many ranks as its spec says."""
     formed: Formed | None = None
     """The newest generation."""
     generation: int | None = None
@@ -56,7 +69,18 @@ class RanksView:
         """Ranks that are up and have no place."""
         return self.alive - {*self.members} - self.going
 
-    def take(self, event: Formed | Placing | RankStarted | RankFailed | Regrouped | Paused | Noticed) -> None:
+    def take(
+        self,
+        event: Formed
+        | Placing
+        | RankStarted
+        | RankFailed
+        | Regrouped
+        | Scaled
+        | Dismissed
+        | Paused
+        | Noticed,
+    ) -> None:
         """Fold one more event in."""
         if isinstance(event, Formed | Paused):
             self.failures, self.failed_at = event.failures, event.failed_at
@@ -79,10 +103,11 @@ class RanksView:
                 self.placing.discard(rank)
                 self.next_rank = max(self.next_rank, rank + 1)
             case Regrouped(lost=lost):
-                self.alive -= {*lost}
-                for rank in lost:
-                    self.nodes.pop(rank, None)
-                    self.hosts.pop(rank, None)
+                self._forget(lost)
+            case Dismissed(ranks=ranks):
+                self._forget(ranks)
+            case Scaled():
+                self.scaled = event
             case Paused(requested=True):
                 self.members = ()
                 for known in (self.alive, self.placing, self.going, self.nodes, self.hosts):
@@ -92,6 +117,12 @@ class RanksView:
                 self.noticed = (*self.noticed[1 - KEPT_NOTICES :], event)
             case Paused():
                 pass
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.alive.discard(rank)
+            self.nodes.pop(rank, None)
+            self.hosts.pop(rank, None)
 
     def save(self, report: CheckpointReport) -> None:
         """Remember a written checkpoint."""

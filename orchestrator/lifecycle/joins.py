@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import regroup, startup
+from orchestrator.lifecycle import regroup, scaling, startup
 from orchestrator.lifecycle.commands import Ask, Log, Recruit
 from orchestrator.lifecycle.regroup import Step
 from orchestrator.lifecycle.states import Live, Order, Stopping, Training, Waiting
@@ -20,10 +20,9 @@ def room(order: Order, state: Training | Waiting, stimulus: Room) -> Step:
     """Start ranks where there is room: for missing places and for spares."""
     job = state.job
     up = len(job.membership.alive - job.membership.going) + len(job.membership.starting)
-    grows = order.elastic.grow or isinstance(state, Waiting)
-    wanted = (
-        order.wanted if grows else min(order.wanted, len(job.membership.members))
-    ) + order.elastic.spares
+    size = scaling.size_of(order, job)
+    grows = order.elastic.grow or isinstance(state, Waiting) or job.intents.scaling is not None
+    wanted = (size.places if grows else min(size.places, len(job.membership.members))) + size.spares
     count = min(stimulus.ranks, wanted - up)
     if count <= 0:
         return state, ()
@@ -44,7 +43,10 @@ def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:
     if isinstance(state, Waiting):
         after, commands = go_on(order, state)
         return after, (log, *commands)
-    return state, (log, *(regroup.weigh(order, job) if isinstance(state, Training) else ()))
+    if not isinstance(state, Training):
+        return state, (log,)
+    job, commands = scaling.pursue(job, scaling.size_of(order, job))
+    return replace(state, job=job), (log, *commands, *regroup.weigh(order, job))
 
 
 def go_on(order: Order, state: Waiting) -> Step:
@@ -84,8 +86,9 @@ def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
 
 def leaving(order: Order, state: Live, stimulus: Going) -> Step:
     """Drain ranks: those with a place hand their layers over at the next commit, before their time is up."""
-    job = state.job
-    known = stimulus.ranks & (job.membership.alive | job.membership.starting)
+    known = stimulus.ranks & (state.job.membership.alive | state.job.membership.starting)
+    job = regroup.with_drain(state.job, stimulus.id, stimulus.node, known)
+    state = replace(state, job=job)
     if known and known <= job.membership.going:
         return state, ()
     ranks = known - job.membership.going
@@ -101,4 +104,5 @@ def leaving(order: Order, state: Live, stimulus: Going) -> Step:
     if not ranks or not isinstance(state, Training | Stopping):
         return state, (Log(notice),)
     job, commands = regroup.send_off(order, job)
-    return replace(state, job=job), (Log(notice), *commands)
+    job, drained = regroup.drained(job)
+    return replace(state, job=job), (Log(notice), *commands, *drained)

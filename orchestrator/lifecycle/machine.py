@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import failures, joins, moves, pausing, regroup, startup
+from orchestrator.lifecycle import failures, joins, moves, pausing, regroup, scaling, startup
 from orchestrator.lifecycle.commands import Ask, Command, Log, Propose
 from orchestrator.lifecycle.regroup import Step, close
 from orchestrator.lifecycle.reports import take_report
@@ -62,6 +62,7 @@ from orchestrator.lifecycle.stimuli import (
     Reported,
     ResumeAsked,
     Room,
+    Scale,
     Settled,
     Solved,
     Start,
@@ -246,12 +247,21 @@ def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
 
 
 def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step:
-    job, commands = moves.begin(order, state.job, stimulus.move)
+    job, commands = moves.request(order, state.job, stimulus.move)
     return replace(state, job=job), commands
 
 
 def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
-    return state, (Log(events.Warned(text="the job does not train now: no layers move; ask again")),)
+    job = state.job if isinstance(state, Live) else None
+    return state, moves.refused(job, stimulus.move, "the job does not train now: no layers move; ask again")
+
+
+def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
+    job, commands = scaling.begin(order, state.job, stimulus)
+    if isinstance(state, Training):
+        job, more = scaling.pursue(job, scaling.size_of(order, job))
+        commands = (*commands, *more)
+    return replace(state, job=job), commands
 
 
 def _solved(order: Order, state: Training, stimulus: Solved) -> Step:
@@ -311,6 +321,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, PauseAsked): pausing.ask_between for state in (Placing, *_LIVE)},
     **{(state, ResumeAsked): _ignore for state in (Pending, Placing, *_LIVE)},
     **{(state, Migrate): _migrate_not for state in (Pending, Placing, *_LIVE)},
+    **{(state, Scale): _scale for state in (Placing, *_LIVE)},
     **{(state, Aborted): _abort for state in (Pending, Placing, *_LIVE)},
     **{(state, Going): joins.leaving for state in _LIVE},
     **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
@@ -372,6 +383,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
             PauseAsked,
             ResumeAsked,
             Migrate,
+            Scale,
             Aborted,
             Room,
             Going,

@@ -28,6 +28,10 @@ class Move:
     mode: Mode
     asked_s: float
     """Seconds since the Unix epoch."""
+    base: Plan | None = None
+    """The plan that it was made for: the move is refused if another one is in force when its turn comes."""
+    id: str = ""
+    """Of the command that requested it, which gets its outcome; empty: none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,15 +156,15 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
         taking,
         replace(then, standbys=_table([_standbys(then, layer) for layer in layers])),
     ):
-        if not _same(before, plan):
+        if not same(before, plan):
             plans.append(plan)
             before = plan
     return tuple(plans)
 
 
-def _same(one: Plan, other: Plan) -> bool:
+def same(one: Plan, other: Plan) -> bool:
     """Whether all ranks do the same under both."""
-    fields = ("layers", "stage_ranks", "schedule", "chunks", "recompute")
+    fields = ("layers", "stage_ranks", "pipeline_count", "schedule", "chunks", "recompute")
     return all(getattr(one, field) == getattr(other, field) for field in fields) and all(
         set(mine) == set(theirs) for mine, theirs in zip_longest(one.standbys, other.standbys, fillvalue=())
     )

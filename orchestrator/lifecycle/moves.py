@@ -1,7 +1,8 @@
 """A move of layers from the request to its end, within one generation. A part of the lifecycle, and pure.
 
 The plans on the way are issued one by one, each once every rank has reported that it follows the one before.
-The end of the generation cancels the rest.
+The end of the generation cancels the rest. A move that is requested meanwhile begins once this one is over, its last
+copies included: until then the ranks may hold other layers than the newest plan that all of them follow.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
+from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import Ask, Command, Log, Switch
-from orchestrator.lifecycle.migration import Migration, Move, arrivals, moved_layers, path
+from orchestrator.lifecycle.migration import Migration, Move, arrivals, moved_layers, path, same
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import Job, Order
 from planner.ir import Schedule
@@ -21,23 +23,44 @@ from workers.protocol import Report, Request, StepReport, SwitchReport
 Moving = tuple[Job, tuple[Command, ...]]
 
 
-def begin(order: Order, job: Job, move: Move) -> Moving:
-    """Have the ranks follow another plan."""
-    if job.intents.asked is not None or job.intents.pausing or job.membership.going:
-        return job, (
-            _warn("the ranks are about to regroup: the move of layers does not start; ask again afterwards"),
-        )
+def expected(job: Job) -> tuple[Plan, Schedule]:
+    """Return the plan that the ranks follow once all requested moves are over, and its schedule."""
+    coming = [job.intents.migration.move] if job.intents.migration is not None else []
+    coming += job.intents.moves
+    return (coming[-1].plan, coming[-1].schedule) if coming else (job.progress.plan, job.progress.schedule)
+
+
+def newest_version(job: Job) -> tuple[int, int]:
+    """Return epoch and version of the newest plan that was issued."""
+    migration, plan = job.intents.migration, job.progress.plan
+    if migration is not None and migration.move.mode != "stop":
+        plan = migration.path[0]
+    return plan.epoch, plan.version
+
+
+def request(order: Order, job: Job, move: Move) -> Moving:
+    """Have the ranks follow another plan, once no other move is under way."""
+    if move.base is not None and not same(expected(job)[0], move.base):
+        return job, refused(job, move, "the job's plan has changed meanwhile: nothing moves; ask again")
+    if job.intents.migration is not None:
+        return replace(job, intents=replace(job.intents, moves=(*job.intents.moves, move))), ()
+    return _begin(order, job, move)
+
+
+def _begin(order: Order, job: Job, move: Move) -> Moving:
+    if job.intents.asked is not None or job.intents.pausing or job.intents.stopping or job.membership.going:
+        why = "the ranks are about to regroup: the move of layers does not start; ask again afterwards"
+        return job, refused(job, move, why)
     plans = path(job.progress.plan, move.plan)
     if not plans:
-        return job, (_warn("the ranks follow that plan already: nothing moves"),)
-    job, void = voided(job, "another one takes its place")
+        nothing = "the ranks follow that plan already: nothing moves"
+        return job, (_warn(nothing), *_answers(job, move, True, nothing))
     migration = Migration(move=move, path=plans, began=job.progress.step, now=job.progress.plan)
     job = replace(job, intents=replace(job.intents, migration=migration))
-    commands = void
+    commands: tuple[Command, ...] = ()
     if move.mode == "deferred" and (held := arrivals(job.progress.plan, move.plan)):
         layers = named("layer", sorted({layer for layer, _ in held}))
         commands = (
-            *void,
             _warn(
                 f'updates of {layers} are held while they move (elastic.migration = "deferred"): the weights'
                 " are no longer those of a run without the move"
@@ -94,7 +117,19 @@ def take_report(order: Order, job: Job, report: Report) -> Moving:
     stall_s = max(0.0, report.committed_s - migration.committed_s - report.step_s)
     end_s = report.committed_s - report.step_s
     ended = _migrated(job.progress.plan.version, replace(migration, stall_s=stall_s), report.step - 1, end_s)
-    return replace(job, intents=replace(job.intents, migration=None)), (Log(ended),)
+    told = _answers(job, migration.move, True, "moved")
+    job, more = _next(order, replace(job, intents=replace(job.intents, migration=None)))
+    return job, (*told, Log(ended), *more)
+
+
+def _next(order: Order, job: Job) -> Moving:
+    """A move is over: begin those that waited for it, as long as they change nothing."""
+    commands: list[Command] = []
+    while job.intents.migration is None and job.intents.moves:
+        move, *rest = job.intents.moves
+        job, more = _begin(order, replace(job, intents=replace(job.intents, moves=tuple(rest))), move)
+        commands += more
+    return job, tuple(commands)
 
 
 def _followed(job: Job, report: SwitchReport) -> Job:
@@ -126,11 +161,13 @@ def _switched(order: Order, job: Job, migration: Migration, report: SwitchReport
     job = replace(job, progress=replace(job.progress, plan=plan, schedule=schedule))
     logs: tuple[Command, ...] = ()
     if not migration.told and plan.layers == migration.move.plan.layers:
-        logs = (Log(_migrated(plan.version, migration, report.step, report.switched_s)),)
+        moved = Log(_migrated(plan.version, migration, report.step, report.switched_s))
+        logs = (*_answers(job, migration.move, True, "moved"), moved)
         migration = replace(migration, told=True)
     left = migration.path[1:]
     if not left:
-        return replace(job, intents=replace(job.intents, migration=None)), logs
+        job, more = _next(order, replace(job, intents=replace(job.intents, migration=None)))
+        return job, (*logs, *more)
     job, commands = _issue(
         order, replace(job, intents=replace(job.intents, migration=replace(migration, path=left)))
     )
@@ -181,15 +218,42 @@ def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, P
 
 
 def voided(job: Job, why: str) -> Moving:
-    """Cancel what is left of a move; warn if its layers had not moved yet."""
-    migration = job.intents.migration
+    """Cancel what is left of the move under way and all that wait; warn of those whose layers had not moved yet."""
+    migration, waiting = job.intents.migration, job.intents.moves
     if migration is None:
         return job, ()
-    job = replace(job, intents=replace(job.intents, migration=None))
-    if migration.told:
-        return job, ()
-    layers = named("layer", moved_layers(migration.now, migration.move.plan))
-    return job, (_warn(f"the move of {layers} is cancelled: {why}"),)
+    cancelled = [(moved_layers(migration.now, migration.move.plan), migration.move)]
+    before = migration.move.plan
+    for move in waiting:
+        cancelled.append((moved_layers(before, move.plan), move))
+        before = move.plan
+    done: tuple[Command, ...] = ()
+    if _has_moved(job, migration):
+        del cancelled[0]
+        if migration.move.mode == "stop":
+            done = _answers(job, migration.move, True, "moved")
+    job = replace(job, intents=replace(job.intents, migration=None, moves=()))
+    commands: list[Command] = [*done]
+    for layers, move in cancelled:
+        text = f"the move of {named('layer', layers)} is cancelled: {why}"
+        commands += refused(job, move, text)
+    return job, tuple(commands)
+
+
+def _has_moved(job: Job, migration: Migration) -> bool:
+    """Whether the ranks train with the layers where the move brings them."""
+    if migration.move.mode != "stop":
+        return migration.told
+    return migration.told and job.progress.plan.layers == migration.move.plan.layers
+
+
+def refused(job: Job | None, move: Move, why: str) -> tuple[Command, ...]:
+    """Warn that `move` does not happen, and answer its command."""
+    return (_warn(why), *_answers(job, move, False, why))
+
+
+def _answers(job: Job | None, move: Move, done: bool, text: str) -> tuple[Command, ...]:
+    return (answer(job, move.id, done, text),) if move.id else ()
 
 
 def _warn(text: str) -> Log:

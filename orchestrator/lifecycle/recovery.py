@@ -209,7 +209,7 @@ def redundancy(elastic: ElasticConfig, plan: Plan) -> str:
 def _lineup(now: Situation) -> tuple[int, ...]:
     """Return the ranks by place: staying ranks keep their order, new ones fill gaps, then follow."""
     fresh = sorted(rank for rank in now.positions if rank not in now.members and rank not in now.going)
-    staying = [rank for rank in now.members if rank in now.positions and rank not in now.going]
+    staying = [rank for rank in now.members if rank in now.positions and rank not in now.going][: now.wanted]
     room = max(0, now.wanted - len(staying))
     fresh = fresh[:room]
     places: list[int] = []

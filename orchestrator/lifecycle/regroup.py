@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import moves
+from orchestrator.lifecycle import moves, scaling
+from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import (
     Ask,
     Assess,
@@ -39,6 +40,7 @@ from orchestrator.lifecycle.states import (
     Hosting,
     Job,
     Joining,
+    Leaving,
     Loading,
     Order,
     Planning,
@@ -125,7 +127,7 @@ def _decided(order: Order, state: Assessing) -> Step:
             going=job.membership.going,
             step=job.progress.step,
             checkpoints=job.progress.checkpoints,
-            wanted=order.wanted,
+            wanted=scaling.size_of(order, job).places,
             elastic=order.elastic,
             asked=job.intents.asked,
             trouble=_words(state.troubles),
@@ -187,6 +189,13 @@ def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
         job, plan, schedule = moved
         loading, commands = _load(job, Draft(recovery_plan, plan, schedule))
         return loading, (Log(events.Issued(plan=plan)), *commands)
+    job, void = moves.voided(job, "other ranks regrouped than those it was for")
+    after, commands = _plan(order, job, recovery_plan)
+    return after, (*void, *commands)
+
+
+def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
+    """The same plan as before, or a new one from the planner."""
     if recovery_plan.keep_plan:
         plan, issue = job.progress.plan, ()
         if (plan.epoch, plan.version) != (order.epoch, job.progress.version):
@@ -371,16 +380,24 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         ),
         intents=replace(before.intents, asked=None),
     )
+    size = scaling.size_of(order, job)
+    released = {*scaling.excess(job, size)} | job.membership.going
+    job, scaled = scaling.answered(job, size, last=recovery_plan.cause == "scale")
     training, commands = train(order, job, step=recovery_plan.step)
     if recovery_plan.cause == "start":
-        return training, commands
+        return training, (*commands, *scaled)
     regrouped = events.Regrouped(
         generation=state.generation.number,
         cause="capacity"
         if before.progress.paused and recovery_plan.cause != "resume"
         else recovery_plan.cause,
         reason=recovery_plan.reason,
-        lost=tuple(rank for rank in before.membership.members if rank not in draft.members),
+        # A member that has no place any more may stay as a spare.
+        lost=tuple(
+            rank
+            for rank in before.membership.members
+            if rank not in draft.members and (rank in released or rank not in job.membership.alive)
+        ),
         joined=tuple(rank for rank in draft.members if rank not in before.membership.members),
         step=recovery_plan.step,
         rerun=recovery_plan.rerun,
@@ -391,7 +408,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         move_s=0.0,
         resume_s=0.0,
     )
-    return training, (commands[0], LogRegroup(regrouped), *commands[1:])
+    return training, (commands[0], *scaled, LogRegroup(regrouped), *commands[1:])
 
 
 def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step:
@@ -407,9 +424,12 @@ def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step
         commands.append(Ask(Request.STOP, members[0]))
     job, asking = ask_pause(job)
     job, leaving = send_off(order, job)
-    commands += [*asking, *leaving]
+    job, gone = drained(job)
+    commands += [*asking, *leaving, *gone]
     if job.intents.stopping:
         return Stopping(job, frozenset(members)), tuple(commands)
+    job, resizing = scaling.pursue(job, scaling.size_of(order, job))
+    commands += resizing
     return Training(job, frozenset(members)), (*commands, *weigh(order, job))
 
 
@@ -440,11 +460,31 @@ def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
     return replace(job, intents=replace(job.intents, pausing=True)), (*commands, Ask(Request.STOP, first))
 
 
+def with_drain(job: Job, id: str, node: str, ranks: frozenset[int]) -> Job:
+    """`job` with the drain that the command `id` requested; without an id nobody waits for its end."""
+    if not id:
+        return job
+    leaving = (*job.intents.leaving, Leaving(id=id, node=node, ranks=ranks))
+    return replace(job, intents=replace(job.intents, leaving=leaving))
+
+
+def drained(job: Job) -> tuple[Job, tuple[Command, ...]]:
+    """Answer the requested drains whose ranks are all gone."""
+    there = job.membership.alive | job.membership.starting
+    over = tuple(drain for drain in job.intents.leaving if drain.ranks.isdisjoint(there))
+    left = tuple(drain for drain in job.intents.leaving if drain not in over)
+    answers = (
+        answer(job, drain.id, True, f"node {drain.node[:12]} has no rank of the job any more")
+        for drain in over
+    )
+    return replace(job, intents=replace(job.intents, leaving=left)), tuple(answers)
+
+
 def weigh(order: Order, job: Job) -> tuple[Command, ...]:
     """Ask whether to include idle ranks, once no rank is starting any more."""
     if not order.elastic.grow or job.membership.starting or job.intents.asked:
         return ()
-    ranks = (*job.membership.members, *sorted(job.membership.idle))[: order.wanted]
+    ranks = (*job.membership.members, *sorted(job.membership.idle))[: scaling.size_of(order, job).places]
     if len(ranks) <= len(job.membership.members):
         return ()
     domains = tuple(job.membership.nodes.get(rank, "") for rank in ranks)

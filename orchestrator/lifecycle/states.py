@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.history.freeze_history import FreezeHistory
-from orchestrator.lifecycle.migration import Migration
+from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import RankLost
 from planner.freezing import FreezePlan
@@ -52,6 +52,15 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Size:
+    """How many ranks a job is to have."""
+
+    places: int
+    """Ranks with a place, of all pipelines together."""
+    spares: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Membership:
     """Which ranks a job has, and in which places."""
 
@@ -71,6 +80,8 @@ class Membership:
     """The address of each rank."""
     next_rank: int = 0
     """The lowest number that no rank has had."""
+    size: Size | None = None
+    """The size that a command requested last; None: as the order says."""
 
     @property
     def idle(self) -> frozenset[int]:
@@ -125,6 +136,17 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leaving:
+    """A requested drain under way."""
+
+    id: str
+    """Of the command."""
+    node: str
+    ranks: frozenset[int]
+    """The job's ranks on the node."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Intents:
     """Requests and proposals that the job has not carried out yet."""
 
@@ -134,6 +156,12 @@ class Intents:
     """A freeze plan that the ranks have not taken up yet."""
     migration: Migration | None = None
     """A move of layers under way."""
+    moves: tuple[Move, ...] = ()
+    """Moves that begin, one after the other, once the one under way is over."""
+    scaling: str | None = None
+    """The id of a command for another number of places, which the job does not have yet."""
+    leaving: tuple[Leaving, ...] = ()
+    """Requested drains of nodes that still have ranks."""
     stopping: bool = False
     """A stop was requested; the next generation gets it again if this one fails first."""
     save_after: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.events.types import Event, FreezeSolved
+from orchestrator.events.types import Event, FreezeSolved, Scaled
 from orchestrator.lifecycle.migration import Move
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -188,6 +188,15 @@ class Migrate:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """Another number of ranks is requested."""
+
+    event: Scaled
+    id: str = ""
+    """Of the command."""
+
+
+@dataclass(frozen=True)
 class Aborted:
     """The job is to end at once, without a checkpoint."""
 
@@ -218,6 +227,8 @@ class Going:
     left_s: float | None = None
     node: str = ""
     host: str = ""
+    id: str = ""
+    """Of the command that requested it; empty: none did."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +266,7 @@ Stimulus = (
     | PauseAsked
     | ResumeAsked
     | Migrate
+    | Scale
     | Aborted
     | Room
     | Weighed

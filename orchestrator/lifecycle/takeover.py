@@ -7,7 +7,7 @@ from dataclasses import replace
 from orchestrator.history.job_view import JobView
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.reports import with_freeze
-from orchestrator.lifecycle.states import Intents, Job, Membership, Order, Progress
+from orchestrator.lifecycle.states import Intents, Job, Membership, Order, Progress, Size
 from planner.schedule.expand import schedule_after
 from workers.protocol import CheckpointRef
 
@@ -53,6 +53,7 @@ def taken_over(order: Order, view: JobView) -> Order:
             nodes=dict(ranks.nodes),
             hosts=dict(ranks.hosts),
             next_rank=ranks.next_rank,
+            size=Size(places=ranks.scaled.places, spares=ranks.scaled.spares) if ranks.scaled else None,
         ),
         intents=Intents(proposed=view.freeze.proposed, stopping=view.stopping, halting=view.pausing),
     )

@@ -52,8 +52,8 @@ class Replanner:
     def plan_for(
         self, ranks: int, *, epoch: int, version: int, reason: str, domains: Sequence[str]
     ) -> tuple[Plan, Schedule]:
-        """The plan for `ranks` ranks, and its schedule. The first `plan.world_size` ranks are its places; the others
-        are spare.
+        """The plan for `ranks` ranks, which may be more than `first` has, and its schedule. The first `plan.world_size`
+        ranks are its places; the others are spare.
 
         Args:
             reason: why the job needs another plan; a description of the plan follows it.
@@ -166,7 +166,6 @@ class Replanner:
         return saved_s > cost_s, f"{summary}, and the change costs {_seconds(cost_s)}"
 
     def _answer(self, pattern: tuple[int, ...]) -> _Answer:
-        pattern = pattern[: self.first.world_size]
         known = self._known.get(pattern)
         if known is None:
             known = self._known[pattern] = self._new_answer(pattern)
@@ -273,6 +272,11 @@ class Replanner:
         if self.profile is None:
             return True
         return predict(self._profile_on(self.profile, pattern), plan, schedule).fits
+
+    def profile_on(self, pattern: tuple[int, ...]) -> Profile:
+        """The profile of a cluster of as many ranks as `pattern` has; only for a job with a profile."""
+        assert self.profile is not None
+        return self._profile_on(self.profile, pattern)
 
     @staticmethod
     def _profile_on(profile: Profile, pattern: tuple[int, ...]) -> Profile:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -123,7 +123,7 @@ class ProcessHosts:
             self._lose(rank)
             await asyncio.to_thread(held.process.join)
 
-    async def room(self) -> int:
+    async def room(self, without: Collection[str] = ()) -> int:
         return self.most - len(self._reserved)
 
     def started(self, rank: int) -> None:
@@ -132,7 +132,7 @@ class ProcessHosts:
     def failed(self, rank: int) -> str:
         return ""
 
-    def shun(self, node: str) -> None:
+    def shun(self, node: str, for_s: float | None = None) -> None:
         self.shunned.append(node)
 
     async def release(self) -> None:

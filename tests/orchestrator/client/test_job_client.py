@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import deque
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ from orchestrator.events.log import EventLog
 from orchestrator.events.types import Answered, Finished, Record, Warned
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.job_view import fold
+from orchestrator.history.proposal import PlanChanged
 from workers.protocol import JobError
 
 RUN = records(steps=20)
@@ -97,7 +99,7 @@ def test_a_command_has_an_id_and_an_outcome_that_is_waited_for(monkeypatch: pyte
     command = client.checkpoint("a", id="x")
     assert command == Command(job="a", id="x", text="writes a checkpoint")
     assert client.outcome(command) == answer
-    assert made.asked[0] == ("command", "x", "checkpoint", {})
+    assert made.asked[0] == ("command", "x", "checkpoint", {}, "")
     assert [asked[:2] for asked in made.asked[1:]] == [("outcome", "x")] * 2
 
 
@@ -118,6 +120,34 @@ def test_ids_that_are_drawn_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({id for _, id, *_ in made.asked}) == 2
     with pytest.raises(JobError, match="not empty"):
         BlockingJobClient().stop("a", id="")
+
+
+def test_every_command_says_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, client = controller(monkeypatch, lambda *arguments: "well"), BlockingJobClient()
+    who = {"by": "control from 127.0.0.1", "id": "x"}
+    for name in ("stop", "abort", "checkpoint", "pause", "resume"):
+        getattr(client, name)("a", **who)
+    client.move("a", "3", 1, **who)
+    client.fault("a", {}, **who)
+    client.drain("a", "node1", 5.0, **who)
+    client.scale("a", spares=1, **who)
+    client.apply("a", (1, 2), base=(1, 4), **who)
+    assert {(id, by) for _, id, _, _, by in made.asked} == {("x", "control from 127.0.0.1")}
+    assert [(name, arguments) for _, _, name, arguments, _ in made.asked[5:]] == [
+        ("move", {"layers": "3", "rank": 1}),
+        ("fault", {"drill": {}}),
+        ("drain", {"node": "node1", "deadline_s": 5.0}),
+        ("scale", {"ranks": None, "spares": 1}),
+        ("plan", {"partition": [1, 2], "base": [1, 4]}),
+    ]
+
+
+def test_a_plan_that_has_changed_is_an_error_with_the_newer_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = pickle.loads(pickle.dumps(PlanChanged("look at plan 2.7", 2, 7)))
+    controller(monkeypatch, lambda *arguments: refusal(error))
+    with pytest.raises(PlanChanged, match=r"^look at plan 2\.7$") as changed:
+        BlockingJobClient().apply("a", (1, 2), base=(2, 6))
+    assert (changed.value.epoch, changed.value.version) == (2, 7)
 
 
 def test_errors_are_types(monkeypatch: pytest.MonkeyPatch) -> None:

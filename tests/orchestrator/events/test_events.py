@@ -62,7 +62,9 @@ EVERY_KIND: tuple[events.Event, ...] = (
         rank=1, damage=protocol.DamagedCheckpoint(path="/out/7", file="embed.safetensors", problem="checksum")
     ),
     events.Requested(request="stop"),
-    events.Commanded(id="a", name="move", arguments={"layers": "3-4", "rank": 1}),
+    events.Commanded(id="a", name="move", arguments={"layers": "3-4", "rank": 1}, by="control from 10.0.0.9"),
+    events.Scaled(ranks=3, spares=1, places=6),
+    events.Dismissed(ranks=(7,)),
     events.Answered(id="a", done=False, step=7, text="the job failed: no room"),
     events.PlannerStarted(life=2, node="n0", pid=124),
     events.FreezeSolved(

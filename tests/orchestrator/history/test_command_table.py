@@ -97,15 +97,19 @@ def test_a_stop_is_done_by_the_end_and_refused_by_a_failure() -> None:
     }
 
 
-def test_a_move_is_done_by_its_layers_and_refused_by_a_loss() -> None:
-    first, second = command("1", "move", layers="1", rank=1), command("2", "move", layers="2", rank=1)
-    assert answers(first, moved(4)) == {"1": (True, "moved")}
-    both = {"1": (False, "another move took its place"), "2": (True, "moved")}
-    assert answers(first, second, moved(4)) == both
-    assert answers(first, regrouped("move"), moved(4)) == {"1": (True, "moved")}
-    done, why = answers(first, regrouped("loss"))["1"]
-    assert not done
-    assert "regrouped before the layers had moved: rank 1 was lost" in why
+def test_a_move_is_decided_by_the_answer_that_the_lifecycle_logs_and_by_the_end_of_the_job() -> None:
+    asked = command("1", "move", layers="1", rank=1)
+    assert answers(asked, moved(4), regrouped("loss")) == {}
+    answered = Answered(id="1", done=True, step=4, text="moved")
+    table = CommandTable()
+    for event in (asked, answered, Failed(reason="no room", user_error=False)):
+        table.take(event)
+    entry = table.get("1")
+    assert entry is not None
+    assert entry.answer == answered
+    assert answers(asked, Failed(reason="no room", user_error=False)) == {
+        "1": (False, "the job failed: no room")
+    }
 
 
 def test_the_log_brings_the_table_back() -> None:

@@ -1,0 +1,134 @@
+"""Another partition for a training job: what it would bring, or why it cannot be; and the move to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from orchestrator.controller.move_request import domains_of, move_to
+from orchestrator.history.proposal import PlanChanged, Proposal
+from orchestrator.lifecycle.migration import Mode, Move, moved_layers
+from orchestrator.lifecycle.moves import expected, newest_version
+from orchestrator.lifecycle.states import Job
+from planner.plan import Plan, PlanError
+from planner.search import recut
+from planner.search.alternatives import Alternative
+from planner.search.replan import Replanner
+from workers.protocol import JobError
+
+
+def propose(job: Job, replanner: Replanner, partition: Sequence[int] | None) -> Proposal:
+    """Validate and simulate `partition`; None: the planner's own best for the same ranks and schedule."""
+    now, schedule = expected(job)
+    domains = domains_of(job)
+    base, current = newest_version(job), recut.counts_of(now)
+    before = recut.predicted(replanner, now, domains)
+    candidates: tuple[Alternative, ...] = ()
+    own, problem = None, None
+    try:
+        own, candidates = recut.best(replanner, now, domains)
+    except PlanError as error:
+        problem = str(error)
+    unchanged = Proposal(
+        partition=current if partition is None else tuple(partition),
+        current_partition=current,
+        base=base,
+        problem=problem,
+        current_predicted_step_s=None if before is None else before.step_s,
+        candidates=candidates,
+    )
+    if partition is None and own is None:
+        return unchanged
+    try:
+        plan = own
+        if partition is not None or plan is None:
+            plan = recut.with_counts(now, partition or (), frozen_stages=schedule.frozen_stages)
+    except PlanError as error:
+        return replace(unchanged, problem=str(error))
+    return _simulated(job, replanner, now, plan, unchanged)
+
+
+def _simulated(job: Job, replanner: Replanner, now: Plan, plan: Plan, unchanged: Proposal) -> Proposal:
+    domains = domains_of(job)
+    plan = replanner.with_standbys(plan, domains)
+    moved = moved_layers(now, plan)
+    after = recut.predicted(replanner, plan, domains)
+    proposal = replace(unchanged, partition=recut.counts_of(plan), moved_layers=moved, problem=None)
+    if after is not None:
+        limits = [device.memory_bytes for device in after.profile.cluster.devices]
+        peaks = after.memory.peak_bytes
+        proposal = replace(
+            proposal,
+            predicted_step_s=after.step_s,
+            peak_memory_bytes=tuple(peaks),
+            memory_limit_bytes=tuple(limits[: len(peaks)]),
+        )
+    if not moved:
+        return replace(proposal, problem="the ranks have that partition already: nothing would move")
+    try:
+        move_to(job, replanner, plan, mode="live", asked_s=0.0)
+    except PlanError as error:
+        return replace(proposal, problem=str(error))
+    return proposal
+
+
+def move_to_partition(
+    job: Job,
+    replanner: Replanner,
+    partition: Sequence[int],
+    base: tuple[int, int] | None,
+    *,
+    mode: Mode,
+    asked_s: float,
+    id: str,
+    by: str,
+) -> Move:
+    """Return the move to `partition`.
+
+    Args:
+        base: (epoch, version) of the plan that it is to replace; None: whichever is the newest.
+        id: of the command.
+        by: who sent it.
+
+    Raises:
+        PlanChanged: the newest plan is another one than `base`.
+        JobError: the partition is none, changes nothing, or does not fit the memory.
+    """
+    check_base(job, base)
+    proposal = propose(job, replanner, partition)
+    if proposal.problem is not None:
+        raise JobError(proposal.problem)
+    now, schedule = expected(job)
+    plan = recut.with_counts(now, partition, frozen_stages=schedule.frozen_stages)
+    reason = f"partition {list(partition)}, requested by {by or 'a client'}"
+    if proposal.predicted_step_s is not None and proposal.current_predicted_step_s is not None:
+        reason += (
+            f": a step is predicted to take {proposal.predicted_step_s:.3g} s instead of"
+            f" {proposal.current_predicted_step_s:.3g} s"
+        )
+    move = move_to(job, replanner, replace(plan, reason=reason), mode=mode, asked_s=asked_s)
+    return replace(move, id=id)
+
+
+def check_base(job: Job, base: tuple[int, int] | None) -> None:
+    """Check that `base` is the version of the newest plan, and that no other one is about to be issued.
+
+    Raises:
+        PlanChanged: it is not.
+    """
+    epoch, version = newest_version(job)
+    if base is None:
+        return
+    if base != (epoch, version):
+        raise PlanChanged(
+            f"plan {base[0]}.{base[1]} is not the newest one any more: look at plan {epoch}.{version}, then"
+            " apply to it",
+            epoch,
+            version,
+        )
+    if job.intents.moves:
+        raise PlanChanged(
+            f"another move is about to change plan {epoch}.{version}: look again once its layers have moved",
+            epoch,
+            version,
+        )

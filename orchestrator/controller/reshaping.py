@@ -1,0 +1,230 @@
+"""Carries out the commands that change where a training job's layers are: move, plan, scale and drain.
+
+Each is checked against the job as it is, then posted to the lifecycle, which logs its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.hosts import Hosts
+from orchestrator.cluster.placement import Node
+from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.event_loop import EventLoop
+from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
+from orchestrator.controller.proposing import check_base, move_to_partition, propose
+from orchestrator.controller.resize_request import Capacity, check_plan, check_refuge, choose_node, scaled
+from orchestrator.controller.runtime import Runtime
+from orchestrator.events.types import Commanded, Event, Noticed, Scaled
+from orchestrator.history.proposal import Proposal
+from orchestrator.lifecycle.migration import Move
+from orchestrator.lifecycle.scaling import size_of
+from orchestrator.lifecycle.states import Job, Live, Order, Paused, Training
+from orchestrator.lifecycle.stimuli import Going, Migrate, Scale, Stimulus
+from planner.plan import Plan, PlanError
+from planner.wording import counted, named
+from workers.protocol import JobError
+
+NAMES = ("move", "plan", "scale", "drain")
+"""The commands of this module."""
+
+
+class Reshaping:
+    """The commands of one job.
+
+    Args:
+        nodes: returns the nodes of the cluster; may block.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        setup: ControllerConfig,
+        loop: EventLoop,
+        runtime: Runtime,
+        hosts: Hosts,
+        *,
+        nodes: Callable[[], Sequence[Node]] = cluster.nodes,
+    ) -> None:
+        self._order = order
+        self._setup = setup
+        self._loop = loop
+        self._runtime = runtime
+        self._hosts = hosts
+        self._nodes = nodes
+        self._turn = asyncio.Lock()
+        """Held from reading the job to the lifecycle's verdict: what a command was checked against still holds."""
+
+    async def carry_out(self, command: Commanded) -> str:
+        """Carry out `command`; return in words what will happen.
+
+        Raises:
+            PlanChanged: it is for an older plan than the newest one.
+            JobError: it cannot be done; says why.
+        """
+        async with self._turn:
+            match command.name, command.arguments:
+                case "move", {"layers": str(layers), "rank": int(rank)}:
+                    return await self._move(layers, rank, command.id)
+                case "plan", {"partition": list(partition), "base": base}:
+                    return await self._apply(partition, base, command)
+                case "scale", {"ranks": int() | None as ranks, "spares": int() | None as spares}:
+                    return await self._scale(ranks, spares, command.id)
+                case "drain", {"node": str(node), "deadline_s": int() | float() as deadline_s}:
+                    return await self._drain(node, float(deadline_s), command.id)
+        raise JobError(f"no such command: {command.name} {command.arguments}")
+
+    async def migrate(self, plan: Plan) -> str:
+        """Have the ranks follow `plan`, in the same places; return in words what will happen.
+
+        Raises:
+            JobError: it does not fit the memory, or the job does not train.
+        """
+        async with self._turn:
+            job = self._training()
+            try:
+                move = move_to(job, self._setup.replanner, plan, mode=self._mode, asked_s=time.time())
+            except PlanError as error:
+                raise JobError(str(error)) from error
+            return await self._begin(job, move)
+
+    async def propose(self, partition: Sequence[int] | None) -> Proposal:
+        """Validate and simulate `partition`; None: the planner's own best.
+
+        Raises:
+            JobError: the job does not train.
+        """
+        return await asyncio.to_thread(propose, self._training(), self._setup.replanner, partition)
+
+    def check_base(self, command: Commanded) -> None:
+        """Check that a command that was refused before is not refused for its base now.
+
+        Raises:
+            PlanChanged: it is for an older plan than the newest one.
+        """
+        if command.name == "plan" and isinstance(self._loop.state, Training):
+            check_base(self._loop.state.job, _version(command.arguments.get("base")))
+
+    def again(self, command: Commanded, known: Sequence[Event]) -> bool:
+        """Repeat a command of the previous controller that had checked it; return whether there is one.
+
+        Args:
+            known: what the log says of notices and of the requested size.
+        """
+        stimulus: Stimulus | None = None
+        for event in known:
+            match command.name, command.arguments, event:
+                case "scale", {"ranks": ranks, "spares": spares}, Scaled() if ranks in (
+                    None,
+                    event.ranks,
+                ) and spares in (None, event.spares):
+                    stimulus = Scale(event, command.id)
+                case "drain", {"node": str(node)}, Noticed(source="request") if (
+                    event.node.startswith(node) or event.host == node
+                ):
+                    ranks = frozenset(event.ranks)
+                    stimulus = Going(ranks, "request", event.left_s, event.node, event.host, command.id)
+                case _:
+                    pass
+        if stimulus is not None:
+            self._loop.post(stimulus)
+        return stimulus is not None
+
+    @property
+    def _mode(self) -> Any:
+        return self._setup.config.elastic.migration
+
+    async def _move(self, layers: str, rank: int, id: str) -> str:
+        span, job = parse_layers(layers), self._training()
+        move = move_of_layers(job, self._setup.replanner, span, rank, mode=self._mode, asked_s=time.time())
+        return await self._begin(job, replace(move, id=id))
+
+    async def _apply(self, partition: list[int], base: Any, command: Commanded) -> str:
+        job = self._training()
+        move = await asyncio.to_thread(
+            move_to_partition,
+            job,
+            self._setup.replanner,
+            partition,
+            _version(base),
+            mode=self._mode,
+            asked_s=time.time(),
+            id=command.id,
+            by=command.by,
+        )
+        return await self._begin(job, move)
+
+    async def _begin(self, job: Job, move: Move) -> str:
+        text = described(job, move)
+        await self._loop.post_and_wait(Migrate(move))
+        return text
+
+    async def _scale(self, ranks: int | None, spares: int | None, id: str) -> str:
+        job, has = self._training(), await self._capacity()
+        plan = job.progress.plan
+        event = scaled(ranks, spares, has, layers=plan.layers[-1][1])
+        members = len(job.membership.members)
+        if event.places != members:
+            await asyncio.to_thread(check_plan, job, self._setup.replanner, event.places)
+        self._training()
+        await self._loop.post_and_wait(Scale(event, id))
+        keeps = f"keeps {counted(event.spares, 'spare rank')}"
+        if event.places == members:
+            return f"{keeps} from now on"
+        how = "at a commit" if event.places < members else "as soon as the others are up"
+        return f"goes from {counted(members, 'rank')} to {event.places} {how}, and {keeps}"
+
+    async def _drain(self, name: str, deadline_s: float, id: str) -> str:
+        if not deadline_s >= 0:
+            raise JobError(f"a deadline of {deadline_s:g} s is past: give one of 0 s or more")
+        nodes = await asyncio.to_thread(self._nodes)
+        homes = dict(self._runtime.homes)
+        node = choose_node(name, homes, nodes)
+        ranks = frozenset(rank for rank, home in homes.items() if home.node == node)
+        has, job = await self._capacity(without=node), self._live()
+        await asyncio.to_thread(check_refuge, ranks, job, self._setup.replanner, has, node)
+        self._live()
+        host = homes[min(ranks)].host
+        await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))
+        told = f"{named('rank', sorted(ranks))} {'leaves' if len(ranks) == 1 else 'leave'} node {node[:12]} ({host})"
+        return f"{told} at the next commit; the job starts no rank there for {deadline_s:g} s"
+
+    async def _capacity(self, without: str = "") -> Capacity:
+        room = await self._hosts.room((without,) if without else ())
+        job = self._live()
+        there = job.membership
+        return Capacity(
+            elastic=self._setup.config.elastic,
+            replicas=self._order.plan.replicas,
+            size=size_of(self._order, job),
+            up=len(there.alive - there.going) + len(there.starting),
+            room=room,
+        )
+
+    def _training(self) -> Job:
+        state = self._loop.state
+        if not isinstance(state, Training):
+            raise JobError(
+                f"the job is {type(state).__name__.lower()}: its plan changes while it trains; ask again then"
+            )
+        return state.job
+
+    def _live(self) -> Job:
+        state = self._loop.state
+        if not isinstance(state, Live) or isinstance(state, Paused):
+            raise JobError(f"the job is {type(state).__name__.lower()} and has no ranks")
+        return state.job
+
+
+def _version(base: Any) -> tuple[int, int] | None:
+    match base:
+        case None:
+            return None
+        case [int(epoch), int(version)]:
+            return epoch, version
+    raise JobError(f"{base!r} is no version of a plan: give its epoch and version, such as [1, 2]")

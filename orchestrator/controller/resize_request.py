@@ -1,0 +1,138 @@
+"""Checks requests for another number of ranks, and for leaving a node, against job, plans and room. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.cluster.placement import Node
+from orchestrator.controller.drains import Home
+from orchestrator.events.types import Scaled
+from orchestrator.lifecycle.states import Job, Size
+from planner.plan import PlanError
+from planner.search.replan import Replanner
+from planner.wording import counted
+from workers.config import ElasticConfig
+from workers.protocol import JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What a job has and may get."""
+
+    elastic: ElasticConfig
+    replicas: int
+    size: Size
+    """As requested so far."""
+    up: int
+    """Ranks of the job that are up or starting and do not drain."""
+    room: int
+    """For how many more ranks the cluster has room."""
+
+
+def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int) -> Scaled:
+    """Return the size that `ranks` and `spares` ask for; None: as many as before.
+
+    Raises:
+        JobError: they make no job, or the cluster has no room for them.
+    """
+    if ranks is None and spares is None:
+        raise JobError("scale to what? Give a number of ranks, of spares, or both")
+    replicas, elastic = has.replicas, has.elastic
+    ranks = has.size.places // replicas if ranks is None else ranks
+    spares = has.size.spares if spares is None else spares
+    if ranks < 1:
+        raise JobError(f"a pipeline has at least 1 rank, and {ranks} are asked for")
+    if spares < 0:
+        raise JobError(f"{spares} spare ranks are asked for: ask for 0 or more")
+    if ranks > layers:
+        raise JobError(
+            f"{ranks} ranks are asked for, and the model has {counted(layers, 'layer')}: each rank needs at least one,"
+            f" so ask for {layers} at most"
+        )
+    if ranks * replicas < elastic.min_ranks:
+        raise JobError(
+            f"{counted(ranks * replicas, 'rank')} would be fewer than elastic.min_ranks = {elastic.min_ranks}, and it"
+            " would wait for others: ask for more"
+        )
+    if spares and elastic.redundancy == "none":
+        raise JobError(
+            'elastic.redundancy = "none" ends the job with the first rank that is lost: spares would be of no use'
+        )
+    event = Scaled(ranks=ranks, spares=spares, places=ranks * replicas)
+    before = has.size.places + has.size.spares
+    wanted = event.places + event.spares
+    if wanted > max(before, has.up + has.room):
+        raise JobError(
+            f"no room: {counted(wanted, 'rank')} would be needed, the job has {has.up}, and the cluster has room for"
+            f" {has.room} more. Add nodes, or ask for fewer"
+        )
+    return event
+
+
+def check_plan(job: Job, replanner: Replanner, places: int) -> None:
+    """Check that a plan uses `places` ranks and fits their memory; takes tens of milliseconds.
+
+    Raises:
+        JobError: there is none; says why.
+    """
+    there = [*job.membership.members, *sorted(job.membership.idle)]
+    domains = [job.membership.nodes.get(rank, "") for rank in there][:places]
+    domains += [f"new node {number}" for number in range(places - len(domains))]
+    try:
+        plan, _ = replanner.plan_for(places, epoch=0, version=0, reason="", domains=domains)
+    except PlanError as error:
+        raise JobError(str(error)) from error
+    if plan.world_size != places:
+        raise JobError(
+            f"a plan for {counted(places, 'rank')} would use {plan.world_size} of them ({plan.reason}): ask for"
+            f" {plan.world_size // plan.replicas or 1} per pipeline"
+        )
+
+
+def choose_node(name: str, homes: Mapping[int, Home], cluster: Sequence[Node]) -> str:
+    """Return the id of the job's node that `name` means: an id, the beginning of one, or a host.
+
+    Args:
+        homes: of the job's ranks.
+        cluster: all its nodes.
+
+    Raises:
+        JobError: the job has no rank there, there is no such node, or it is more than one.
+    """
+    ours = {home.node: home.host for home in homes.values()}
+    found = [node for node, host in ours.items() if name and (node.startswith(name) or host == name)]
+    known = ", ".join(f"{node[:12]} ({host})" for node, host in sorted(ours.items())) or "none"
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise JobError(f"{name!r} means more than one node: give more of its id. The job's nodes: {known}")
+    if any(name and (node.id.startswith(name) or node.host == name) for node in cluster):
+        raise JobError(f"the job has no rank on node {name!r}: there is nothing to drain. Its nodes: {known}")
+    raise JobError(f"there is no node {name!r}; the job's nodes: {known}")
+
+
+def check_refuge(ranks: frozenset[int], job: Job, replanner: Replanner, has: Capacity, node: str) -> None:
+    """Check that the job can train without `ranks`, on the ranks that are left and those that have room elsewhere.
+
+    Args:
+        has: its `room` is without the node of `ranks`.
+
+    Raises:
+        JobError: it cannot; says why.
+    """
+    staying = job.membership.alive - job.membership.going - ranks
+    left = len(staying) + has.room
+    least = max(1, has.elastic.min_ranks)
+    if left < least:
+        raise JobError(
+            f"nowhere to go: without node {node[:12]} the job has {counted(len(staying), 'rank')}, the cluster has room"
+            f" for {has.room} elsewhere, and the job needs {least}. Add a node first"
+        )
+    count = min(left, has.size.places)
+    domains = [job.membership.nodes.get(rank, "") for rank in sorted(staying)][:count]
+    domains += [f"new node {number}" for number in range(count - len(domains))]
+    try:
+        replanner.plan_for(count, epoch=0, version=0, reason="", domains=domains)
+    except PlanError as error:
+        raise JobError(f"nowhere to go: {error}. Add a node first") from error

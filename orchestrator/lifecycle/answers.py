@@ -1,0 +1,12 @@
+"""The answer to a client's command, where only the lifecycle knows what became of it. Pure."""
+
+from __future__ import annotations
+
+from orchestrator.events.types import Answered
+from orchestrator.lifecycle.commands import Log
+from orchestrator.lifecycle.states import Job
+
+
+def answer(job: Job | None, id: str, done: bool, text: str) -> Log:
+    """Return the log entry with the outcome of the command `id`."""
+    return Log(Answered(id=id, done=done, step=0 if job is None else job.progress.step, text=text))

@@ -1,0 +1,83 @@
+"""Other cuts of a running pipeline: the same ranks, schedule and standbys, other layers per stage. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.partition import explicit
+from planner.plan import Plan, PlanError
+from planner.schedule.expand import schedule_after, without_recompute
+from planner.schedule.registry import families
+from planner.search.alternatives import Alternative
+from planner.search.evaluate import PROGRAMS, Evaluator
+from planner.search.replan import Replanner
+from planner.search.search import END_TO_END, QUICK, choose_among
+from planner.search.shapes import Shape, shape_of
+from planner.search.unmeasured import unmeasured_plan
+from planner.simulation.predict import Prediction, predict
+from planner.simulation.resized_cluster import domain_pattern
+
+
+def counts_of(plan: Plan) -> tuple[int, ...]:
+    """The layers per stage."""
+    return tuple(stop - first for first, stop in plan.layers)
+
+
+def with_counts(now: Plan, counts: Sequence[int], *, frozen_stages: int = 0) -> Plan:
+    """`now` with `counts` layers in its stages.
+
+    Args:
+        frozen_stages: how many of the first stages run forward only.
+
+    Raises:
+        PlanError: not one count per stage, a stage with no layer, other layers than the model's, or a layer that would
+            enter or leave a stage that only runs forward.
+    """
+    try:
+        layers = explicit.partition(counts, now.layers[-1][1], now.stages)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
+    if layers[:frozen_stages] != now.layers[:frozen_stages]:
+        kept = list(counts_of(now)[:frozen_stages])
+        raise PlanError(f"the schedule's first stages only run forward: they keep their layers, {kept}")
+    return replace(now, layers=layers, partition="explicit")
+
+
+def best(replanner: Replanner, now: Plan, domains: Sequence[str]) -> tuple[Plan, tuple[Alternative, ...]]:
+    """`now` with the fastest cut that the planner finds, and the cuts that it compared.
+
+    Without a profile the cut is by parameters, and nothing was compared.
+
+    Raises:
+        PlanError: no cut fits the memory; says by how much.
+    """
+    running = without_recompute(schedule_after(replanner.schedule, now))
+    if replanner.profile is None:
+        cut = unmeasured_plan(running, replanner.parameters, replicas=now.replicas)
+        return replace(now, layers=cut.layers, partition=cut.partition), ()
+    shape = shape_of(running)
+    if now.schedule in families():
+        shape = Shape(
+            name=now.schedule, ranks=now.pipeline_ranks, chunks=now.chunks, microbatches=now.microbatches
+        )
+    evaluator = Evaluator(
+        replanner.profile_on(domain_pattern(domains)),
+        shape,
+        replicas=now.replicas,
+        recompute=now.recompute,
+        pipelines=now.pipelines,
+        domains=domains if replanner.standbys else None,
+    )
+    first = replanner.first
+    program = first.partition if first.partition in PROGRAMS else END_TO_END
+    choice = choose_among((evaluator,), program, effort=QUICK)
+    return replace(now, layers=choice.plan.layers, partition=program), choice.alternatives
+
+
+def predicted(replanner: Replanner, plan: Plan, domains: Sequence[str]) -> Prediction | None:
+    """The prediction of one step of `plan`, whether or not it fits the memory; None without a profile."""
+    if replanner.profile is None:
+        return None
+    profile = replanner.profile_on(domain_pattern(domains))
+    return predict(profile, plan, schedule_after(replanner.schedule, plan))
