@@ -25,6 +25,7 @@ from orchestrator.cli.commands.resume import resume
 from orchestrator.cli.commands.schedule import schedule
 from orchestrator.cli.commands.status import status
 from orchestrator.cli.commands.stop import stop
+from orchestrator.cli.commands.submit import submit
 from orchestrator.cli.commands.timeline import timeline
 from orchestrator.cli.commands.train import train
 from orchestrator.cli.commands.verify import verify
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 for command in (
     train,
+    submit,
     plan,
     profile,
     status,

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 Observer = Callable[[events.Record], None]
 
-POLL_S = 0.5
-"""How long the driver waits for events before it checks for signals and that the cluster still runs."""
+POLL_S = 0.1
+"""How long the driver waits for events before it checks for signals and that the cluster still runs. Short: after
+`ray job stop`, Ray gives a driver three seconds to pass its signal on."""
+READ_S = 0.5
+"""How long the controller holds the driver's request for events before it answers that there are none."""
 SILENCE_S = 30.0
 """After this time without an answer the driver says so, and a second signal ends the job without its controller."""
 
@@ -158,7 +161,7 @@ class Following:
 
     def _read(self) -> Call[Page]:
         """Request the next events."""
-        reading = Call(self._client.waiting.page(self._job, self._after, POLL_S))
+        reading = Call(self._client.waiting.page(self._job, self._after, READ_S))
         self._under_way = [call for call in self._under_way if not call.done()] + [reading]
         return reading
 

@@ -42,7 +42,12 @@ def run(
         Interrupts() as interrupts,
         cluster.connected(submission.spec.cluster.address, cpus=submission.cpus) as connection,
     ):
-        job = submission.send(profile=profile, replay=replay, about_to_start=interrupts.hold)
+        job = submission.send(
+            profile=profile,
+            replay=replay,
+            about_to_start=interrupts.hold,
+            interrupted=lambda: interrupts.count > 0,
+        )
         if job.end is not None:
             return ended(job.spec, job.end, interrupted=False)
         client = BlockingJobClient(job.spec.cluster.address)
@@ -70,4 +75,9 @@ def detach(
         )
     submission = Submission(spec, resume=resume, say=say)
     with Interrupts() as interrupts, cluster.connected(submission.spec.cluster.address, cpus=submission.cpus):
-        return submission.send(profile=profile, replay=replay, about_to_start=interrupts.hold)
+        return submission.send(
+            profile=profile,
+            replay=replay,
+            about_to_start=interrupts.hold,
+            interrupted=lambda: interrupts.count > 0,
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from workers.protocol import CheckpointRef, JobError
 
 START_S = 300.0
 """Limit for a new controller to start: a busy machine starts a process for it."""
+LOOK_S = 0.1
+"""Between two looks for a signal while it starts."""
 MANY_RANKS = 4
 """With more ranks per core of this machine, the model is opened before Ray starts a process for each of them."""
 DEFAULT_CPU = 1.0
@@ -122,6 +125,7 @@ class Submission:
         profile: Path | None = None,
         replay: Path | None = None,
         about_to_start: Callable[[], None] = lambda: None,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> SubmittedJob:
         """Measure, plan and start the job in the cluster that this process is a driver of.
 
@@ -129,9 +133,11 @@ class Submission:
             profile: plan with this file instead of measuring.
             replay: freeze as this event log says, without new decisions.
             about_to_start: called just before the job starts.
+            interrupted: whether a signal came since; looked at until the job's controller has accepted the job.
 
         Raises:
             JobError: something that the user can fix.
+            KeyboardInterrupt: it was interrupted, and nothing of the job is left.
         """
         folder, name = self._folder, self.spec.job.name
         _make_way(name)
@@ -157,7 +163,7 @@ class Submission:
         marker = folder.claim(name, spec.model_dump(mode="json"))
         folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
         about_to_start()
-        _start(prepared, folder, start, marker, freezing)
+        _start(prepared, folder, start, marker, freezing, interrupted)
         return SubmittedJob(name=name, folder=spec.job.folder, spec=spec)
 
 
@@ -235,11 +241,14 @@ def _start(
     start: tuple[CheckpointRef, ...],
     marker: Marker,
     freezing: FreezeHistory,
+    interrupted: Callable[[], bool],
 ) -> None:
     """Create the job's controller and start the job.
 
     Raises:
         JobError: no controller can be created, or another one holds the folder.
+        KeyboardInterrupt: `interrupted` became true before it had started. Its process starts for seconds, and a
+            driver that is killed meanwhile could not stop the job.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -273,7 +282,11 @@ def _start(
     )
     controller = _create(order, setup, spec)
     try:
-        ray.get(controller.start.remote(), timeout=START_S)
+        _await_start(controller.start.remote(), interrupted)
+    except KeyboardInterrupt:
+        ray.kill(controller)
+        reap(name)
+        raise
     except RayTaskError as error:
         ray.kill(controller)
         if isinstance(error.cause, JobError):
@@ -292,6 +305,21 @@ def _start(
             f"the job's controller could not be started: {last_line(error)}; see that all nodes have the same Freshet,"
             ' Ray and Python, or start without them with cluster.address = "local"'
         ) from error
+
+
+def _await_start(starting: Any, interrupted: Callable[[], bool]) -> None:
+    """Wait until the call `starting` is done, and raise what it raised; `GetTimeoutError` after `START_S`.
+
+    Raises:
+        KeyboardInterrupt: `interrupted` became true first.
+    """
+    import ray
+
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s and not ray.wait([starting], timeout=LOOK_S)[0]:
+        if interrupted():
+            raise KeyboardInterrupt
+    ray.get(starting, timeout=0)
 
 
 def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:

@@ -29,6 +29,8 @@ OBJECT_STORE_BYTES = 128 * 2**20
 """Only small messages pass through Ray; the ranks exchange tensors among themselves."""
 ATTEMPTS = 2
 """To start our own cluster: Ray gives up after half a minute, which a busy machine can take."""
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets it for what `ray job submit` runs: the runtime environment, whose files lie in that cluster alone."""
 SHUTDOWN_S = 10.0
 CONNECT_S = 10.0
 
@@ -80,8 +82,13 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
             has.
 
     Raises:
-        JobError: there is no such cluster.
+        JobError: there is no such cluster, or a job that Ray runs for a client asks for a local one.
     """
+    if address == "local" and SUBMITTED in os.environ:
+        raise JobError(
+            "cluster.address = 'local' starts a cluster of its own, and this process is a job that was submitted to one"
+            " already: name that one with --set cluster.address=auto"
+        )
     if address == "local" or (address == "auto" and _is_on_loopback(os.environ)):
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
     _check_reachable(address)

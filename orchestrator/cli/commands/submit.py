@@ -1,0 +1,47 @@
+"""`freshet submit`: sends a job to a cluster, with the user's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def submit(
+    spec: Annotated[Path, typer.Argument(help="The job's TOML file, in the working directory.")],
+    address: Annotated[
+        str, typer.Option(help="URL of the cluster's Ray dashboard, such as http://HOST:8265.")
+    ] = "auto",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show the job's log to its end, and exit with its code.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in job.output.")
+    ] = False,
+    working_dir: Annotated[
+        Path, typer.Option(help="The folder that the cluster gets a copy of: spec, user code, small data.")
+    ] = Path("."),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job, in place of the spec's job.name.")
+    ] = None,
+) -> None:
+    """Submit a job to a Ray cluster, as ray job submit does: this machine sends its folder and may then leave. With
+    --follow, Ctrl-C only ends following, and the job goes on."""
+    from orchestrator.cli.submitting import submit_command
+
+    raise typer.Exit(
+        submit_command(
+            spec,
+            address,
+            overrides or [],
+            follow=follow,
+            resume=resume,
+            working_dir=working_dir,
+            name=name,
+        )
+    )

@@ -1,0 +1,70 @@
+"""Runs `freshet submit`: what it prints, and the exit code of a job that it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
+from orchestrator.client.job_package import job_package
+from orchestrator.client.page_address import page_address
+from orchestrator.client.ray_submission import RayCluster
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
+
+
+def submit_command(
+    path: Path,
+    address: str,
+    overrides: Sequence[str],
+    *,
+    follow: bool,
+    resume: bool,
+    working_dir: Path,
+    name: str | None,
+) -> int:
+    """Submit the job and return the exit code: its own if it is followed.
+
+    Raises:
+        JobError: something that the user can fix.
+    """
+    package = job_package(path, overrides, working_dir=working_dir, resume=resume, name=name)
+    cluster = RayCluster(address)
+    id = cluster.submit(package)
+    there = f"{id} --address {cluster.address}"
+    typer.echo(f"job {package.name} is submitted to {cluster.address} as {id}")
+    typer.echo(f"follow: ray job logs --follow {there}")
+    typer.echo(f"stop, with a checkpoint: ray job stop {there}")
+    if (page := page_address(address)) is not None:
+        typer.echo(f"page: {page}")
+    if not follow:
+        return DONE
+    try:
+        return exit_code(cluster.follow(id, show))
+    except KeyboardInterrupt:
+        typer.echo(
+            f"freshet: no longer following {id}, which goes on. Follow it with ray job logs --follow {there}, stop it"
+            f" with ray job stop {there}",
+            err=True,
+        )
+        return INTERRUPTED
+
+
+def show(text: str) -> None:
+    """Print a piece of a job's log."""
+    typer.echo(text, nl=False)
+
+
+def exit_code(end: JobDetails) -> int:
+    """The exit code for a job that Ray says has ended so; says why if its log does not."""
+    if end.status == "SUCCEEDED":
+        return DONE
+    if end.status == "STOPPED":
+        return INTERRUPTED
+    if end.driver_exit_code is None:  # it never ran
+        typer.echo(f"freshet: {end.message}", err=True)
+    return end.driver_exit_code or FAILED

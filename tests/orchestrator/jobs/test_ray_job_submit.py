@@ -1,0 +1,218 @@
+"""Jobs that clients submit over HTTP to clusters started with `ray start --head`, whose Python has no Freshet: with and
+without token authentication, several at a time, stopped and resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from command_line import freshet_here
+from ray_heads import Head, command, python_without_freshet, ray_head
+from ray_jobs import state_sha256
+from tiny_jobs import tiny, write_spec
+
+from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
+from orchestrator.client.page_address import announce, page_address, withdraw
+from orchestrator.cluster.actor_names import NAMESPACE
+from orchestrator.events import types as events
+from orchestrator.events.log import read_log
+from workers.protocol import StepReport
+
+ROOT = Path(__file__).resolve().parents[3]
+STEPS = 150
+SMALL = ("job.sample_tokens=0", "pipeline.ranks=1", "pipeline.partition=parameter", "cluster.wait_s=240")
+PAGE = "http://127.0.0.1:8420"
+
+
+def settings(*overrides: str) -> list[str]:
+    return [part for override in overrides for part in ("--set", override)]
+
+
+def emulated(layer_s: float) -> list[str]:
+    """Settings that make each layer of each microbatch take `layer_s`, forward and backward."""
+    times = ("forward_s", "input_grad_s", "weight_grad_s")
+    return settings("cluster.device=emulated", *(f"cluster.emulated.{name}={layer_s / 3}" for name in times))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clusters' Python."""
+    bin = python_without_freshet(tmp_path_factory.mktemp("clean") / "venv")
+    tried = subprocess.run([bin / "python", "-c", "import ray, orchestrator"], capture_output=True, cwd="/")
+    assert b"No module named 'orchestrator'" in tried.stderr
+    return bin
+
+
+@contextmanager
+def client(head: Head, *arguments: str | Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A client of `head` in another process and `folder`."""
+    process = subprocess.Popen(
+        command(*arguments),
+        cwd=folder,
+        env={**head.environment, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def output_of(head: Head, *arguments: str | Path, folder: Path, code: int = DONE) -> str:
+    """What a client prints; it ends with `code`."""
+    with client(head, *arguments, folder=folder) as process:
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == code, output
+    return output
+
+
+def stop(head: Head, id: str) -> None:
+    """Ask for the stop of what was submitted as `id`."""
+    asked = ("job", "stop", id, "--no-wait", "--address", head.url)
+    output_of(head, "ray.scripts.scripts", *asked, folder=ROOT)
+
+
+def steps(run: Path) -> int:
+    """The last step in the log of `run`."""
+    return max((event.step for event in logged(run) if isinstance(event, StepReport)), default=0)
+
+
+def logged(run: Path) -> list[events.Event]:
+    log = run / "events.jsonl"
+    return [record.event for record in read_log(log)] if log.exists() else []
+
+
+def finished(run: Path) -> events.Finished:
+    """The end of `run`, once it is there."""
+    wait_until(lambda: any(isinstance(event, events.Finished) for event in logged(run)[-1:]))
+    end = logged(run)[-1]
+    assert isinstance(end, events.Finished)
+    return end
+
+
+def ranks(run: Path) -> list[int]:
+    """The process ids of the ranks of `run`."""
+    return [event.pid for event in logged(run) if isinstance(event, events.RankStarted)]
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen within two minutes"
+        time.sleep(0.05)
+
+
+def test_two_jobs_of_a_cluster_that_asks_for_a_token(
+    tmp_path: Path, python: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user, one, two = tmp_path / "user", tmp_path / "one", tmp_path / "two"
+    user.mkdir()
+    spec = write_spec(user, "one")
+    mine = settings(*SMALL, f"job.steps={STEPS}", "data.path=text.txt", f"job.output={one}")
+    quick = settings(*SMALL, "model.width=16", "model.context=16", "job.name=two", f"job.output={two}")
+    with ray_head(python, RAY_AUTH_MODE="token") as head:
+        submit = ("orchestrator", "submit", spec.name, "--address", head.url, *mine)
+        as_announced(head)
+
+        # Ray's own command, in a clone of this repository.
+        raw = ("train", "examples/gpt.toml", *settings("cluster.address=auto"), *quick, *emulated(0.06))
+        said = output_of(
+            head,
+            *("ray.scripts.scripts", "job", "submit", "--no-wait", "--address", head.url),
+            *("--submission-id=second", "--working-dir=.", "--", "python", "-m", "orchestrator", *raw),
+            folder=ROOT,
+        )
+        assert "'second' submitted successfully" in said
+        with client(head, *submit, *emulated(0.03), "--follow", folder=user) as following:
+            assert following.stdout is not None
+            seen = ""
+            while not re.search(r"^step +\d", seen, re.MULTILINE):
+                line = following.stdout.readline()
+                assert line, seen
+                seen += line
+            (id,) = re.findall(rf"^job one is submitted to {head.url} as (\S+)$", seen, re.MULTILINE)
+            assert f"stop, with a checkpoint: ray job stop {id} --address {head.url}\n" in seen
+            assert f"page: {PAGE}\n" in seen
+            following.send_signal(signal.SIGINT)
+            rest, _ = following.communicate(timeout=60)
+            assert following.returncode == INTERRUPTED, rest
+            assert f"no longer following {id}, which goes on" in rest
+
+        other = settings(f"job.output={tmp_path / 'other'}")
+        refused = output_of(head, *submit, *other, "--follow", folder=user, code=USER_ERROR)
+        assert "a job 'one' is running in this cluster" in refused
+        assert "freshet stop one" in refused
+
+        wait_until(lambda: steps(two) > 0)
+        before = steps(one)
+        stop(head, id)
+        end = finished(one)
+        assert end.stopped
+        assert before < end.step < STEPS
+        wait_until(lambda: not any(map(psutil.pid_exists, ranks(one))))
+
+        went_on = steps(two)
+        resumed = output_of(head, *submit, "--resume", "--follow", folder=user)
+        assert f"/checkpoints/step-{end.step:08d}-gen-1\n" in resumed
+        assert finished(one).state_sha256 == state_sha256(
+            tiny(user, "one", job={"steps": STEPS, "sample_tokens": 0}, pipeline={"ranks": 1})
+        )
+        assert steps(two) > went_on
+        assert len(ranks(two)) == 1
+        assert psutil.pid_exists(ranks(two)[0])
+
+        # Its step in flight takes longer than Ray lets its driver live.
+        stop(head, "second")
+        assert finished(two).stopped
+    for run in (one, two):
+        assert freshet_here("verify", str(run)) == DONE
+    assert "proved" in capsys.readouterr().out
+
+
+def as_announced(head: Head) -> None:
+    """Have a service announce its page."""
+    ray.init(head.gcs, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    try:
+        announce(PAGE)
+        withdraw("http://another")
+        assert page_address() == page_address(head.gcs) == page_address(head.url) == PAGE
+    finally:
+        ray.shutdown()
+    assert page_address(head.url) == PAGE
+
+
+def test_a_job_of_a_cluster_that_asks_for_none(tmp_path: Path, python: Path) -> None:
+    run = tmp_path / "run"
+    spec = write_spec(tmp_path, "open")
+    with ray_head(python, RAY_AUTH_MODE="disabled") as head:
+        mine = settings(*SMALL, "job.steps=3", "data.path=text.txt", f"job.output={run}")
+        said = output_of(
+            head,
+            *(
+                "orchestrator",
+                "submit",
+                spec.name,
+                "--address",
+                head.url,
+                *mine,
+                "--name=renamed",
+                "--follow",
+            ),
+            folder=tmp_path,
+        )
+        assert "job renamed is submitted to" in said
+        assert "done: 3 steps" in said
+        assert "page:" not in said
+        assert os.path.exists(run / "report.html")

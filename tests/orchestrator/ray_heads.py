@@ -1,0 +1,108 @@
+"""Ray clusters as users start them, `ray start --head`, each with its own ports and folder, and a Python that has
+Freshet's dependencies but not Freshet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+PORTS = (
+    "port",
+    "dashboard-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "ray-client-server-port",
+    "metrics-export-port",
+    "runtime-env-agent-port",
+)
+
+
+def python_without_freshet(folder: Path) -> Path:
+    """The `bin` folder of an environment that imports this one's packages, but not what is installed in place."""
+    venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # Python does not read the .pth files of a folder that such a file names.
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "bin"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running cluster of one node."""
+
+    url: str
+    """Of Ray's dashboard."""
+    gcs: str
+    environment: Mapping[str, str] = field(repr=False)
+    """For its clients."""
+
+
+@contextmanager
+def ray_head(bin: Path, **settings: str) -> Iterator[Head]:
+    """A cluster that `bin/python` runs with the environment variables `settings`."""
+    folder = tempfile.mkdtemp(prefix="fr-")  # short, because sockets are in there
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+    } | settings
+    starting = subprocess.Popen(
+        [
+            bin / "python",
+            *("-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *(f"--{name}={port}" for name, port in ports.items()),
+            *("--num-cpus=4", "--node-ip-address=127.0.0.1", f"--object-store-memory={2**27}"),
+            *(f"--temp-dir={folder}", "--min-worker-port=0", "--max-worker-port=0"),
+        ],
+        cwd=folder,
+        env=environment | {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert starting.stdout is not None
+        said = []
+        for line in starting.stdout:
+            said.append(line)
+            if "Ray runtime started" in line:
+                break
+        else:
+            raise AssertionError("".join(said))
+        yield Head(f"http://127.0.0.1:{ports['dashboard-port']}", f"127.0.0.1:{ports['port']}", environment)
+    finally:
+        family = psutil.Process(starting.pid).children(recursive=True)
+        for process in (starting, *reversed(family)):
+            if process.poll() is None if isinstance(process, subprocess.Popen) else process.is_running():
+                process.kill()
+        starting.communicate()
+        _, alive = psutil.wait_procs(family, timeout=30)
+        shutil.rmtree(folder, ignore_errors=True)
+        assert not alive
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """A command line that runs a module of this Python."""
+    return [sys.executable, "-m", *map(str, arguments)]
