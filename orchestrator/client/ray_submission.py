@@ -56,7 +56,7 @@ class RayCluster:
 
     def __init__(self, address: str) -> None:
         if address != "auto":
-            check_ray(address.rstrip("/"))
+            check_ray(address)
         self._client = _connect(address)
         self.address = self._client.get_address()
         """Its URL."""
@@ -112,7 +112,7 @@ def check_ray(url: str) -> None:
         raise JobError(
             f"--address {url} is no URL: write http://HOST:8265, where Ray's dashboard is, or auto"
         )
-    tried = f"{url}/api/version"
+    tried = f"{url.rstrip('/')}/api/version"
     try:
         with urllib.request.urlopen(tried, timeout=TRY_S) as answer:
             version = json.loads(answer.read(65536))
@@ -150,14 +150,19 @@ def _connect(address: str) -> JobSubmissionClient:
         raise JobError(
             f"the cluster at {address} asks for its token: set RAY_AUTH_MODE=token and have the token in RAY_AUTH_TOKEN"
             f" or in ~/.ray/auth_token; `ray get-auth-token` prints it on the cluster's head (it says:"
-            f" {str(error).splitlines()[0]})"
+            f" {_reason(error)})"
         ) from error
     except (OSError, RuntimeError, ValueError, RayError) as error:
         here = "this machine's clusters and RAY_ADDRESS" if address == "auto" else f"{address}/api/version"
         raise JobError(
-            f"no Ray cluster at {address}: tried {here} ({str(error).strip().splitlines()[0]}). Start one with `ray"
+            f"no Ray cluster at {address}: tried {here} ({_reason(error)}). Start one with `ray"
             " start --head`, or name its dashboard with --address http://HOST:8265"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of Ray's `error`."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 @contextmanager

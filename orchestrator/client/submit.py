@@ -316,9 +316,11 @@ def _await_start(starting: Any, interrupted: Callable[[], bool]) -> None:
     import ray
 
     deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s and not ray.wait([starting], timeout=LOOK_S)[0]:
+    while time.monotonic() < deadline_s:
         if interrupted():
             raise KeyboardInterrupt
+        if ray.wait([starting], timeout=LOOK_S)[0]:
+            break
     ray.get(starting, timeout=0)
 
 

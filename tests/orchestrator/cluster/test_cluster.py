@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray
 
-from orchestrator.cluster.connection import ATTEMPTS, connected, prepare_local
+from orchestrator.cluster.connection import ATTEMPTS, SUBMITTED, connected, prepare_local
 from workers.protocol import JobError
 
 
@@ -77,6 +77,15 @@ def test_a_cluster_that_does_not_start_is_told_and_leaves_nothing(monkeypatch: p
         raise AssertionError("it did not start")
     assert len(slow.left) == ATTEMPTS
     assert not any(process.is_running() for process in slow.left)
+
+
+def test_a_submitted_job_starts_no_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SUBMITTED, "{}")
+    with (
+        pytest.raises(JobError, match=r"was submitted to one already: .* --set cluster.address=auto"),
+        connected("local", cpus=1),
+    ):
+        raise AssertionError("it started")
 
 
 def test_what_rays_processes_publish_stays_off_the_terminal(

@@ -31,6 +31,7 @@ from orchestrator.cli.jobs import (
 from orchestrator.cli.training import follow_command
 from orchestrator.client.asking import Refused
 from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.submit import Submission
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
 from orchestrator.history.command_table import CommandIdReused
@@ -157,6 +158,14 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
     reap_job("told", "auto", force=False)
     assert client.view("told", folder=submitted.folder).state == "stopped"
     assert_nothing_left()
+
+
+def test_a_driver_that_is_stopped_while_its_job_starts_leaves_none(tmp_path: Path) -> None:
+    spec = job(tmp_path, "early", pipeline={**ONE, "partition": "parameter"})
+    with pytest.raises(KeyboardInterrupt):
+        Submission(spec, resume=False, say=print).send(interrupted=lambda: True)
+    assert_nothing_left()
+    Submission(spec, resume=False, say=print)  # its folder is free
 
 
 def test_a_controller_that_hangs_keeps_nobody_waiting(

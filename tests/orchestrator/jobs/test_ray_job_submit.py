@@ -3,19 +3,21 @@ without token authentication, several at a time, stopped and resumed."""
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 from command_line import freshet_here
+from ray.job_submission import JobSubmissionClient
 from ray_heads import Head, command, python_without_freshet, ray_head
 from ray_jobs import state_sha256
 from tiny_jobs import tiny, write_spec
@@ -25,11 +27,18 @@ from orchestrator.client.page_address import announce, page_address, withdraw
 from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
+from orchestrator.report.page import REPORT_NAME
 from workers.protocol import StepReport
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 150
 SMALL = ("job.sample_tokens=0", "pipeline.ranks=1", "pipeline.partition=parameter", "cluster.wait_s=240")
+(AS_TYPED,) = (
+    shlex.split(line)[3:]
+    for line in (ROOT / "docs" / "guides" / "cluster.md").read_text().splitlines()
+    if line.startswith("ray job submit ")
+)
+"""What the guide has users type after `ray job submit`."""
 PAGE = "http://127.0.0.1:8420"
 
 
@@ -125,15 +134,14 @@ def test_two_jobs_of_a_cluster_that_asks_for_a_token(
     with ray_head(python, RAY_AUTH_MODE="token") as head:
         submit = ("orchestrator", "submit", spec.name, "--address", head.url, *mine)
         as_announced(head)
+        stranger = replace(head, environment={**head.environment, "RAY_AUTH_TOKEN": "0" * 32})
+        refused = output_of(stranger, *submit, folder=user, code=USER_ERROR)
+        assert f"the cluster at {head.url} asks for its token" in refused
 
-        # Ray's own command, in a clone of this repository.
-        raw = ("train", "examples/gpt.toml", *settings("cluster.address=auto"), *quick, *emulated(0.06))
-        said = output_of(
-            head,
-            *("ray.scripts.scripts", "job", "submit", "--no-wait", "--address", head.url),
-            *("--submission-id=second", "--working-dir=.", "--", "python", "-m", "orchestrator", *raw),
-            folder=ROOT,
-        )
+        # Ray's own command, as the guide has it, in a clone of this repository.
+        options = ("--no-wait", "--address", head.url, "--submission-id=second")
+        raw = ("ray.scripts.scripts", "job", "submit", *options, *AS_TYPED, *quick, *emulated(0.07))
+        said = output_of(head, *raw, folder=ROOT)
         assert "'second' submitted successfully" in said
         with client(head, *submit, *emulated(0.03), "--follow", folder=user) as following:
             assert following.stdout is not None
@@ -163,19 +171,21 @@ def test_two_jobs_of_a_cluster_that_asks_for_a_token(
         assert before < end.step < STEPS
         wait_until(lambda: not any(map(psutil.pid_exists, ranks(one))))
 
+        assert len(ranks(two)) == 1
+        assert psutil.pid_exists(ranks(two)[0])
+
+        # Its next step takes longer than Ray lets its driver live.
         went_on = steps(two)
+        wait_until(lambda: steps(two) > went_on)
+        assert JobSubmissionClient(head.url).stop_job("second")
         resumed = output_of(head, *submit, "--resume", "--follow", folder=user)
         assert f"/checkpoints/step-{end.step:08d}-gen-1\n" in resumed
         assert finished(one).state_sha256 == state_sha256(
             tiny(user, "one", job={"steps": STEPS, "sample_tokens": 0}, pipeline={"ranks": 1})
         )
-        assert steps(two) > went_on
-        assert len(ranks(two)) == 1
-        assert psutil.pid_exists(ranks(two)[0])
-
-        # Its step in flight takes longer than Ray lets its driver live.
-        stop(head, "second")
         assert finished(two).stopped
+        assert (one / REPORT_NAME).exists()
+        assert not (two / REPORT_NAME).exists()
     for run in (one, two):
         assert freshet_here("verify", str(run)) == DONE
     assert "proved" in capsys.readouterr().out
@@ -197,22 +207,11 @@ def test_a_job_of_a_cluster_that_asks_for_none(tmp_path: Path, python: Path) -> 
     run = tmp_path / "run"
     spec = write_spec(tmp_path, "open")
     with ray_head(python, RAY_AUTH_MODE="disabled") as head:
+        here = replace(head, environment={**head.environment, "RAY_ADDRESS": head.gcs})
         mine = settings(*SMALL, "job.steps=3", "data.path=text.txt", f"job.output={run}")
-        said = output_of(
-            head,
-            *(
-                "orchestrator",
-                "submit",
-                spec.name,
-                "--address",
-                head.url,
-                *mine,
-                "--name=renamed",
-                "--follow",
-            ),
-            folder=tmp_path,
-        )
-        assert "job renamed is submitted to" in said
+        submit = ("orchestrator", "submit", spec.name, "--name=renamed", "--follow", *mine)
+        said = output_of(here, *submit, folder=tmp_path)
+        assert f"job renamed is submitted to {head.url} as renamed-" in said
         assert "done: 3 steps" in said
         assert "page:" not in said
-        assert os.path.exists(run / "report.html")
+        assert (run / REPORT_NAME).exists()
