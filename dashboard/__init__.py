@@ -1,4 +1,4 @@
-"""Shows and controls jobs in a browser and through REST; empty so far.
+"""Shows and controls jobs in a browser and through REST.
 
 Not here: Torch and workers: it reaches jobs through `orchestrator/client/job_client.py`.
 """

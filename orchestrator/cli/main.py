@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.commands.checkpoint import checkpoint
+from orchestrator.cli.commands.dashboard import dashboard
 from orchestrator.cli.commands.export import export
 from orchestrator.cli.commands.fault import fault
 from orchestrator.cli.commands.follow import follow
@@ -44,6 +45,7 @@ for command in (
     submit,
     plan,
     profile,
+    dashboard,
     status,
     follow,
     logs,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.analysis.predicted_freezing import Ranks
 from orchestrator.analysis.predicted_step import PredictedStep, forward_speed, predict_newest
 from orchestrator.analysis.step_memory import step_memory
 from orchestrator.history.job_view import JobView
+from orchestrator.history.thinning import up_to
 from orchestrator.pictures.forms import Form
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.memory_strip import peak_of
@@ -135,12 +136,17 @@ def _off(ratio: float) -> str:
     return f"{percent(abs(ratio - 1))} too {'high' if ratio > 1 else 'low'}"
 
 
-def newest_step(run: JobView, profile: Profile | None = None) -> StepTimeline | None:
+def newest_step(run: JobView, profile: Profile | None = None, step: int | None = None) -> StepTimeline | None:
     """The newest measured step; None if no step was measured.
 
     Args:
         profile: the run's profile; with it, the step shows memory.
+        step: this one instead; None if it was not measured, or is no longer kept.
     """
+    if step is not None:
+        if step not in run.measured:
+            return None
+        run = replace(run, measured=up_to(run.measured, step))
     if not run.timelines:
         return None
     newest = max(run.timelines.values(), key=lambda report: report.step_s)

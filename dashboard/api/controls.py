@@ -1,0 +1,190 @@
+"""Controls of a job. Each is one command of the job client; a controller decides what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query
+from pydantic import Field, model_validator
+
+from dashboard.api.models import Answer, JobName, Model
+from dashboard.service.problems import documented
+from dashboard.service.services import From, Parts, Services
+from orchestrator.client.job_client import Command
+
+router = APIRouter(tags=["controls"], prefix="/jobs/{job}")
+
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{1,200}$",
+        description="Chosen by the sender: a control that is sent twice with one key is done once.",
+    ),
+]
+Wait = Annotated[
+    float,
+    Query(ge=0, le=60, description="How long to wait for the outcome; 0: answer once it is accepted."),
+]
+ERRORS = documented(401, 403, 404, 409, 413, 422, 429, 503)
+
+
+class Cancel(Model):
+    """How to end a job."""
+
+    abort: bool = False
+    """End at once, without a checkpoint."""
+
+
+class Freeze(Model):
+    """What to freeze from now on; what is left out stays as it is."""
+
+    method: str | None = Field(default=None, examples=["timely"])
+    """As `freeze.method` in a spec; `none` turns freezing off."""
+    r_max: float | None = Field(default=None, ge=0, le=1, examples=[0.5])
+    """Largest mean share of a stage's weight gradients to leave out."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Freeze:
+        if self.method is None and self.r_max is None:
+            raise ValueError("send method, r_max or both")
+        return self
+
+
+class Move(Model):
+    """Layers to move."""
+
+    layers: str = Field(pattern=r"^\d{1,6}(-\d{1,6})?$", examples=["3-4"])
+    """A layer, or a run of them."""
+    rank: int = Field(ge=0, le=10**6, examples=[1])
+    """Pipeline rank that gets them; it has the layers before or after them."""
+
+
+class Scale(Model):
+    """How many ranks to train with; what is left out stays as it is."""
+
+    ranks: int | None = Field(default=None, ge=1, le=10**6, examples=[4])
+    """Ranks of the job's pipelines."""
+    spares: int | None = Field(default=None, ge=0, le=10**6, examples=[1])
+    """Idle ranks, ready to replace lost ones."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Scale:
+        if self.ranks is None and self.spares is None:
+            raise ValueError("send ranks, spares or both")
+        return self
+
+
+class Drain(Model):
+    """A node that the job must leave."""
+
+    node: str = Field(min_length=1, max_length=200, examples=["10.0.0.7"])
+    """Its id in the cluster, the beginning of it, or its address."""
+    deadline_s: float = Field(default=30.0, gt=0, le=86_400)
+    """Seconds until it is gone."""
+
+
+async def outcome_of(parts: Services, sending: Awaitable[Command], wait_s: float) -> Answer:
+    """Send a command, wait up to `wait_s` for what comes of it, and tell."""
+    command = await sending
+    answer = Answer(job=command.job, id=command.id, text=command.text)
+    if wait_s <= 0:
+        return answer
+    try:
+        answered = await parts.client.outcome(command, timeout_s=wait_s)
+    except TimeoutError:
+        return answer
+    return Answer(job=command.job, id=command.id, text=answered.text, done=answered.done, step=answered.step)
+
+
+@router.post("/cancel", status_code=202, responses=ERRORS)
+async def cancel(
+    job: JobName, parts: Parts, by: From, body: Cancel | None = None, key: Key = None, wait_s: Wait = 0.0
+) -> Answer:
+    """Stop after the step in flight, with a checkpoint; or at once, without one."""
+    client, abort = parts.client, body is not None and body.abort
+    sending = client.abort if abort else client.stop
+    return await outcome_of(parts, sending(job, id=key, by=by.name), wait_s)
+
+
+@router.post("/pause", status_code=202, responses=ERRORS)
+async def pause(job: JobName, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0) -> Answer:
+    """Pause after the step in flight, with a checkpoint, and give the ranks back."""
+    return await outcome_of(parts, parts.client.pause(job, id=key, by=by.name), wait_s)
+
+
+@router.post("/resume", status_code=202, responses=ERRORS)
+async def resume(job: JobName, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0) -> Answer:
+    """Go on with a paused job, once there is room for its ranks."""
+    return await outcome_of(parts, parts.client.resume(job, id=key, by=by.name), wait_s)
+
+
+@router.post("/checkpoint", status_code=202, responses=ERRORS)
+async def checkpoint(job: JobName, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0) -> Answer:
+    """Write a checkpoint after the step in flight."""
+    return await outcome_of(parts, parts.client.checkpoint(job, id=key, by=by.name), wait_s)
+
+
+@router.post("/freeze", status_code=202, responses=ERRORS)
+async def freeze(
+    job: JobName, body: Freeze, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+) -> Answer:
+    """Change how much of the backward passes is frozen, from a commit on."""
+    sending = parts.client.freeze(job, method=body.method, r_max=body.r_max, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s)
+
+
+@router.post("/move", status_code=202, responses=ERRORS)
+async def move(
+    job: JobName, body: Move, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+) -> Answer:
+    """Move layers to another rank while the job trains."""
+    return await outcome_of(parts, parts.client.move(job, body.layers, body.rank, id=key, by=by.name), wait_s)
+
+
+@router.post("/scale", status_code=202, responses=ERRORS)
+async def scale(
+    job: JobName, body: Scale, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+) -> Answer:
+    """Change the number of ranks or spares, with the same bits."""
+    sending = parts.client.scale(job, ranks=body.ranks, spares=body.spares, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s)
+
+
+@router.post("/drain", status_code=202, responses=ERRORS)
+async def drain(
+    job: JobName, body: Drain, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+) -> Answer:
+    """Have the job leave a node, as before a preemption."""
+    sending = parts.client.drain(job, body.node, body.deadline_s, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s)
+
+
+@router.post("/faults", status_code=202, responses=ERRORS)
+async def fault(
+    job: JobName,
+    body: dict[str, Any],
+    parts: Parts,
+    by: From,
+    key: Key = None,
+    wait_s: Wait = 0.0,
+) -> Answer:
+    """Inject a fault, as `freshet fault` does, into a job that allows faults."""
+    return await outcome_of(parts, parts.client.fault(job, body, id=key, by=by.name), wait_s)
+
+
+@router.get("/commands/{id}", responses=documented(401, 403, 404, 409, 422, 503))
+async def command(
+    job: JobName,
+    id: Annotated[str, Path(pattern=r"^[\x21-\x7e]{1,200}$", description="The command's id.")],
+    parts: Parts,
+    wait_s: Wait = 0.0,
+) -> Answer:
+    """What has come of a control."""
+
+    async def sent() -> Command:
+        return Command(job=job, id=id, text="it is under way")
+
+    # At least a moment: an outcome that is known already is told.
+    return await outcome_of(parts, sent(), max(wait_s, 0.05))

@@ -1,0 +1,146 @@
+"""Events of a job: in pages, and as a live stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
+
+from dashboard.api.models import JsonObject, Model
+from dashboard.api.sources import Live
+from dashboard.jobs.frames import Slice
+from dashboard.jobs.live_job import LiveJob
+from dashboard.service.problems import Problem, documented
+from dashboard.service.services import Parts
+
+router = APIRouter(tags=["events"], prefix="/jobs/{job}")
+
+PAGE = 1_000
+TURN_S = 0.2
+"""A stream sends at most this often; what came in between goes together."""
+BEAT_S = 15.0
+"""A stream says that it lives at least this often."""
+MOST_STREAMS = 500
+MOST_AT_ONCE = 500
+"""Most events in one sending: a client that cannot keep up is told what it missed, and nothing is kept for it."""
+
+
+class Page(Model):
+    """Events, oldest first."""
+
+    events: list[JsonObject]
+    """Lines of the job's log."""
+    missed: int
+    """Events after `after` that are no longer kept here: the log has them."""
+    next: int
+    """What to ask after next time."""
+    over: bool
+    """Whether the job has ended and this was all."""
+
+
+@router.get("/events", responses=documented(401, 403, 404, 422))
+async def events(
+    live: Live,
+    after: Annotated[int, Query(ge=0, le=2**53, description="Number of the last event already read.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=PAGE, description="Most events to answer.")] = PAGE,
+    wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait for one.")] = 0.0,
+) -> Page:
+    """The job's events after the first `after`, since its newest start."""
+    job = live.job
+    found = job.frames.after(after, limit)
+    if not found.frames and wait_s > 0 and not job.gone:
+        await job.changed(job.version, wait_s)
+        found = job.frames.after(after, limit)
+    return Page(
+        events=[json.loads(frame.line) for frame in found.frames],
+        missed=found.missed,
+        next=found.next,
+        over=job.gone and found.next >= job.frames.newest,
+    )
+
+
+class _Streams:
+    """How many streams are open."""
+
+    open = 0
+
+
+@router.get(
+    "/stream",
+    response_class=StreamingResponse,
+    responses=documented(401, 403, 404, 422, 503)
+    | {200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}},
+)
+async def stream(
+    live: Live,
+    parts: Parts,
+    last: Annotated[
+        str | None,
+        Header(alias="Last-Event-ID", description="As the browser sends it: go on after that event."),
+    ] = None,
+    after: Annotated[
+        int | None, Query(ge=0, le=2**53, description="Go on after this event; unset: only new ones.")
+    ] = None,
+) -> Response:
+    """The job's events as they happen: `record` with a line of the log, `missed` with a number of events that are no
+    longer kept, `start` when the job begins anew, `end` when it is over. Reconnect with Last-Event-ID."""
+    if _Streams.open >= MOST_STREAMS:
+        raise Problem(503, f"{MOST_STREAMS} streams are open", Retry_After="10")
+    return StreamingResponse(
+        _counted(_lines(live.job, parts.closing, _start(live.job, last, after))),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+def _start(job: LiveJob, last: str | None, after: int | None) -> int:
+    """The number of the event to go on after: an id is `RUN-NUMBER`."""
+    if last is not None:
+        run, _, number = last.partition("-")
+        if number.isdecimal() and len(number) < 16:
+            return int(number) if run == str(job.view.runs) else 0
+    return after if after is not None else job.frames.newest
+
+
+async def _counted(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    _Streams.open += 1
+    try:
+        async for line in lines:
+            yield line
+    finally:
+        _Streams.open -= 1
+
+
+async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncIterator[str]:
+    runs = job.view.runs
+    yield "retry: 1000\n\n"
+    beat_s = 0.0
+    while not closing.is_set():
+        if job.view.runs != runs:
+            runs, after = job.view.runs, 0
+            yield "event: start\ndata: {}\n\n"
+        version = job.version
+        found = job.frames.after(after, MOST_AT_ONCE)
+        if found.frames or found.missed:
+            yield _text(found, runs)
+            beat_s, after = 0.0, found.next
+        elif beat_s >= BEAT_S:
+            beat_s = 0.0
+            yield ": \n\n"
+        if after >= job.frames.newest:
+            if job.gone:
+                yield "event: end\ndata: {}\n\n"
+                return
+            await job.changed(version, 1.0)
+        await asyncio.sleep(TURN_S)
+        beat_s += 1.0 if not found.frames else 0.0
+
+
+def _text(found: Slice, runs: int) -> str:
+    parts = [f"event: missed\ndata: {json.dumps({'count': found.missed})}\n\n"] if found.missed else []
+    parts += [f"id: {runs}-{frame.number}\nevent: record\ndata: {frame.line}\n\n" for frame in found.frames]
+    return "".join(parts)

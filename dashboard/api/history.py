@@ -1,0 +1,222 @@
+"""What is kept of a job: curves, checkpoints, timelines, profile. The same for live jobs and past runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+
+from dashboard.api.models import JsonObject, Model
+from dashboard.api.sources import Live, Past, Source
+from dashboard.service.problems import Problem, documented
+from orchestrator.analysis.step_memory import profile_beside
+from orchestrator.events.folder import JobFolder
+from orchestrator.events.types import named_floats
+from orchestrator.history.job_view import JobView
+from orchestrator.report.step_timeline import StepTimeline, newest_step
+from planner.profile import Profile
+
+router = APIRouter(tags=["history"])
+ERRORS = documented(401, 403, 404, 422)
+
+Last = Annotated[int, Query(ge=1, le=5_000, description="How many of the newest steps.")]
+Step = Annotated[int | None, Query(ge=1, le=2**53, description="A measured step; unset: the newest one.")]
+Picture = Annotated[Literal["measured", "simulated"], Query(alias="source", description="Which timeline.")]
+Format = Annotated[
+    Literal["json", "perfetto"], Query(description="`perfetto`: a trace for ui.perfetto.dev, with both.")
+]
+
+
+class Telemetry(Model):
+    """Curves over the newest steps; an older entry may stand for its neighbours too."""
+
+    step: list[int]
+    loss: list[float]
+    grad_norm: list[float]
+    step_s: list[float]
+    tokens_per_s: list[float]
+    bubble: list[float]
+    """Share of a step in which the ranks did not compute."""
+    validation: dict[int, float]
+    """Step -> validation loss."""
+
+
+class Checkpoint(Model):
+    """A written checkpoint, or a failed one."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+    error: str | None
+
+
+class Checkpoints(Model):
+    """The newest checkpoints, oldest first."""
+
+    checkpoints: list[Checkpoint]
+
+
+class Span(Model):
+    """What a rank did, in seconds since the step began."""
+
+    rank: int
+    action: str = Field(examples=["2F0"])
+    start_s: float
+    end_s: float
+
+
+class TimelineModel(Model):
+    """One step of all ranks."""
+
+    step: int
+    source: str
+    step_s: float
+    """From commit to commit, or as predicted."""
+    title: str
+    spans: list[Span]
+    steps: list[int]
+    """The steps of which a timeline is kept."""
+
+
+def profile_of(view: JobView) -> Profile | None:
+    """The profile in the job's folder, if that is visible here."""
+    return profile_beside(JobFolder(view.folder).events_path) if view.folder else None
+
+
+def _telemetry(view: JobView, last: int) -> Telemetry:
+    steps = [view.steps[step] for step in sorted(view.steps)[-last:]]
+    return Telemetry(
+        step=[each.step for each in steps],
+        loss=[each.loss for each in steps],
+        grad_norm=[each.grad_norm for each in steps],
+        step_s=[each.step_s for each in steps],
+        tokens_per_s=[
+            (each.tokens or each.samples) / each.step_s if each.step_s > 0 else 0.0 for each in steps
+        ],
+        bubble=[each.bubble for each in steps],
+        validation={step: report.loss for step, report in sorted(view.validations.items())},
+    )
+
+
+def _checkpoints(view: JobView) -> Checkpoints:
+    return Checkpoints(
+        checkpoints=[
+            Checkpoint(
+                step=each.step, path=each.path, bytes=each.bytes, seconds=each.seconds, error=each.error
+            )
+            for each in view.checkpoints
+        ]
+    )
+
+
+def _profile(view: JobView) -> JsonObject:
+    found = profile_of(view)
+    if found is None:
+        raise Problem(
+            404,
+            "the job has no profile: it was planned without measuring, or its folder is not visible here",
+            action="Plan by time (pipeline.partition = 'dynpipe'), or ask where the folder is.",
+        )
+    return named_floats(json.loads(found.to_json()))
+
+
+def step_of(view: JobView, step: int | None) -> StepTimeline:
+    """The timelines of a measured step.
+
+    Raises:
+        Problem: there is none, or not of this step.
+    """
+    found = newest_step(view, profile_of(view), step)
+    if found is None:
+        kept = ", ".join(map(str, sorted(view.measured)[-20:])) or "none yet"
+        raise Problem(
+            404,
+            f"no timeline of step {step} is kept" if step is not None else "no step was measured yet",
+            action=f"Ask for one of the measured steps: {kept}.",
+        )
+    return found
+
+
+def _timeline(view: JobView, step: int | None, source: str) -> TimelineModel:
+    found = step_of(view, step)
+    timeline, step_s = found.measured, found.measured_s
+    if source == "simulated":
+        if found.predicted is None:
+            raise Problem(404, f"step {found.step} has no prediction: the plan was made without a profile")
+        timeline, step_s = found.predicted.timeline, found.predicted.step_s
+    return TimelineModel(
+        step=found.step,
+        source=source,
+        step_s=step_s,
+        title=found.title,
+        spans=[
+            Span(rank=rank, action=str(span.action), start_s=span.start_s, end_s=span.end_s)
+            for rank, spans in enumerate(timeline)
+            for span in spans
+        ],
+        steps=sorted(view.measured),
+    )
+
+
+async def _timeline_answer(
+    source: Source, step: int | None, picture: str, format: str
+) -> TimelineModel | Response:
+    if format == "perfetto":
+        trace = await source.read(lambda view: step_of(view, step).trace())
+        return Response(trace, media_type="application/json")
+    return await source.read(lambda view: _timeline(view, step, picture))
+
+
+@router.get("/jobs/{job}/telemetry", responses=ERRORS)
+async def job_telemetry(live: Live, last: Last = 1_000) -> Telemetry:
+    """Loss, gradient norm, step time and throughput over the newest steps."""
+    return await live.read(lambda view: _telemetry(view, last))
+
+
+@router.get("/runs/{run}/telemetry", responses=ERRORS)
+async def run_telemetry(past: Past, last: Last = 1_000) -> Telemetry:
+    """The same of a past run."""
+    return await past.read(lambda view: _telemetry(view, last))
+
+
+@router.get("/jobs/{job}/checkpoints", responses=ERRORS)
+async def job_checkpoints(live: Live) -> Checkpoints:
+    """The newest checkpoints."""
+    return await live.read(_checkpoints)
+
+
+@router.get("/runs/{run}/checkpoints", responses=ERRORS)
+async def run_checkpoints(past: Past) -> Checkpoints:
+    """The same of a past run."""
+    return await past.read(_checkpoints)
+
+
+@router.get("/jobs/{job}/profile", responses=ERRORS)
+async def job_profile(live: Live) -> dict[str, Any]:
+    """The profile that the job was planned with: docs/profile.md describes it."""
+    return await live.read(_profile)
+
+
+@router.get("/runs/{run}/profile", responses=ERRORS)
+async def run_profile(past: Past) -> dict[str, Any]:
+    """The same of a past run."""
+    return await past.read(_profile)
+
+
+@router.get("/jobs/{job}/timeline", responses=ERRORS, response_model=TimelineModel)
+async def job_timeline(
+    live: Live, step: Step = None, picture: Picture = "measured", format: Format = "json"
+) -> Any:
+    """What each rank did in a measured step, or should have done."""
+    return await _timeline_answer(live, step, picture, format)
+
+
+@router.get("/runs/{run}/timeline", responses=ERRORS, response_model=TimelineModel)
+async def run_timeline(
+    past: Past, step: Step = None, picture: Picture = "measured", format: Format = "json"
+) -> Any:
+    """The same of a past run."""
+    return await _timeline_answer(past, step, picture, format)

@@ -1,0 +1,160 @@
+"""Jobs: list, submit, get."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field, model_validator
+
+from dashboard.api.models import Model, Summary
+from dashboard.api.sources import Live, LiveSource
+from dashboard.jobs.live_job import LiveJob
+from dashboard.jobs.submission import Submission
+from dashboard.jobs.submitted_spec import check_trust, spec_of, tables_of
+from dashboard.service.problems import Problem, documented
+from dashboard.service.services import From, Parts
+from orchestrator.analysis.job_summary import job_summary
+from orchestrator.client.errors import JobError, NoSuchJob
+from orchestrator.history.job_view import JobView
+
+router = APIRouter(tags=["jobs"])
+
+
+class Jobs(Model):
+    """All jobs of the cluster."""
+
+    jobs: list[Summary]
+    trouble: str
+    """Why the list may be old; empty if all is well."""
+
+
+class SubmitBody(Model):
+    """A job to start: its spec as tables or as TOML text."""
+
+    spec: dict[str, Any] | None = Field(
+        default=None,
+        examples=[
+            {"job": {"name": "gpt", "steps": 300}, "model": {"family": "gpt"}, "pipeline": {"ranks": 4}}
+        ],
+    )
+    toml: str | None = Field(default=None, examples=['[job]\nname = "gpt"\n'])
+    resume: bool = False
+    """Continue from the newest checkpoint in the job's folder."""
+
+    @model_validator(mode="after")
+    def _one(self) -> SubmitBody:
+        if (self.spec is None) == (self.toml is None):
+            raise ValueError("send either spec or toml")
+        return self
+
+
+class Submitted(Model):
+    """A job that is being started."""
+
+    job: str
+    folder: str
+    accepted: bool
+    """Whether its controller has accepted it; false: it is being measured and planned, see GET /jobs/JOB."""
+    page: str = Field(examples=["/jobs/gpt"])
+    """Path of the job's page."""
+
+
+def summary_of(job: LiveJob) -> Summary:
+    """The summary of a live job."""
+
+    def make(view: JobView) -> Summary:
+        lost = job.gone and view.outcome is None
+        return Summary.model_validate(asdict(job_summary(view, trouble=job.trouble, lost=lost)))
+
+    return job.cached(make)
+
+
+def _summary_of_submission(submission: Submission) -> Summary:
+    empty = asdict(job_summary(JobView(job=submission.job, state="submitting")))
+    if submission.error:
+        empty |= {"state": "refused", "trouble": submission.error}
+    return Summary.model_validate(empty | {"folder": submission.folder})
+
+
+def all_jobs(parts: Parts) -> list[Summary]:
+    """Live jobs, and those that are being submitted."""
+    found = {job.name: summary_of(job) for job in parts.live.jobs()}
+    for submission in parts.submissions.running() if parts.submissions is not None else ():
+        running = found.get(submission.job)
+        if running is None:
+            found[submission.job] = _summary_of_submission(submission)
+    return [found[name] for name in sorted(found)]
+
+
+@router.get("/jobs", responses=documented(401, 403))
+async def list_jobs(parts: Parts) -> Jobs:
+    """All jobs of the cluster, each in a few numbers."""
+    return Jobs(jobs=all_jobs(parts), trouble=parts.live.trouble)
+
+
+@router.post("/jobs", status_code=202, responses=documented(401, 403, 409, 413, 422, 429))
+async def submit_job(
+    body: SubmitBody,
+    parts: Parts,
+    caller: From,
+    response: Response,
+    wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait until it has begun.")] = 0.0,
+) -> Submitted:
+    """Submit a job. It is measured, planned and started; GET /jobs/JOB shows how far it is, or why it was refused."""
+    tables = tables_of(body.toml) if body.toml is not None else body.spec or {}
+    spec = spec_of(tables)
+    if not parts.settings.trust_specs:
+        check_trust(spec, parts.settings.roots)
+    if parts.submissions is None:
+        parts.client  # noqa: B018  raises: there is no cluster
+        raise AssertionError
+    try:
+        submission = await parts.submissions.submit(tables, spec, resume=body.resume, by=caller.name)
+    except JobError as error:
+        raise Problem(409, str(error)) from None
+    await parts.submissions.wait(submission, wait_s)
+    if submission.error:
+        raise Problem(422, submission.error)
+    response.headers["Location"] = f"/api/v1/jobs/{spec.job.name}"
+    return Submitted(
+        job=spec.job.name,
+        folder=spec.job.folder,
+        accepted=submission.done,
+        page=f"/jobs/{spec.job.name}",
+    )
+
+
+@router.get("/jobs/{job}", responses=documented(401, 403, 404, 422))
+async def get_job(job: str, parts: Parts) -> Summary:
+    """A job in a few numbers."""
+    try:
+        return summary_of(await parts.live.find(job))
+    except NoSuchJob:
+        submission = parts.submissions.find(job) if parts.submissions is not None else None
+        if submission is None:
+            raise
+        return _summary_of_submission(submission)
+
+
+@router.get(
+    "/jobs/{job}/view",
+    responses=documented(401, 403, 404, 422)
+    | {
+        200: {
+            "content": {"application/json": {}},
+            "description": "A `JobView`, as the Python client reads it.",
+        }
+    },
+    response_class=Response,
+)
+async def get_view(live: Live) -> Response:
+    """Everything that is kept of a job, as the Python client reads it."""
+    text = await view_text(live)
+    return Response(text, media_type="application/json")
+
+
+async def view_text(live: LiveSource) -> bytes:
+    """The job's view as JSON."""
+    return await live.read(JobView.to_json)

@@ -1,0 +1,90 @@
+"""What several routes take or answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Path
+from pydantic import BaseModel, ConfigDict, Field
+
+JobName = Annotated[
+    str,
+    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="The job's name.", examples=["gpt"]),
+]
+RunName = Annotated[
+    str, Path(min_length=1, max_length=400, description="The run's name, as listed.", examples=["gpt"])
+]
+
+
+class Model(BaseModel):
+    """A body: unknown keys are refused, docstrings describe the fields."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
+
+
+class Answer(Model):
+    """A control that the job's controller has accepted."""
+
+    job: str
+    id: str
+    """The command's id: send the same Idempotency-Key again, and nothing is done twice."""
+    text: str
+    """In words: what happens now, or what was done."""
+    done: bool | None = None
+    """True once it is done; null while it is under way."""
+    step: int | None = None
+    """Steps committed when it was done."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "job": "gpt",
+                    "id": "5f2c",
+                    "text": "writes a checkpoint after the step in flight",
+                    "done": None,
+                    "step": None,
+                }
+            ]
+        }
+    )
+
+
+class Summary(Model):
+    """A job in a few numbers. Times are in seconds since the Unix epoch."""
+
+    job: str
+    state: str = Field(examples=["training"])
+    """`submitting`, `refused`, `starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or
+    `lost`."""
+    step: int
+    """Steps committed."""
+    last_step: int
+    """The step at which it is done."""
+    loss: float | None
+    losses: list[float]
+    """The losses so far, at most 60 of them, evenly spread."""
+    step_s: float | None
+    """Median seconds of the newest steps."""
+    tokens_per_s: float | None
+    """Over the newest steps; samples per second if the model has no tokens."""
+    per_s: str
+    """`tokens/s` or `samples/s`."""
+    ranks: int
+    spares: int
+    effective_time_ratio: float | None
+    """Time of committed steps that stand over all time since the first step began."""
+    recoveries: int
+    recovery_s: float
+    """Seconds from signs of loss until the job trained again, summed."""
+    steps_rerun: int
+    plan_version: str | None
+    """`EPOCH.VERSION` of the newest plan: send it as If-Match."""
+    folder: str
+    trouble: str
+    """Why what is shown may be old; empty if all is well."""
+    started_s: float
+    ended_s: float
+
+
+JsonObject = dict[str, Any]

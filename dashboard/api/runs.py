@@ -1,0 +1,86 @@
+"""Past runs, from their folders."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+from fastapi import APIRouter, Response
+
+from dashboard.api.models import Model, Summary
+from dashboard.api.sources import Past
+from dashboard.jobs.past_runs import PastRun, PastRuns
+from dashboard.service.problems import documented
+from dashboard.service.services import Parts
+from orchestrator.analysis.job_summary import JobSummary, job_summary
+from orchestrator.client.errors import JobError
+from orchestrator.history.job_view import JobView
+
+router = APIRouter(tags=["runs"])
+
+
+class Run(Model):
+    """A past run."""
+
+    run: str
+    """How routes and pages call it."""
+    folder: str
+    summary: Summary | None
+    """None if its log cannot be read."""
+    problem: str
+    """Why not."""
+
+
+class Runs(Model):
+    """All past runs."""
+
+    runs: list[Run]
+
+
+def run_summary(past: PastRuns, run: PastRun) -> JobSummary:
+    """The summary of a past run.
+
+    Raises:
+        JobError: its log cannot be read.
+    """
+    return job_summary(past.view(run), lost=True)
+
+
+def list_of(past: PastRuns) -> list[Run]:
+    """All past runs, by name. Reads their logs."""
+    found = []
+    for run in past.runs():
+        try:
+            summary, problem = Summary.model_validate(asdict(run_summary(past, run))), ""
+        except JobError as error:
+            summary, problem = None, str(error)
+        found.append(Run(run=run.name, folder=str(run.path), summary=summary, problem=problem))
+    return found
+
+
+@router.get("/runs", responses=documented(401, 403))
+async def list_runs(parts: Parts) -> Runs:
+    """All past runs in the folders that the service was started with."""
+    return Runs(runs=await asyncio.to_thread(list_of, parts.past))
+
+
+@router.get("/runs/{run}", responses=documented(401, 403, 404, 422))
+async def get_run(past: Past) -> Summary:
+    """A past run in a few numbers."""
+    return await past.read(lambda view: Summary.model_validate(asdict(job_summary(view, lost=True))))
+
+
+@router.get(
+    "/runs/{run}/view",
+    responses=documented(401, 403, 404, 422)
+    | {
+        200: {
+            "content": {"application/json": {}},
+            "description": "A `JobView`, as the Python client reads it.",
+        }
+    },
+    response_class=Response,
+)
+async def get_run_view(past: Past) -> Response:
+    """Everything that is kept of a past run, as the Python client reads it."""
+    return Response(await past.read(JobView.to_json), media_type="application/json")

@@ -1,0 +1,89 @@
+"""Where a read route takes its view from: a live job or a past run. Both answer alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Protocol, TypeVar
+
+from fastapi import Depends
+
+from dashboard.api.models import JobName, RunName
+from dashboard.jobs.live_job import LiveJob
+from dashboard.jobs.past_runs import PastRun, PastRuns
+from dashboard.service.services import Parts
+from orchestrator.history.job_view import JobView
+
+T = TypeVar("T")
+
+
+class Source(Protocol):
+    """A job to read from."""
+
+    @property
+    def name(self) -> str:
+        """As routes and pages call it."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why what is shown may be old."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has no controller, though it may not have ended."""
+        ...
+
+    async def read(self, make: Callable[[JobView], T]) -> T:
+        """`make(view)`, computed in another thread."""
+        ...
+
+
+class LiveSource:
+    """A job of the cluster."""
+
+    def __init__(self, job: LiveJob) -> None:
+        self.job = job
+        self.name = job.name
+
+    @property
+    def trouble(self) -> str:
+        return self.job.trouble
+
+    @property
+    def lost(self) -> bool:
+        return self.job.gone
+
+    async def read(self, make: Callable[[JobView], T]) -> T:
+        async with self.job.reading() as view:
+            return await asyncio.to_thread(make, view)
+
+
+class PastSource:
+    """A run's folder."""
+
+    trouble = ""
+    lost = True
+
+    def __init__(self, runs: PastRuns, run: PastRun) -> None:
+        self._runs = runs
+        self.run = run
+        self.name = run.name
+
+    async def read(self, make: Callable[[JobView], T]) -> T:
+        return await asyncio.to_thread(lambda: make(self._runs.view(self.run)))
+
+
+async def live_source(job: JobName, parts: Parts) -> LiveSource:
+    """The job of the path."""
+    return LiveSource(await parts.live.find(job))
+
+
+async def past_source(run: RunName, parts: Parts) -> PastSource:
+    """The run of the path."""
+    return PastSource(parts.past, await asyncio.to_thread(parts.past.find, run))
+
+
+Live = Annotated[LiveSource, Depends(live_source)]
+Past = Annotated[PastSource, Depends(past_source)]

@@ -1,0 +1,107 @@
+"""All jobs of a cluster, each followed by one task, however many clients look on."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from contextlib import suppress
+
+from dashboard.jobs.live_job import LiveJob
+from orchestrator.client.errors import JobError, NoSuchJob
+from orchestrator.client.job_client import JobClient
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often the cluster is asked for new jobs."""
+FIRST_VIEW_S = 10.0
+"""How long a request waits for the first view of a new job."""
+KEPT_ENDED = 100
+"""Jobs that are shown after their controllers have gone."""
+
+
+class LiveJobs:
+    """The jobs of the cluster that this process is a driver of.
+
+    Args:
+        client: reaches them; None: there is no cluster.
+    """
+
+    def __init__(self, client: JobClient | None) -> None:
+        self.client = client
+        self.trouble = ""
+        """Why the list may be old, in words."""
+        self._jobs: dict[str, LiveJob] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+
+    def start(self) -> None:
+        """Begin to look for jobs."""
+        if self.client is not None:
+            self._task = asyncio.get_running_loop().create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        """Follow no job any longer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for job in self._jobs.values():
+            await job.close()
+
+    def jobs(self) -> list[LiveJob]:
+        """The jobs that are known, by name."""
+        return [self._jobs[name] for name in sorted(self._jobs)]
+
+    async def find(self, name: str) -> LiveJob:
+        """The job called `name`; looks again for one that is not known yet.
+
+        Raises:
+            NoSuchJob: there is none.
+        """
+        if name not in self._jobs and self.client is not None:
+            with suppress(JobError):
+                await self._look()
+        if (job := self._jobs.get(name)) is None:
+            near = difflib.get_close_matches(name, self._jobs, n=1)
+            listed = ", ".join(sorted(self._jobs)) or "none"
+            hint = f"did you mean {near[0]!r}?" if near else f"running: {listed}"
+            raise NoSuchJob(f"there is no job {name!r}; {hint}")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_VIEW_S):
+                await job.ready.wait()
+        return job
+
+    async def _keep_looking(self) -> None:
+        while True:
+            try:
+                await self._look()
+                self.trouble = ""
+            except Exception as error:  # a cluster that is gone for a while must not end the service
+                text = f"the cluster does not answer: {error}"
+                if text != self.trouble:
+                    log.warning("%s", text)
+                self.trouble = text
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        assert self.client is not None
+        async with self._looking:
+            for name in await self.client.jobs():
+                known = self._jobs.get(name)
+                if known is not None and not (known.gone and await self._began_again(known)):
+                    continue
+                job = LiveJob(name, self.client)
+                self._jobs[name] = job
+                job.start()
+            ended = [job for job in self._jobs.values() if job.gone]
+            for job in sorted(ended, key=lambda job: job.view.ended_s)[:-KEPT_ENDED]:
+                del self._jobs[job.name]
+
+    async def _began_again(self, known: LiveJob) -> bool:
+        """Whether a job that had ended has a controller that goes on with it: a lingering one has nothing new."""
+        assert self.client is not None
+        with suppress(JobError):
+            view = await self.client.view(known.name)
+            return (view.runs, view.started_s) != (known.view.runs, known.view.started_s)
+        return False

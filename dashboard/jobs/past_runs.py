@@ -1,0 +1,91 @@
+"""Past runs: read from their folders, with no cluster. A folder that is still written, or half written, is read as far
+as it goes. Read again when its log has grown."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.client.errors import JobError, NoSuchJob
+from orchestrator.events.folder import EVENTS, MARKER, JobFolder
+from orchestrator.history.folder_view import view_in
+from orchestrator.history.job_view import JobView
+
+KEPT_VIEWS = 16
+MOST_RUNS = 1_000
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A run's folder."""
+
+    name: str
+    """How pages and routes name it: its path below the folder of runs, with `~` for `/`."""
+    path: Path
+
+
+class PastRuns:
+    """The runs in `folders`; each folder is one, or holds some up to two levels below."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [folder.resolve() for folder in folders]
+        self._views: OrderedDict[Path, tuple[tuple[float, int], JobView]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def runs(self) -> list[PastRun]:
+        """All runs, by name. Reads directories."""
+        found: dict[str, PastRun] = {}
+        for folder in self._folders:
+            if _is_run(folder):
+                found.setdefault(folder.name, PastRun(folder.name, folder))
+                continue
+            for path in sorted([*folder.glob("*"), *folder.glob("*/*")])[:MOST_RUNS]:
+                if _is_run(path):
+                    name = "~".join(path.relative_to(folder).parts)
+                    found.setdefault(name, PastRun(name, path))
+        return [found[name] for name in sorted(found)]
+
+    def find(self, name: str) -> PastRun:
+        """The run called `name`.
+
+        Raises:
+            NoSuchJob: there is none; only listed names are looked up, never paths.
+        """
+        runs = self.runs()
+        for run in runs:
+            if run.name == name:
+                return run
+        listed = ", ".join(run.name for run in runs[:10]) or "none"
+        raise NoSuchJob(f"there is no run {name!r}; there is: {listed}")
+
+    def view(self, run: PastRun) -> JobView:
+        """The view of a run. Reads its log, in the calling thread.
+
+        Raises:
+            JobError: it has no log, or a damaged one; says at which line.
+        """
+        log = run.path / EVENTS
+        try:
+            state = log.stat()
+        except OSError as error:
+            raise JobError(
+                f"{run.name} has no event log yet: {log} cannot be read ({error.strerror})"
+            ) from error
+        key = (state.st_mtime, state.st_size)
+        with self._lock:
+            known = self._views.get(run.path)
+            if known is not None and known[0] == key:
+                self._views.move_to_end(run.path)
+                return known[1]
+            view = view_in(JobFolder(str(run.path)))
+            self._views[run.path] = key, view
+            if len(self._views) > KEPT_VIEWS:
+                self._views.popitem(last=False)
+            return view
+
+
+def _is_run(path: Path) -> bool:
+    return (path / EVENTS).is_file() or (path / MARKER).is_file()

@@ -1,0 +1,137 @@
+"""Submits jobs for clients: a process of its own measures, plans and starts each job.
+
+In a process of its own, because preparing a job imports Torch and the user's code: neither belongs in the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from orchestrator.client.errors import JobError
+from orchestrator.spec.job_spec import Spec
+
+START_S = 900.0
+"""Limit for measuring, planning and starting."""
+KEPT = 50
+MOST_AT_ONCE = 4
+
+
+@dataclass
+class Submission:
+    """A job that is being submitted, or was refused."""
+
+    job: str
+    folder: str
+    by: str
+    done: bool = False
+    error: str = ""
+    """Why it was refused; empty: it was accepted, or is not decided yet."""
+
+
+class Submissions:
+    """The newest submissions.
+
+    Args:
+        address: the cluster.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._known: dict[str, Submission] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def find(self, job: str) -> Submission | None:
+        """The newest submission of a job with this name."""
+        return self._known.get(job)
+
+    def running(self) -> list[Submission]:
+        """Those that are not decided yet, and those refused."""
+        return [each for each in self._known.values() if not each.done or each.error]
+
+    async def submit(self, tables: Mapping[str, Any], spec: Spec, *, resume: bool, by: str) -> Submission:
+        """Begin to submit the job of `spec`, whose tables are `tables`.
+
+        Raises:
+            JobError: it is being submitted already, or too many are.
+        """
+        name = spec.job.name
+        busy = [each.job for each in self._known.values() if not each.done]
+        if name in busy:
+            raise JobError(f"a job {name!r} is being submitted already: see GET /api/v1/jobs/{name}")
+        if len(busy) >= MOST_AT_ONCE:
+            raise JobError(
+                f"{len(busy)} jobs are being submitted ({', '.join(busy)}): wait until one has begun"
+            )
+        submission = Submission(name, spec.job.folder, by)
+        self._known.pop(name, None)
+        self._known[name] = submission
+        for old in list(self._known)[:-KEPT]:
+            del self._known[old]
+        task = asyncio.get_running_loop().create_task(self._run(submission, tables, resume))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return submission
+
+    async def wait(self, submission: Submission, wait_s: float) -> None:
+        """Wait up to `wait_s` until it is decided."""
+        end_s = asyncio.get_running_loop().time() + wait_s
+        while not submission.done and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        """End what is being submitted."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _run(self, submission: Submission, tables: Mapping[str, Any], resume: bool) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="freshet-") as folder:
+                file = Path(folder) / "spec.toml"
+                file.write_text(tomli_w.dumps(_without_none(tables)), encoding="utf-8")
+                submission.error = await self._start(file, resume)
+        except OSError as error:
+            submission.error = f"it could not be started: {error}"
+        finally:
+            submission.done = True
+
+    async def _start(self, file: Path, resume: bool) -> str:
+        """Start the job; return why it was refused, or an empty text."""
+        command = [sys.executable, "-m", "orchestrator", "train", str(file), "--detach"]
+        command += ["--set", f"cluster.address={self._address}", *(["--resume"] if resume else [])]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(START_S):
+                _, stderr = await process.communicate()
+        except TimeoutError:
+            return f"it has not started within {START_S:g} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode == 0:
+            return ""
+        lines = stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        told = [line.removeprefix("freshet: ") for line in lines if line.startswith("freshet: ")]
+        return "\n".join(told) or lines[-1]
+
+
+def _without_none(value: Any) -> Any:
+    """`value` with None as the string `null`, which specs read as none: TOML has no word for it."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items()}
+    return "null" if value is None else value

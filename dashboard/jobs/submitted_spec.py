@@ -1,0 +1,104 @@
+"""What a spec that a client sends may hold: valid keys, no Python code of its choice, no files outside allowed folders.
+
+Pure except for resolving paths.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator.client.errors import JobError
+from orchestrator.spec.errors import explain
+from orchestrator.spec.job_spec import Spec
+
+CODE = ("model.factory", "data.source")
+"""Keys that may name Python code to import, as `package.module:function`."""
+FILES = (
+    "job.output",
+    "model.weights",
+    "data.path",
+    "data.tokenizer",
+    "data.cache",
+    "pipeline.schedule",
+    "elastic.notice_file",
+    "cluster.emulated.profile",
+)
+"""Keys that may name a file or a folder."""
+NO_FILES = {"data.tokenizer": ("bytes",)}
+"""Values of these keys that name none."""
+TRUSTED_SECTIONS = ("logging",)
+"""Sections whose texts name places to send data to."""
+
+
+def tables_of(toml: str) -> dict[str, Any]:
+    """The tables of a spec's text.
+
+    Raises:
+        JobError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(toml)
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"the spec is not TOML: {error}") from error
+
+
+def spec_of(tables: Mapping[str, Any]) -> Spec:
+    """The spec in `tables`.
+
+    Raises:
+        JobError: a key is unknown (names the nearest right one) or a value wrong.
+    """
+    try:
+        return Spec.model_validate(tables)
+    except ValidationError as error:
+        raise JobError(explain(error, Spec, source="the spec")) from error
+
+
+def check_trust(spec: Spec, roots: Sequence[Path]) -> None:
+    """Check that `spec` imports no code of its sender's choice and names no files outside `roots`.
+
+    Raises:
+        JobError: it does.
+    """
+    for key, text in _texts(spec.model_dump(mode="json")):
+        if key in CODE and ":" in text:
+            raise JobError(
+                f"{key} = {text!r} names Python code to import, which this service takes from no client: start it"
+                " with --trust-specs, or submit the job with `ray job submit`"
+            )
+        if key.startswith(TRUSTED_SECTIONS):
+            raise JobError(
+                f"{key} = {text!r} names where data goes, which this service takes from no client: start it with"
+                " --trust-specs, or submit the job with `ray job submit`"
+            )
+        if key in FILES and text not in NO_FILES.get(key, ()):
+            _check_inside(key, text, roots)
+
+
+def _check_inside(key: str, text: str, roots: Sequence[Path]) -> None:
+    if key == "pipeline.schedule":
+        _, colon, text = text.partition(":")
+        if not colon:
+            return
+    path = Path(text).expanduser().resolve()
+    if "://" in text or not any(path.is_relative_to(root.resolve()) for root in roots):
+        allowed = ", ".join(map(str, roots)) or "no folder"
+        raise JobError(
+            f"{key} = {text!r} lies outside the folders that a submitted spec may name ({allowed}): start the service"
+            " with --root FOLDER, or with --trust-specs"
+        )
+
+
+def _texts(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in tables.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _texts(value, f"{key}.")
+        for text in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(text, str):
+                yield key, text

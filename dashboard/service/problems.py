@@ -1,0 +1,164 @@
+"""The one shape of errors: problem+json (RFC 9457), with what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+
+from orchestrator.client.errors import (
+    CommandIdReused,
+    ControllerSilent,
+    JobError,
+    NoController,
+    NoSuchJob,
+    Refused,
+)
+
+TITLES = {
+    400: "Bad request",
+    401: "Not logged in",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Refused",
+    412: "The plan has changed",
+    413: "Too large",
+    415: "Unsupported media type",
+    422: "Invalid input",
+    429: "Too many requests",
+    503: "No answer",
+}
+ACTIONS = {
+    400: "Correct the request.",
+    401: "Send the token as `Authorization: Bearer TOKEN`, or log in at /login.",
+    403: "Use the control token.",
+    404: "See GET /api/v1/jobs for what there is.",
+    405: "See /openapi.json for the methods of this path.",
+    409: "See the job's state, then ask again with another Idempotency-Key.",
+    412: "Read the newer plan, then decide again.",
+    413: "Send less.",
+    415: "Send JSON, with `Content-Type: application/json`.",
+    422: "Correct what the detail names.",
+    429: "Wait as long as Retry-After says.",
+    503: "Ask again in a few seconds.",
+}
+
+
+class ProblemModel(BaseModel):
+    """An error."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Not found",
+                    "status": 404,
+                    "detail": "no job 'gtp' is running at auto; did you mean 'gpt'?",
+                    "action": "See GET /api/v1/jobs for what there is.",
+                }
+            ]
+        }
+    )
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    """What was wrong, with its number."""
+    action: str
+    """What to do about it."""
+    version: str | None = None
+    """The plan's version now, if another one was expected."""
+
+
+class Problem(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self, status: int, detail: str, *, action: str = "", version: str | None = None, **headers: str
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.action = action or ACTIONS.get(status, "")
+        self.version = version
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        body = ProblemModel(
+            title=TITLES.get(self.status, "Error"),
+            status=self.status,
+            detail=self.detail,
+            action=self.action,
+            version=self.version,
+        )
+        return JSONResponse(
+            body.model_dump(exclude_none=True),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/problem+json",
+        )
+
+
+def problem_of(error: JobError) -> Problem:
+    """The answer that tells of `error`."""
+    match error:
+        case NoSuchJob():
+            return Problem(404, str(error))
+        case NoController():
+            return Problem(409, str(error), action="Resume it with POST /api/v1/jobs, resume = true.")
+        case ControllerSilent():
+            return Problem(503, str(error), Retry_After="5")
+        case Refused() | CommandIdReused():
+            return Problem(409, str(error))
+    return Problem(422, str(error))
+
+
+PROBLEM = {"model": ProblemModel, "content": {"application/problem+json": {}}}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may answer with these errors."""
+    schema = {"$ref": "#/components/schemas/ProblemModel"}
+    return {
+        status: {
+            "description": TITLES[status],
+            "model": ProblemModel,
+            "content": {"application/problem+json": {"schema": schema}},
+        }
+        for status in statuses
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Have `app` answer every error in the one shape."""
+
+    @app.exception_handler(Problem)
+    async def _problem(request: Request, error: Problem) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(JobError)
+    async def _job_error(request: Request, error: JobError) -> JSONResponse:
+        return problem_of(error).response()
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        details = {404: f"there is no {request.url.path}", 405: f"{request.url.path} has no {request.method}"}
+        detail = details.get(error.status_code, str(error.detail))
+        headers = {name.replace("-", "_"): value for name, value in (error.headers or {}).items()}
+        return Problem(error.status_code, detail, **headers).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return Problem(422, "; ".join(map(_sentence, error.errors()[:5]))).response()
+
+
+def _sentence(details: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in details["loc"] if part != "body") or "the body"
+    return f"{where}: {details['msg']}"

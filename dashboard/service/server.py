@@ -1,0 +1,77 @@
+"""Runs the service until a signal ends it."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import uvicorn
+
+from dashboard.service.app import create_app
+from dashboard.service.settings import Settings
+from orchestrator.client.asking import joined
+from orchestrator.client.errors import JobError
+
+CLOSE_S = 3
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        say: receives the address and where the token is, for people.
+
+    Raises:
+        JobError: there is no cluster at the address, the port is taken, or TLS is half set up.
+    """
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise JobError("TLS needs both --tls-cert and --tls-key")
+    listener = _listen(settings.host, settings.port)
+    with listener, _cluster(settings.address):
+        app = create_app(settings)
+        scheme = "https" if settings.tls_certificate is not None else "http"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        say(f"dashboard: {scheme}://{host}:{listener.getsockname()[1]}/  token in {settings.tokens}")
+        if scheme == "http" and not is_loopback(settings.host):
+            say(
+                "warning: without TLS the token crosses the network in the clear: use --tls-cert and --tls-key"
+            )
+        config = uvicorn.Config(
+            app,
+            log_level=logging.WARNING,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_S,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=str(settings.tls_key) if settings.tls_key is not None else None,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _cluster(address: str | None) -> AbstractContextManager[object]:
+    return joined(address) if address is not None else nullcontext()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise JobError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port, or 0 for any"
+        ) from error
+    listener.listen(512)
+    return listener

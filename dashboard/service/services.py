@@ -1,0 +1,56 @@
+"""What routes and pages use: the service's parts, and who sent a request."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from dashboard.jobs.live_jobs import LiveJobs
+from dashboard.jobs.past_runs import PastRuns
+from dashboard.jobs.submission import Submissions
+from dashboard.service.access import Access, Caller
+from dashboard.service.problems import Problem
+from dashboard.service.settings import Settings
+from orchestrator.client.job_client import JobClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """The parts of one running service."""
+
+    settings: Settings
+    access: Access
+    live: LiveJobs
+    past: PastRuns
+    submissions: Submissions | None
+    """None without a cluster."""
+    closing: asyncio.Event
+    """Set when the service ends: streams end then."""
+
+    @property
+    def client(self) -> JobClient:
+        """The client of the cluster's jobs.
+
+        Raises:
+            Problem: there is no cluster.
+        """
+        if self.live.client is None:
+            raise Problem(
+                409, "this service shows past runs and has no cluster", action="Start it with --address."
+            )
+        return self.live.client
+
+
+def _services(request: Request) -> Services:
+    return request.app.state.services
+
+
+def _caller(request: Request) -> Caller:
+    return request.state.caller
+
+
+Parts = Annotated[Services, Depends(_services)]
+From = Annotated[Caller, Depends(_caller)]

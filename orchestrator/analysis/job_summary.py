@@ -1,0 +1,111 @@
+"""A job in a few numbers: what a list of jobs shows. Pure: a view in, values out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from orchestrator.analysis.node_time import parts
+from orchestrator.history.job_view import JobView
+
+SPARKS = 60
+"""Most losses in a sparkline."""
+RATE_STEPS = 20
+"""Newest steps whose throughput is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSummary:
+    """A job. Times are in seconds since the Unix epoch; None where there is no such number yet."""
+
+    job: str
+    state: str
+    """`starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or `lost`."""
+    step: int
+    """Steps committed."""
+    last_step: int
+    """The step at which it is done."""
+    loss: float | None
+    """Of the newest step; None also if it is not finite."""
+    losses: tuple[float, ...]
+    """At most `SPARKS` of the losses so far, evenly spread over the steps, the newest last."""
+    step_s: float | None
+    """Median seconds of the newest `RATE_STEPS` steps."""
+    tokens_per_s: float | None
+    """Over the same steps; samples per second if the model has no tokens."""
+    per_s: str
+    """`tokens/s` or `samples/s`."""
+    ranks: int
+    """Ranks that train."""
+    spares: int
+    effective_time_ratio: float | None
+    """Time of committed steps that stand over all time since the first step began."""
+    recoveries: int
+    """How often the ranks regrouped after losses."""
+    recovery_s: float
+    """Seconds from signs of loss until the job trained again, summed."""
+    steps_rerun: int
+    """Interrupted and voided steps that were run again."""
+    plan_version: str | None
+    """`EPOCH.VERSION` of the newest plan."""
+    folder: str
+    trouble: str
+    """Why what is shown may be old, or the job has no controller; empty if all is well."""
+    started_s: float
+    ended_s: float
+    """Of the newest event."""
+
+
+def plan_version(view: JobView) -> str | None:
+    """`EPOCH.VERSION` of the job's newest plan."""
+    return f"{view.plan.epoch}.{view.plan.version}" if view.plan is not None else None
+
+
+def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobSummary:
+    """The summary of `view`.
+
+    Args:
+        trouble: in addition to the view's own.
+        lost: whether it has no controller, though it has not ended.
+    """
+    steps = [view.steps[step] for step in sorted(view.steps)]
+    recent = steps[-RATE_STEPS:]
+    seconds = sum(report.step_s for report in recent)
+    losses = [report.loss for report in steps if math.isfinite(report.loss)]
+    spread = max(1, min(SPARKS, len(losses)))
+    sparks = tuple(losses[(n + 1) * len(losses) // spread - 1] for n in range(spread)) if losses else ()
+    regrouped = [each.regrouped for each in view.recovery.regroupings if each.regrouped is not None]
+    losses_of_ranks = [event for event in regrouped if event.cause == "loss"]
+    running = view.outcome is None and not lost
+    times = sorted(report.step_s for report in recent)
+    return JobSummary(
+        job=view.job,
+        state="lost" if lost and view.outcome is None else view.state,
+        step=view.step,
+        last_step=view.last_step,
+        loss=losses[-1] if steps and math.isfinite(steps[-1].loss) else None,
+        losses=sparks,
+        step_s=times[len(times) // 2] if times else None,
+        tokens_per_s=sum(each.tokens or each.samples for each in recent) / seconds if seconds > 0 else None,
+        per_s="tokens/s" if any(each.tokens for each in recent) else "samples/s",
+        ranks=len(view.ranks.members) if running else 0,
+        spares=len(view.ranks.spares) if running else 0,
+        effective_time_ratio=_effective(view),
+        recoveries=len(losses_of_ranks),
+        recovery_s=sum(sum(parts(event)) for event in losses_of_ranks),
+        steps_rerun=sum(event.rerun for event in regrouped) + view.recovery.undone,
+        plan_version=plan_version(view),
+        folder=view.folder,
+        trouble=trouble or view.trouble,
+        started_s=view.started_s,
+        ended_s=view.ended_s,
+    )
+
+
+def _effective(view: JobView) -> float | None:
+    stretches = list(view.recovery.stretches())
+    if not stretches:
+        return None
+    whole_s = stretches[-1].end_s - stretches[0].start_s
+    trained_s = sum(stretch.end_s - stretch.start_s for stretch in stretches if stretch.stands)
+    return min(1.0, trained_s / whole_s) if whole_s > 0 else None

@@ -1,0 +1,54 @@
+"""`freshet dashboard`: serves the REST interface and the pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def dashboard(
+    address: Annotated[
+        str | None, typer.Option(help="The cluster, as in cluster.address; with --runs, none by default.")
+    ] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(help="Show the past runs in this folder, with no cluster unless --address names one."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8270,
+    host_name: Annotated[
+        list[str] | None, typer.Option(help="Another name under which a proxy reaches the service.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Where the tokens are; made if not there.")] = None,
+    audit_log: Annotated[Path | None, typer.Option(help="Where controls are logged.")] = None,
+    trust_specs: Annotated[
+        bool, typer.Option("--trust-specs", help="Take specs that import code or name any file.")
+    ] = False,
+    root: Annotated[
+        list[Path] | None, typer.Option(help="A folder in which submitted specs may name files.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+) -> None:
+    """Serve the pages and the REST interface of a cluster's jobs, or of past runs, until interrupted."""
+    from dashboard.service.server import serve
+    from dashboard.service.settings import AUDIT, TOKENS, Settings
+
+    serve(
+        Settings(
+            address=address if address is not None else (None if runs else "auto"),
+            runs=tuple(runs or ()),
+            host=host,
+            port=port,
+            hosts=tuple(host_name or ()),
+            tokens=token_file or TOKENS,
+            audit=audit_log or AUDIT,
+            trust_specs=trust_specs,
+            roots=tuple(root) if root else (Path.cwd(),),
+            tls_certificate=tls_cert,
+            tls_key=tls_key,
+        ),
+        typer.echo,
+    )
