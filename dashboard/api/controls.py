@@ -27,7 +27,7 @@ Wait = Annotated[
     float,
     Query(ge=0, le=60, description="How long to wait for the outcome; 0: answer once it is accepted."),
 ]
-ERRORS = documented(401, 403, 404, 409, 413, 422, 429, 503)
+ERRORS = documented(400, 401, 403, 404, 409, 413, 422, 429, 503)
 
 
 class Cancel(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -30,16 +31,16 @@ Format = Annotated[
 
 
 class Telemetry(Model):
-    """Curves over the newest steps; an older entry may stand for its neighbours too."""
+    """Curves over the newest steps; an older entry may stand for its neighbours too. Null: not finite."""
 
     step: list[int]
-    loss: list[float]
-    grad_norm: list[float]
+    loss: list[float | None]
+    grad_norm: list[float | None]
     step_s: list[float]
     tokens_per_s: list[float]
     bubble: list[float]
     """Share of a step in which the ranks did not compute."""
-    validation: dict[int, float]
+    validation: dict[int, float | None]
     """Step -> validation loss."""
 
 
@@ -90,15 +91,19 @@ def _telemetry(view: JobView, last: int) -> Telemetry:
     steps = [view.steps[step] for step in sorted(view.steps)[-last:]]
     return Telemetry(
         step=[each.step for each in steps],
-        loss=[each.loss for each in steps],
-        grad_norm=[each.grad_norm for each in steps],
+        loss=[_finite(each.loss) for each in steps],
+        grad_norm=[_finite(each.grad_norm) for each in steps],
         step_s=[each.step_s for each in steps],
         tokens_per_s=[
             (each.tokens or each.samples) / each.step_s if each.step_s > 0 else 0.0 for each in steps
         ],
         bubble=[each.bubble for each in steps],
-        validation={step: report.loss for step, report in sorted(view.validations.items())},
+        validation={step: _finite(report.loss) for step, report in sorted(view.validations.items())},
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _checkpoints(view: JobView) -> Checkpoints:

@@ -94,7 +94,7 @@ async def list_jobs(parts: Parts) -> Jobs:
     return Jobs(jobs=all_jobs(parts), trouble=parts.live.trouble)
 
 
-@router.post("/jobs", status_code=202, responses=documented(401, 403, 409, 413, 422, 429))
+@router.post("/jobs", status_code=202, responses=documented(400, 401, 403, 409, 413, 422, 429))
 async def submit_job(
     body: SubmitBody,
     parts: Parts,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 KEPT_FRAMES = 5_000
+MOST_CHARACTERS = 8 * 2**20
+"""Most text of all events that are kept: some events are long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,25 @@ class Slice:
 
 
 class Frames:
-    """The newest `KEPT_FRAMES` events."""
+    """The newest events.
 
-    def __init__(self) -> None:
-        self._kept: deque[Frame] = deque(maxlen=KEPT_FRAMES)
-        self.newest = 0
+    Args:
+        newest: number of the last event before them.
+    """
+
+    def __init__(self, newest: int = 0) -> None:
+        self.newest = newest
         """Number of the newest event, kept or not."""
+        self._kept: deque[Frame] = deque()
+        self._characters = 0
 
     def append(self, frame: Frame) -> None:
         """Add the next event."""
         self._kept.append(frame)
+        self._characters += len(frame.line)
         self.newest = frame.number
+        while len(self._kept) > KEPT_FRAMES or self._characters > MOST_CHARACTERS:
+            self._characters -= len(self._kept.popleft().line)
 
     def after(self, number: int, most: int) -> Slice:
         """Up to `most` events after the one with `number`. A number from before the job's newest start, larger than

@@ -110,15 +110,15 @@ class LiveJob:
         """Follow the job until its events go no further, or must be read from the beginning."""
         view = await self._client.view(self.name)
         total = view.events
-        frames, after = Frames(), max(0, total - KEPT_FRAMES)
-        frames.newest = after
+        after = max(0, total - KEPT_FRAMES)
+        frames = Frames(after)
         while True:
             page = await self._client.page(self.name, after, POLL_S if after >= total else 0.0)
             if (page.missed and after >= total) or page.next < after:
                 return  # a newer start, or too slow: begin with a fresh view
             number = page.next - len(page.records)
             if number > frames.newest:
-                frames.newest = number
+                frames = Frames(number)  # the controller kept fewer
             fresh = [record for n, record in enumerate(page.records, number + 1) if n > total]
             async with self._lock:
                 for record in fresh:

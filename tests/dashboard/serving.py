@@ -1,0 +1,86 @@
+"""A service in this process, over runs that were made up, and clients for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import synthetic_run
+import uvicorn
+from fastapi import FastAPI
+
+from dashboard.service.access import Role, open_tokens
+from dashboard.service.app import create_app
+from dashboard.service.settings import Settings
+from orchestrator.events.types import Record
+
+
+def write_run(folder: Path, records: Sequence[Record]) -> Path:
+    """A run's folder with this log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "events.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
+    return folder
+
+
+def made_runs(folder: Path) -> Path:
+    """A folder of three past runs: `gpt`, `frozen`, and `half` without a log."""
+    write_run(folder / "gpt", synthetic_run.records())
+    write_run(folder / "frozen", synthetic_run.freezing_records())
+    (folder / "half").mkdir()
+    (folder / "half" / "job.json").write_text("{}")
+    return folder
+
+
+def settings_in(folder: Path) -> Settings:
+    """Settings of a service that shows made-up runs and keeps its files in `folder`."""
+    return Settings(
+        address=None,
+        runs=(made_runs(folder / "runs"),),
+        tokens=folder / "tokens.json",
+        audit=folder / "audit.jsonl",
+        roots=(folder,),
+    )
+
+
+def token(settings: Settings, role: Role = Role.CONTROL) -> str:
+    """The token for `role`."""
+    return open_tokens(settings.tokens)[role]
+
+
+def client_of(app: FastAPI, bearer: str | None = None, host: str = "127.0.0.1") -> httpx.AsyncClient:
+    """A client of `app` without a network."""
+    headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+    transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 50_000))
+    return httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8270", headers=headers)
+
+
+def audited(settings: Settings) -> list[dict[str, object]]:
+    """The lines of the audit log."""
+    if not settings.audit.exists():
+        return []
+    return [json.loads(line) for line in settings.audit.read_text().splitlines()]
+
+
+@contextmanager
+def served(settings: Settings) -> Iterator[str]:
+    """A service on a free port; yields its address."""
+    app = create_app(replace(settings, port=0))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the service did not start"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()

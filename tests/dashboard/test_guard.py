@@ -1,0 +1,211 @@
+"""Who gets in: every refusal of the guard, each with its line in the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from serving import audited, client_of, settings_in, token
+
+from dashboard.service.access import COOKIE, SESSION_S, Access, Role, open_tokens
+from dashboard.service.app import create_app
+from dashboard.service.guard import POLICY
+from dashboard.service.settings import MOST_BODY_BYTES, Settings
+
+RUNS, CANCEL = "/api/v1/runs", "/api/v1/jobs/gpt/cancel"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return settings_in(tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    """A service of its own for each test: rate limits start afresh."""
+    return create_app(settings)
+
+
+def ask(app: FastAPI, method: str, path: str, *, host: str = "127.0.0.1", **options: object) -> httpx.Response:
+    """One request without a token, unless `options` has one."""
+
+    async def send() -> httpx.Response:
+        async with client_of(app, host=host) as client:
+            return await client.request(method, path, **options)  # pyright: ignore[reportArgumentType]
+
+    return asyncio.run(send())
+
+
+def bearer(value: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {value}"}
+
+
+def cookie(value: str) -> dict[str, str]:
+    return {"Cookie": f"{COOKIE}={value}"}
+
+
+def refused(settings: Settings, answer: httpx.Response, status: int, why: str) -> None:
+    """Assert that the answer is a problem, and that the audit log has it."""
+    assert answer.status_code == status, answer.text
+    problem = answer.json()
+    assert problem["status"] == status
+    assert why in problem["detail"]
+    assert problem["action"]
+    assert answer.headers["content-type"] == "application/problem+json"
+    line = audited(settings)[-1]
+    assert line["status"] == status
+    assert line["path"] == answer.request.url.path
+    assert why in str(line["why"])
+
+
+def test_no_token(settings: Settings, app: FastAPI) -> None:
+    answer = ask(app, "GET", RUNS)
+    refused(settings, answer, 401, "no valid token")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_wrong_token(settings: Settings, app: FastAPI) -> None:
+    wrong = token(settings)[:-1] + "?"
+    refused(settings, ask(app, "GET", RUNS, headers=bearer(wrong)), 401, "no valid token")
+    assert wrong not in settings.audit.read_text()
+
+
+def test_tokens_get_in_and_are_never_logged(settings: Settings, app: FastAPI) -> None:
+    for role in Role:
+        assert ask(app, "GET", RUNS, headers=bearer(token(settings, role))).status_code == 200
+    ask(app, "POST", CANCEL, headers=bearer(token(settings)))
+    log = settings.audit.read_text()
+    assert "control from 127.0.0.1" in log
+    assert not any(value in log for value in open_tokens(settings.tokens).values())
+
+
+def test_the_read_token_changes_nothing(settings: Settings, app: FastAPI) -> None:
+    answer = ask(app, "POST", CANCEL, headers=bearer(token(settings, Role.READ)))
+    refused(settings, answer, 403, "the read token changes nothing")
+    assert audited(settings)[-1]["caller"] == "read from 127.0.0.1"
+
+
+def test_sessions(settings: Settings, app: FastAPI) -> None:
+    access, now_s = Access(open_tokens(settings.tokens)), time.time()
+    assert ask(app, "GET", RUNS, headers=cookie(access.make_cookie(Role.READ, now_s))).status_code == 200
+    expired = access.make_cookie(Role.CONTROL, now_s - SESSION_S - 1)
+    refused(settings, ask(app, "GET", RUNS, headers=cookie(expired)), 401, "no valid token or session")
+    raised = access.make_cookie(Role.READ, now_s).replace("read", "control")
+    refused(settings, ask(app, "GET", RUNS, headers=cookie(raised)), 401, "no valid token or session")
+    other = Access({Role.CONTROL: "x" * 32}).make_cookie(Role.CONTROL, now_s)
+    refused(settings, ask(app, "GET", RUNS, headers=cookie(other)), 401, "no valid token or session")
+
+
+@pytest.mark.parametrize("value", ["", ".", "a.b", "control.1.x.y", "é.9.9.9"])
+def test_cookies_that_are_none(settings: Settings, app: FastAPI, value: str) -> None:
+    headers = [(b"cookie", f"{COOKIE}={value}".encode("latin-1"))]
+    assert ask(app, "GET", RUNS, headers=headers).status_code == 401
+
+
+def test_foreign_host(settings: Settings, app: FastAPI) -> None:
+    """DNS rebinding: another site's name that points here."""
+    answer = ask(app, "GET", RUNS, host="evil.example", headers=bearer(token(settings)))
+    refused(settings, answer, 403, "this service is not 'evil.example")
+
+
+def test_cross_site_post(settings: Settings, app: FastAPI) -> None:
+    session = cookie(Access(open_tokens(settings.tokens)).make_cookie(Role.CONTROL, time.time()))
+    for header in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = ask(app, "POST", CANCEL, headers=session | header)
+        refused(settings, answer, 403, "comes from another site")
+    own = session | {"Origin": "http://127.0.0.1:8270", "Sec-Fetch-Site": "same-origin"}
+    assert ask(app, "POST", CANCEL, headers=own).status_code == 409  # past the guard: there is no cluster
+
+
+def test_large_bodies(settings: Settings, app: FastAPI) -> None:
+    big = b" " * (MOST_BODY_BYTES + 1)
+    answer = ask(app, "POST", "/api/v1/jobs", headers=bearer(token(settings)), content=big)
+    refused(settings, answer, 413, "larger than")
+
+    async def pieces() -> object:
+        for _ in range(17):
+            yield b" " * (MOST_BODY_BYTES // 16)
+
+    answer = ask(app, "POST", "/api/v1/jobs", headers=bearer(token(settings)), content=pieces())
+    refused(settings, answer, 413, "larger than")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/runs/..%2F..%2Fetc%2Fpasswd/view",
+        "/api/v1/runs/..%2Fgpt/view",
+        "/api/v1/runs/%2Fetc/view",
+        "/static/..%2F..%2Fpyproject.toml",
+        "/static/%2e%2e%2ftokens.json",
+    ],
+)
+def test_path_traversal(settings: Settings, app: FastAPI, path: str) -> None:
+    answer = ask(app, "GET", path, headers=bearer(token(settings)))
+    assert answer.status_code == 404
+    assert answer.json()["action"]
+
+
+def test_log_in_and_out(settings: Settings, app: FastAPI) -> None:
+    page = ask(app, "GET", "/", headers={"Accept": "text/html"})
+    assert (page.status_code, page.headers["location"]) == (303, "/login?next=/")
+    wrong = ask(app, "POST", "/login", data={"token": "no such token"})
+    assert wrong.status_code == 401
+    assert "There is no such token." in wrong.text
+    assert audited(settings)[-1]["status"] == 401
+    right = ask(app, "POST", "/login", data={"token": token(settings), "next": "//evil.example"})
+    assert (right.status_code, right.headers["location"]) == (303, "/")
+    made = right.headers["set-cookie"]
+    assert "HttpOnly" in made
+    assert "SameSite=strict" in made
+    value = made.partition("=")[2].partition(";")[0]
+    assert ask(app, "GET", "/", headers=cookie(value)).status_code == 200
+    out = ask(app, "POST", "/logout", headers=cookie(value))
+    assert 'freshet_session=""' in out.headers["set-cookie"]
+
+
+def test_logins_and_controls_are_limited(settings: Settings, app: FastAPI) -> None:
+    answers = [ask(app, "POST", "/login", data={"token": str(n)}) for n in range(12)]
+    assert [answer.status_code for answer in answers] == [401] * 10 + [429] * 2
+    refused(settings, answers[-1], 429, "too many requests from 127.0.0.1")
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    answers = [ask(app, "POST", CANCEL, headers=bearer(token(settings))) for _ in range(60)]
+    assert {answer.status_code for answer in answers} == {409, 429}
+
+
+def test_every_answer_has_the_security_headers(settings: Settings, app: FastAPI) -> None:
+    for path in ("/login", "/healthz", RUNS, "/nowhere"):
+        answer = ask(app, "GET", path)
+        assert answer.headers["content-security-policy"] == POLICY
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+    assert "unsafe" not in POLICY
+
+
+def test_the_token_file_is_its_owners_alone(tmp_path: Path) -> None:
+    from orchestrator.client.errors import JobError
+
+    path = tmp_path / "new" / "tokens.json"
+    made = open_tokens(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert open_tokens(path) == made
+    assert len(set(made.values())) == len(Role)
+    path.chmod(0o644)
+    with pytest.raises(JobError, match="others may read the token file .*: chmod 600"):
+        open_tokens(path)
+    path.chmod(0o600)
+    path.write_text('{"control": "short"}')
+    with pytest.raises(JobError, match="fewer than 16 characters"):
+        open_tokens(path)
+    path.write_text("{")
+    with pytest.raises(JobError, match="cannot read the token file"):
+        open_tokens(path)
+
+
+def test_the_audit_log_is_its_owners_alone(settings: Settings, app: FastAPI) -> None:
+    ask(app, "GET", RUNS)
+    assert settings.audit.stat().st_mode & 0o777 == 0o600
