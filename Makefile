@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The main job: a GPT on Python's own manual, four pipeline stages in four Ray actors.
 # `make run ARGS=--resume` goes on from its newest checkpoint.
 run: $(VENV)/.installed
-	$(BIN)/freshet train examples/gpt.toml $(ARGS)
+	$(BIN)/freshet train examples/gpt.toml --dashboard $(ARGS)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -29,7 +31,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise JobError("TLS needs both --tls-cert and --tls-key")
-    listener = _listen(settings.host, settings.port)
+    listener = _listen(settings)
     with listener, _cluster(settings.address):
         app = create_app(settings)
         scheme = "https" if settings.tls_certificate is not None else "http"
@@ -48,7 +50,10 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=str(settings.tls_key) if settings.tls_key is not None else None,
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(config)
+        if settings.until_input_ends:
+            _end_with_input(server)
+        server.run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:
@@ -63,15 +68,32 @@ def _cluster(address: str | None) -> AbstractContextManager[object]:
     return joined(address) if address is not None else nullcontext()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(settings: Settings) -> socket.socket:
+    host = settings.host
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        family = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        try:
+            listener.bind((host, settings.port))
+        except OSError:
+            if not settings.any_port:
+                raise
+            listener.bind((host, 0))
     except OSError as error:
         raise JobError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port, or 0 for any"
+            f"cannot listen on {host}:{settings.port}: {error.strerror or error}; choose another --port, or 0 for any"
         ) from error
     listener.listen(512)
     return listener
+
+
+def _end_with_input(server: uvicorn.Server) -> None:
+    """End `server` when standard input does: with the process that started this one."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        server.should_exit = True
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -23,6 +23,10 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any free port."""
+    any_port: bool = False
+    """Whether another free port will do if this one is taken."""
+    until_input_ends: bool = False
+    """Whether to end when standard input does."""
     tokens: Path = TOKENS
     """File of the bearer tokens; made if it does not exist."""
     audit: Path = AUDIT

@@ -9,6 +9,7 @@ import psutil
 from rich.console import Console
 
 from orchestrator.analysis.summary import summarize
+from orchestrator.cli.beside import beside
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.progress import open_progress
 from orchestrator.cli.wording import observer
@@ -31,8 +32,12 @@ def train_command(
     profile: Path | None,
     replay: Path | None,
     summary: Path | None,
+    dashboard: bool = False,
 ) -> int:
     """Run the job and return the exit code.
+
+    Args:
+        dashboard: serve its page meanwhile.
 
     Raises:
         JobError: something that the user can fix.
@@ -42,15 +47,17 @@ def train_command(
     if summary is not None and not summary.resolve().parent.is_dir():
         raise JobError(f"--summary {summary}: there is no folder {summary.resolve().parent}")
     console = Console()
-    with open_progress(console, spec.job.name, spec.job.steps) as progress:
-        done = run(
-            spec,
-            resume=resume,
-            profile=profile,
-            replay=replay,
-            observe=observer(progress),
-            say=progress.note,
-        )
+    with (
+        open_progress(console, spec.job.name, spec.job.steps) as progress,
+        beside(dashboard, progress.note) as serve,
+    ):
+        show = observer(progress)
+
+        def observe(record: events.Record) -> None:
+            show(record)
+            serve(record)
+
+        done = run(spec, resume=resume, profile=profile, replay=replay, observe=observe, say=progress.note)
     if summary is not None:
         numbers = summarize(done.events_path, started_s=started_s)
         try:

@@ -48,5 +48,9 @@ def cluster_nodes() -> tuple[NodeState, ...]:
 
 
 def _plain(resources: Mapping[str, float]) -> dict[str, float]:
-    """`resources` without those that only mark a node."""
-    return {name: amount for name, amount in sorted(resources.items()) if not name.startswith("node:")}
+    """`resources` without those that only mark a node or stand for a part of it that is reserved."""
+    return {
+        name: amount
+        for name, amount in sorted(resources.items())
+        if not name.startswith("node:") and "_group_" not in name
+    }

@@ -15,9 +15,7 @@ def kept(first: int, last: int, size: int = 10) -> Frames:
     return frames
 
 
-@given(
-    first=st.integers(1, 50), count=st.integers(0, 60), after=st.integers(0, 150), most=st.integers(1, 20)
-)
+@given(first=st.integers(1, 50), count=st.integers(0, 60), after=st.integers(0, 150), most=st.integers(1, 20))
 def test_a_reader_gets_each_event_once_or_is_told_of_it(
     first: int, count: int, after: int, most: int
 ) -> None:

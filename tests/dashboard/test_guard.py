@@ -30,7 +30,9 @@ def app(settings: Settings) -> FastAPI:
     return create_app(settings)
 
 
-def ask(app: FastAPI, method: str, path: str, *, host: str = "127.0.0.1", **options: object) -> httpx.Response:
+def ask(
+    app: FastAPI, method: str, path: str, *, host: str = "127.0.0.1", **options: object
+) -> httpx.Response:
     """One request without a token, unless `options` has one."""
 
     async def send() -> httpx.Response:
@@ -195,7 +197,7 @@ def test_the_token_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert open_tokens(path) == made
     assert len(set(made.values())) == len(Role)
     path.chmod(0o644)
-    with pytest.raises(JobError, match="others may read the token file .*: chmod 600"):
+    with pytest.raises(JobError, match=r"others may read the token file .*: chmod 600"):
         open_tokens(path)
     path.chmod(0o600)
     path.write_text('{"control": "short"}')

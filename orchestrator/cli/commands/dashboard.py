@@ -31,6 +31,12 @@ def dashboard(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    any_port: Annotated[
+        bool, typer.Option("--any-port", help="Take another port if this one is taken.")
+    ] = False,
+    until_input_ends: Annotated[
+        bool, typer.Option("--until-input-ends", hidden=True, help="End when standard input does.")
+    ] = False,
 ) -> None:
     """Serve the pages and the REST interface of a cluster's jobs, or of past runs, until interrupted."""
     from dashboard.service.server import serve
@@ -42,6 +48,8 @@ def dashboard(
             runs=tuple(runs or ()),
             host=host,
             port=port,
+            any_port=any_port,
+            until_input_ends=until_input_ends,
             hosts=tuple(host_name or ()),
             tokens=token_file or TOKENS,
             audit=audit_log or AUDIT,
