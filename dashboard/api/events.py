@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from dashboard.api.models import JsonObject, Model
 from dashboard.api.sources import Live
@@ -25,6 +27,8 @@ TURN_S = 0.2
 BEAT_S = 15.0
 """A stream says that it lives at least this often."""
 MOST_STREAMS = 500
+SLOW_S = 10.0
+"""A client that takes nothing for this long is dropped."""
 MOST_AT_ONCE = 500
 """Most events in one sending: a client that cannot keep up is told what it missed, and nothing is kept for it."""
 
@@ -69,6 +73,23 @@ class _Streams:
     open = 0
 
 
+class _Stream(StreamingResponse):
+    """A stream whose client must take what it is sent: nothing is kept for a slow one, and one that takes nothing for
+    `SLOW_S` is dropped. It may come back with Last-Event-ID."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout(SLOW_S):
+                await send(message)
+
+        _Streams.open += 1
+        try:
+            with suppress(TimeoutError):
+                await super().__call__(scope, receive, bounded)
+        finally:
+            _Streams.open -= 1
+
+
 @router.get(
     "/stream",
     response_class=StreamingResponse,
@@ -90,8 +111,8 @@ async def stream(
     longer kept, `start` when the job begins anew, `end` when it is over. Reconnect with Last-Event-ID."""
     if _Streams.open >= MOST_STREAMS:
         raise Problem(503, f"{MOST_STREAMS} streams are open", Retry_After="10")
-    return StreamingResponse(
-        _counted(_lines(live.job, parts.closing, _start(live.job, last, after))),
+    return _Stream(
+        _lines(live.job, parts.closing, _start(live.job, last, after)),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )
@@ -104,15 +125,6 @@ def _start(job: LiveJob, last: str | None, after: int | None) -> int:
         if number.isdecimal() and len(number) < 16:
             return int(number) if run == str(job.view.runs) else 0
     return after if after is not None else job.frames.newest
-
-
-async def _counted(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    _Streams.open += 1
-    try:
-        async for line in lines:
-            yield line
-    finally:
-        _Streams.open -= 1
 
 
 async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncIterator[str]:

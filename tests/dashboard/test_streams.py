@@ -1,0 +1,161 @@
+"""The live stream on a real socket, of a job whose events this test makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import synthetic_run
+import uvicorn
+from serving import settings_in, token
+
+import dashboard.api.events
+from dashboard.jobs.live_job import LiveJob, frame_of
+from dashboard.service.app import create_app
+from dashboard.service.settings import Settings
+from orchestrator.client.errors import NoSuchJob
+from orchestrator.client.job_client import JobClient
+from orchestrator.events.types import Record
+
+
+class Made(LiveJob):
+    """A live job that gets its events from the test, not from a controller."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, JobClient())
+        self.ready.set()
+
+    def take(self, record: Record) -> None:
+        self.view.take(record)
+        self.frames.append(frame_of(self.frames.newest + 1, record))
+        self._notify()
+
+
+def step(number: int, size: int = 0) -> Record:
+    report = synthetic_run.step_report(number, random.Random(number))
+    return Record(time_s=float(number), event=replace(report, samples_digest="x" * size))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path)
+
+
+@asynccontextmanager
+async def serving(settings: Settings, job: Made) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
+    """A service that shows `job`; yields a client and its port."""
+    app = create_app(settings)
+    live = app.state.services.live
+
+    async def find(name: str) -> LiveJob:
+        if name != job.name:
+            raise NoSuchJob(name)
+        return job
+
+    live.find = find
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    headers = {"Authorization": f"Bearer {token(settings)}"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+        yield client, port
+    server.should_exit = True
+    await task
+
+
+async def read(client: httpx.AsyncClient, records: int, **headers: str) -> tuple[list[str], list[int], int]:
+    """(kinds, step numbers, missed) of a stream up to this many records."""
+    kinds: list[str] = []
+    steps: list[int] = []
+    missed = 0
+    async with client.stream("GET", "/api/v1/jobs/made/stream", headers=headers, timeout=20) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        kind = ""
+        async for line in answer.aiter_lines():
+            name, _, value = line.partition(": ")
+            if name == "event":
+                kind = value
+                kinds.append(kind)
+            elif name == "data" and kind == "missed":
+                missed += json.loads(value)["count"]
+            elif name == "data" and kind == "record":
+                steps.append(json.loads(value)["step"])
+            if len(steps) >= records or kind == "end":
+                break
+    return kinds, steps, missed
+
+
+def test_a_reader_that_reconnects_misses_nothing(settings: Settings) -> None:
+    async def run() -> None:
+        job = Made("made")
+        async with serving(settings, job) as (client, _):
+            reading = asyncio.create_task(read(client, 5))
+            await asyncio.sleep(0.5)
+            for number in range(1, 6):
+                job.take(step(number))
+                await asyncio.sleep(0.05)
+            assert (await reading)[1] == [1, 2, 3, 4, 5]
+            for number in range(6, 9):
+                job.take(step(number))
+            last = {"Last-Event-ID": "0-5"}
+            assert (await read(client, 3, **last))[1:] == ([6, 7, 8], 0)
+            # A number of an earlier start of the job: everything of this one.
+            assert (await read(client, 8, **{"Last-Event-ID": "7-5"}))[1] == list(range(1, 9))
+
+    asyncio.run(run())
+
+
+def test_what_is_no_longer_kept_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dashboard.jobs.frames.KEPT_FRAMES", 10)
+
+    async def run() -> None:
+        job = Made("made")
+        for number in range(1, 31):
+            job.take(step(number))
+        async with serving(settings, job) as (client, _):
+            kinds, steps, missed = await read(client, 10, **{"Last-Event-ID": "0-5"})
+            assert (kinds[0], missed, steps) == ("missed", 15, list(range(21, 31)))
+            job.gone = True
+            assert (await read(client, 1, **{"Last-Event-ID": "0-30"}))[0] == ["end"]
+
+    asyncio.run(run())
+
+
+def test_a_client_that_takes_nothing_is_dropped(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard.api.events, "SLOW_S", 0.5)
+
+    async def run() -> None:
+        job = Made("made")
+        async with serving(settings, job) as (client, port):
+            slow = socket.create_connection(("127.0.0.1", port))
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            request = (
+                "GET /api/v1/jobs/made/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                f"Authorization: {client.headers['authorization']}\r\n\r\n"
+            )
+            slow.sendall(request.encode())
+            reading = asyncio.create_task(read(client, 40))
+            await asyncio.sleep(0.3)
+            assert dashboard.api.events._Streams.open == 2
+            for number in range(1, 41):
+                job.take(step(number, size=400_000))
+                await asyncio.sleep(0.02)
+            assert (await reading)[1][-1] == 40
+            for _ in range(100):
+                if dashboard.api.events._Streams.open == 0:
+                    break
+                await asyncio.sleep(0.1)
+            assert dashboard.api.events._Streams.open == 0
+            slow.close()
+
+    asyncio.run(run())
