@@ -26,6 +26,7 @@ BENCHMARKS = (
     "recovery",
     "soak",
     "takeover",
+    "dashboard_load",
 )
 
 

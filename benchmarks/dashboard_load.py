@@ -182,7 +182,9 @@ def main(rounds: int) -> None:
             )
         print(f"step time with clients over without: {median(ratios):.4f} (asked: at most 1.02)")
         print(f"p99 of a read: {median(p99s) * 1e3:.1f} ms (asked: under 100)")
-        print(f"memory of the service: {memory[0]:.0f} MiB after the first round, {memory[-1]:.0f} after the last")
+        print(
+            f"memory of the service: {memory[0]:.0f} MiB after the first round, {memory[-1]:.0f} after the last"
+        )
         began_s = time.time()
         time.sleep(TURN_S)
         before = steps_between(log, began_s, began_s + TURN_S)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Header, Response
 from pydantic import Field
 
-from dashboard.api.models import Model
+from dashboard.api.controls import ERRORS, Key, Wait, outcome_of
+from dashboard.api.models import Answer, JobName, Model
 from dashboard.api.sources import Live
 from dashboard.service.problems import Problem, documented
+from dashboard.service.services import From, Parts
 from orchestrator.history.job_view import Decision, JobView
 
 router = APIRouter(tags=["plans"], prefix="/jobs/{job}")
@@ -34,6 +36,58 @@ class Plans(Model):
     """The newest plans, oldest first."""
 
     plans: list[PlanAnswer]
+
+
+Layers = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class Wanted(Model):
+    """A partition to look at."""
+
+    partition: list[Layers] | None = Field(default=None, max_length=4096, examples=[[3, 2, 1, 2]])
+    """Layers per stage; null: the planner's own best."""
+
+
+class Applied(Model):
+    """A partition to take up."""
+
+    partition: list[Layers] = Field(min_length=1, max_length=4096, examples=[[3, 2, 1, 2]])
+    """Layers per stage."""
+
+
+class ProposalAnswer(Model):
+    """A partition that the ranks could have, validated and simulated. Nothing has changed yet."""
+
+    partition: list[int]
+    """Layers per stage."""
+    current_partition: list[int]
+    """Layers per stage once the moves that were requested so far are over."""
+    version: str
+    """`EPOCH.VERSION` of the job's plan: send it as If-Match to apply this."""
+    problem: str | None
+    """Why it cannot be applied; null: it can."""
+    moved_layers: list[int]
+    """The layers that would change ranks."""
+    predicted_step_s: float | None
+    """With nothing frozen; null without a profile, or for no valid partition."""
+    current_predicted_step_s: float | None
+    """The same for the current partition."""
+    peak_memory_bytes: list[int]
+    """Per place of the pipeline; empty where nothing is predicted."""
+    memory_limit_bytes: list[int]
+    """Per place of the pipeline, what its device has."""
+    candidates: list[dict[str, Any]]
+    """The cuts that the planner compared, with their predicted steps."""
+
+
+Match = Annotated[
+    str | None,
+    Header(
+        alias="If-Match",
+        pattern=r'^"?\d{1,9}\.\d{1,9}"?$',
+        description="Version of the plan that is to be replaced; another one now: 412 with the newer version.",
+    ),
+]
 
 
 def _answer(decision: Decision) -> PlanAnswer:
@@ -67,3 +121,41 @@ async def plan(live: Live, response: Response) -> PlanAnswer:
 async def plans(live: Live) -> Plans:
     """The newest plans, each with the reason for it."""
     return await live.read(lambda view: Plans(plans=[_answer(each) for each in view.decisions]))
+
+
+@router.post("/plan/proposal", responses=ERRORS)
+async def propose(job: JobName, parts: Parts, body: Wanted | None = None) -> ProposalAnswer:
+    """What another partition would bring, validated and simulated. Nothing changes."""
+    found = await parts.client.propose(job, body.partition if body is not None else None)
+    epoch, version = found.base
+    return ProposalAnswer(
+        partition=list(found.partition),
+        current_partition=list(found.current_partition),
+        version=f"{epoch}.{version}",
+        problem=found.problem,
+        moved_layers=list(found.moved_layers),
+        predicted_step_s=found.predicted_step_s,
+        current_predicted_step_s=found.current_predicted_step_s,
+        peak_memory_bytes=list(found.peak_memory_bytes),
+        memory_limit_bytes=list(found.memory_limit_bytes),
+        candidates=[asdict(each) for each in found.candidates],
+    )
+
+
+@router.post("/plan", status_code=202, responses=ERRORS | documented(412))
+async def apply(
+    job: JobName,
+    body: Applied,
+    parts: Parts,
+    by: From,
+    match: Match = None,
+    key: Key = None,
+    wait_s: Wait = 0.0,
+) -> Answer:
+    """Have the ranks take up a partition while the job trains."""
+    base = None
+    if match is not None:
+        epoch, version = match.strip('"').split(".")
+        base = (int(epoch), int(version))
+    sending = parts.client.apply(job, body.partition, base=base, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s)

@@ -16,6 +16,7 @@ from orchestrator.client.errors import (
     JobError,
     NoController,
     NoSuchJob,
+    PlanChanged,
     Refused,
 )
 
@@ -109,6 +110,8 @@ class Problem(Exception):
 def problem_of(error: JobError) -> Problem:
     """The answer that tells of `error`."""
     match error:
+        case PlanChanged(epoch=epoch, version=version):
+            return Problem(412, str(error), version=f"{epoch}.{version}")
         case NoSuchJob():
             return Problem(404, str(error))
         case NoController():

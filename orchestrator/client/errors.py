@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob, Refused
 from orchestrator.history.command_table import CommandIdReused
+from orchestrator.history.proposal import PlanChanged
 from workers.protocol import JobError
 
-__all__ = ["CommandIdReused", "ControllerSilent", "JobError", "NoController", "NoSuchJob", "Refused"]
+__all__ = [
+    "CommandIdReused",
+    "ControllerSilent",
+    "JobError",
+    "NoController",
+    "NoSuchJob",
+    "PlanChanged",
+    "Refused",
+]
