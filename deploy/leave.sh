@@ -4,9 +4,9 @@
 # Wants RAY_ADDRESS, and the token where RAY_AUTH_MODE is token.
 set -eu
 seconds=${1:?usage: leave.sh SECONDS}
+end=$(($(date +%s) + seconds))
 ray drain-node --reason=DRAIN_NODE_REASON_PREEMPTION --reason-message="the node is being stopped" \
     --deadline-remaining-seconds="$seconds"
-while [ "$seconds" -gt 0 ] && grep -qsx raylet /proc/[0-9]*/comm; do
+while [ "$(date +%s)" -lt "$end" ] && grep -qsx raylet /proc/[0-9]*/comm; do
     sleep 1
-    seconds=$((seconds - 1))
 done

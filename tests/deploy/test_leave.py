@@ -16,7 +16,10 @@ import sys
 from ray.cluster_utils import Cluster
 
 options = {"num_cpus": 1, "include_dashboard": False, "include_log_monitor": False, "object_store_memory": 2**27}
-cluster = Cluster(initialize_head=True, head_node_args=options)
+try:
+    cluster = Cluster(initialize_head=True, head_node_args=options)
+except Exception:  # a busy machine may take longer than Ray waits
+    cluster = Cluster(initialize_head=True, head_node_args=options)
 print(cluster.address, flush=True)
 sys.stdin.readline()
 (raylet,) = cluster.head_node.all_processes["raylet"]
