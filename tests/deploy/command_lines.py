@@ -18,15 +18,6 @@ with warnings.catch_warnings():  # of Ray Serve, about its own use of pydantic
     warnings.simplefilter("ignore")
     from ray.scripts.scripts import cli as ray_cli
 
-DASHBOARD = click.Command(
-    "dashboard",
-    params=[
-        click.Option([f"--{name}"], type=int if name == "port" else str)
-        for name in ("address", "host", "port", "runs", "token-file", "tls-cert", "tls-key")
-    ],
-)
-"""What `freshet dashboard` takes, for a tree in which that command is not there yet."""
-
 _REFUSALS = tuple(
     kind
     for kind in (*click.UsageError.__mro__, *typer.BadParameter.__mro__)
@@ -85,7 +76,7 @@ def check(words: list[str]) -> None:
 
 def _check_freshet(words: list[str]) -> None:
     name, *arguments = words
-    command = _FRESHET.commands.get(name, DASHBOARD if name == "dashboard" else None)
+    command = _FRESHET.commands.get(name)
     if command is None:
         raise click.UsageError(f"there is no command freshet {name}")
     context = command.make_context(name, list(arguments))
