@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.analysis.outlook import MOST_SHARED, Outlook
+from orchestrator.analysis.step_causes import simulated_causes
 from orchestrator.pictures.heat_map import heat_map
 from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
 from orchestrator.prepare.planning import Freezing
@@ -48,8 +49,9 @@ def show(
         f" {size(prediction.peak_memory_bytes)}"
     )
     post(f"redundancy {mode}: {_redundancy(choice, mode)}")
-    console.print(terminal(prediction.simulation.timeline, console.width), no_wrap=True)
-    console.print(legend(prediction.simulation.timeline))
+    critical = frozenset(simulated_causes(prediction.simulation).critical.spans)
+    console.print(terminal(prediction.simulation.timeline, console.width, critical=critical), no_wrap=True)
+    console.print(legend(prediction.simulation.timeline, critical=True))
     post(memory_peaks([rank.peak for rank in prediction.memory.ranks]))
     if choice.alternatives:
         console.print(_alternatives(choice))

@@ -7,7 +7,7 @@ log. Reads event values; knows neither files nor pages.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -176,6 +176,22 @@ class JobView:
     def timelines(self) -> dict[int, TimelineReport]:
         """Rank -> timeline of the newest measured step."""
         return self.measured[max(self.measured)] if self.measured else {}
+
+    def as_measured(self, step: int) -> JobView:
+        """The job as if `step` were its newest measured step: no later one was measured.
+
+        It has no plan if a plan with another partition was issued since then.
+
+        Raises:
+            KeyError: `step` was not measured, or is no longer kept.
+        """
+        if step not in self.measured:
+            raise KeyError(step)
+        return replace(
+            self,
+            measured={number: ranks for number, ranks in self.measured.items() if number <= step},
+            plan=self.plan if step > self.measured_since else None,
+        )
 
     @property
     def phases(self) -> tuple[Band, ...]:

@@ -26,6 +26,8 @@ class Box:
     middle: float
     pale: float
     """Height of the frozen share."""
+    critical: bool
+    """Whether it is underlined."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Key:
     colour: str = ""
     """CSS colour; empty: that of a bubble."""
     pale: bool = False
+    underline: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Picture:
     left: int = LEFT
     lane: int = LANE
 
-    def svg(self, inline: bool = False) -> str:
-        """The picture as SVG text; `inline`: as part of a page, which brings the styles."""
-        style = None if inline else static(_PACKAGE, "timeline.css")
+    def svg(self) -> str:
+        """The picture as the text of an SVG file that stands alone."""
+        style = static(_PACKAGE, "timeline.css")
         return environment(_PACKAGE).get_template("timeline.svg.j2").render(picture=self, style=style)

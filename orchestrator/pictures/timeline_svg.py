@@ -6,7 +6,7 @@ no schedule, no cost, no file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log10
 
@@ -52,6 +52,8 @@ class Step:
     """Share of weight-gradient time that a backward skips: this share of its box's height is pale."""
     memory: Sequence[OverTime] = ()
     """Each rank's memory by use: a strip below its lane, all to one scale. Empty: no strips."""
+    critical: Collection[tuple[int, int]] = ()
+    """(rank, number of the span) of the actions on the critical path, which are underlined."""
 
 
 def svg(
@@ -98,7 +100,7 @@ def picture(steps: Sequence[Step], title: str, width: int | None = None) -> Pict
         top=top,
         bottom=bottom,
         unit=unit_of(end_s)[0],
-        legend=_legend(kinds, any(group.shares for group in groups)),
+        legend=_legend(kinds, any(group.shares for group in groups), any(group.critical for group in groups)),
         memory_legend=_memory_legend(present(ranks)) if most_bytes else [],
         ticks=_ticks(end_s, scale),
         groups=drawn,
@@ -115,6 +117,7 @@ class _Measured:
     shares: Mapping[tuple[int, int], float]
     """(stage, microbatch) -> frozen share."""
     memory: Sequence[Sequence[Used]]
+    critical: frozenset[tuple[int, int]]
 
     @staticmethod
     def of(step: Step) -> _Measured:
@@ -124,6 +127,7 @@ class _Measured:
             end_of(step.timeline, step.end_s),
             by_action(step.frozen),
             [used(rank) for rank in step.memory],
+            frozenset(step.critical),
         )
 
     @property
@@ -142,8 +146,15 @@ class _Measured:
         for rank, spans in enumerate(self.step.timeline):
             y = first + rank * self.row
             boxes = [
-                _box(action, span, scale, self.end_s, share_of(self.shares, action))
-                for action, span in zip(self.actions[rank], spans, strict=True)
+                _box(
+                    action,
+                    span,
+                    scale,
+                    self.end_s,
+                    share_of(self.shares, action),
+                    (rank, number) in self.critical,
+                )
+                for number, (action, span) in enumerate(zip(self.actions[rank], spans, strict=True))
             ]
             below = None
             if self.memory and most_bytes:
@@ -165,23 +176,25 @@ class _Measured:
         )
 
 
-def _box(action: Action, span: Span, scale: float, end_s: float, share: float) -> Box:
+def _box(action: Action, span: Span, scale: float, end_s: float, share: float, critical: bool) -> Box:
     x, width = LEFT + span.start_s * scale, (span.end_s - span.start_s) * scale
     _, factor = unit_of(end_s)
     frozen = f", {100 * share:.0f} % frozen" if share else ""
+    path = ", on the critical path" if critical else ""
     token = str(action)
     return Box(
         x=x,
         width=max(width - 0.6, 0.4),
         colour=COLOURS[action.kind],
-        text=f"{token}: {number_text(span.start_s * factor)} to {seconds_text(span.end_s, end_s)}{frozen}",
+        text=f"{token}: {number_text(span.start_s * factor)} to {seconds_text(span.end_s, end_s)}{frozen}{path}",
         token=token if len(token) * _TOKEN_PIXELS + 2 <= width else "",
         middle=x + width / 2,
         pale=LANE * share,
+        critical=critical,
     )
 
 
-def _legend(kinds: list[Kind], frozen: bool) -> list[Key]:
+def _legend(kinds: list[Kind], frozen: bool, critical: bool) -> list[Key]:
     entries = [(f"{kind} {NAMES[kind]}", COLOURS[kind], False) for kind in kinds]
     entries.append(("bubble", "", False))
     freezable = [kind for kind in kinds if kind in FREEZABLE]
@@ -191,6 +204,8 @@ def _legend(kinds: list[Kind], frozen: bool) -> list[Key]:
     for text, colour, pale in entries:
         keys.append(Key(x, text, colour, pale))
         x += 36 + 6.5 * len(text)
+    if critical:
+        keys.append(Key(x, "underlined: critical path", underline=True))
     return keys
 
 

@@ -3,7 +3,7 @@ each backward, and the uses of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.memory_use import USES, by_use, bytes_text
@@ -22,6 +22,7 @@ from orchestrator.pictures.spans import (
 from planner.ir import Action, Kind
 from planner.simulation.memory import MemoryParts
 
+_CRITICAL = "▔"
 _SHADES = "░▒▓"
 """Shades for shares up to a third, up to two thirds, and above."""
 
@@ -32,12 +33,14 @@ def terminal(
     end_s: float | None = None,
     markup: bool = True,
     frozen: Shares = (),
+    critical: Collection[tuple[int, int]] = (),
 ) -> str:
     """The timeline in `width` columns: a line per rank, `·` for bubbles, a time axis.
 
     Each column shows the action that runs at its middle. A box shows its token, or kind and index, or only
-    the kind, as space permits; the rest is filled with a shade for its share in `frozen`. With `markup`,
-    rich's markup colours the boxes; otherwise the text is plain.
+    the kind, as space permits; the rest is filled with a shade for its share in `frozen`. A line below a
+    rank underlines its actions in `critical`, pairs of a rank and the number of a span. With `markup`, rich's
+    markup colours the boxes; otherwise the text is plain.
     """
     shares = by_action(frozen)
     actions = parsed(timeline)
@@ -55,16 +58,21 @@ def terminal(
             line += _box(actions[rank], owners[column], stop - column, markup, shares)
             column = stop
         lines.append(line)
+        marks = "".join(_CRITICAL if (rank, owner) in critical else " " for owner in owners).rstrip()
+        if marks:
+            lines.append(" " * label + marks)
     lines.append(" " * label + "0" + seconds_text(end_s).rjust(columns - 1))
     return "\n".join(lines)
 
 
-def legend(timeline: Timeline, markup: bool = True, frozen: bool = False) -> str:
-    """One line that explains the letters and colours of `terminal`; with `frozen`, its shades too."""
+def legend(timeline: Timeline, markup: bool = True, frozen: bool = False, critical: bool = False) -> str:
+    """One line that explains the letters and colours of `terminal`; with `frozen`, its shades too, and with `critical`
+    its underlines."""
     return "  ".join(
         [_coloured(f" {kind} ", kind, markup) + f" {NAMES[kind]}" for kind in kinds_of(parsed(timeline))]
         + ["· bubble"]
         + [f"{_SHADES} frozen to one, two, three thirds"] * frozen
+        + [f"{_CRITICAL * 3} critical path"] * critical
     )
 
 

@@ -84,7 +84,7 @@ def report_of(run: JobView, profile: Profile | None = None) -> Report:
 
 def render(run: JobView, profile: Profile | None = None) -> str:
     """The page about `run`, as HTML."""
-    return render_page("report.html.j2", {"report": report_of(run, profile)}, charts=True)
+    return render_page("report.html.j2", {"report": report_of(run, profile)}, charts=True, timelines=True)
 
 
 def write_report(log: Path, destination: Path | None = None) -> Path:

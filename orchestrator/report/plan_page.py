@@ -5,14 +5,17 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from orchestrator.analysis.idle_causes import IdleCauses
+from orchestrator.analysis.step_causes import simulated_causes
 from orchestrator.pictures.forms import write_form
 from orchestrator.pictures.heat_map import Shares, heat_map_of
 from orchestrator.pictures.perfetto import action_lanes, chrome_trace, link_lanes, memory_counters
-from orchestrator.pictures.timeline_picture import Picture
 from orchestrator.pictures.timeline_svg import Step, picture
+from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds
-from orchestrator.report.picture_page import picture_page
+from orchestrator.report.idle_table import idle_table
+from orchestrator.report.picture_page import Drawn, picture_page
 from planner.search.search import Choice
 from planner.simulation.predict import Prediction
 from planner.wording import counted
@@ -30,7 +33,8 @@ def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:
 
 def _svg(choice: Choice, freezing: Freezing) -> str:
     frozen = freezing.ratios if freezing.freezes else ()
-    return _picture(freezing.prediction, _title(choice, freezing), frozen).svg()
+    found = simulated_causes(freezing.prediction.simulation)
+    return picture([_step(freezing.prediction, frozen, found)], _title(choice, freezing)).svg()
 
 
 def _trace(choice: Choice, freezing: Freezing) -> str:
@@ -47,18 +51,23 @@ def _trace(choice: Choice, freezing: Freezing) -> str:
 
 def _html(choice: Choice, freezing: Freezing) -> str:
     plan = choice.plan
-    pictures = [_picture(choice.prediction, "A step with nothing frozen")]
+    pictures = [_drawn(choice.prediction, "A step with nothing frozen")]
     ratios = None
     if freezing.freezes:
-        pictures.append(_picture(freezing.prediction, "A step with freezing", freezing.ratios))
+        pictures.append(_drawn(freezing.prediction, "A step with freezing", freezing.ratios))
         ratios = heat_map_of(freezing.ratios, "Share of weight-gradient time to freeze")
     title = f"{plan.schedule} · Freshet plan"
     return picture_page(title, _title(choice, freezing), plan.reason, pictures, ratios)
 
 
-def _picture(prediction: Prediction, title: str, frozen: Shares = ()) -> Picture:
-    step = Step("", prediction.simulation.timeline, None, frozen, prediction.memory_over_time())
-    return picture([step], title)
+def _drawn(prediction: Prediction, title: str, frozen: Shares = ()) -> Drawn:
+    found = simulated_causes(prediction.simulation)
+    return Drawn(TimelineView(title, [_step(prediction, frozen, found)]), idle_table(found, "predicted"))
+
+
+def _step(prediction: Prediction, frozen: Shares, found: IdleCauses) -> Step:
+    critical = found.critical.spans
+    return Step("", prediction.simulation.timeline, None, frozen, prediction.memory_over_time(), critical)
 
 
 def _title(choice: Choice, freezing: Freezing) -> str:

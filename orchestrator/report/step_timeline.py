@@ -1,25 +1,29 @@
-"""The newest measured step of a run beside its prediction: as text, SVG, page or Perfetto trace."""
+"""A measured step of a run above its prediction: as text, SVG, page or Perfetto trace."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from orchestrator.analysis.idle_causes import IdleCauses
 from orchestrator.analysis.predicted_freezing import Ranks
 from orchestrator.analysis.predicted_step import PredictedStep, forward_speed, predict_newest
+from orchestrator.analysis.step_causes import measured_causes, predicted_causes
 from orchestrator.analysis.step_memory import step_memory
 from orchestrator.history.job_view import JobView
-from orchestrator.history.thinning import up_to
 from orchestrator.pictures.forms import Form
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.memory_strip import peak_of
 from orchestrator.pictures.memory_use import bytes_text, used
 from orchestrator.pictures.perfetto import action_lanes, chrome_trace, memory_counters
-from orchestrator.pictures.spans import Timeline
-from orchestrator.pictures.timeline_picture import Picture
+from orchestrator.pictures.spans import Timeline, end_of
 from orchestrator.pictures.timeline_svg import Step, picture
 from orchestrator.pictures.timeline_text import legend, terminal
+from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.quantities import percent, seconds
-from orchestrator.report.picture_page import picture_page
+from orchestrator.report.idle_table import idle_table
+from orchestrator.report.parts import Table
+from orchestrator.report.picture_page import Drawn, picture_page
 from orchestrator.report.what_ran import schedule_text
 from planner.profile import Profile
 from planner.simulation.memory import OverTime
@@ -44,6 +48,10 @@ class StepTimeline:
     predicted: PredictedStep | None
     memory: tuple[tuple[OverTime, ...], tuple[OverTime, ...]] = ((), ())
     """Each rank's memory by use, predicted and measured, from the profile; empty if that is not possible."""
+    causes: tuple[IdleCauses | None, IdleCauses | None] = (None, None)
+    """Idle time by cause, predicted and measured; None if the step did not follow the plan."""
+    expected_from: str = ""
+    """What expected times come from, in words."""
 
     @property
     def summary(self) -> str:
@@ -69,29 +77,40 @@ class StepTimeline:
             f"{text}; forward passes took {speed:.2f} of their predicted time: scaled by that, it is {scaled}"
         )
 
-    def picture(self, width: int | None = None) -> Picture:
-        """The step, below its prediction if there is one, on one time axis of `width` pixels."""
-        memory = self.memory
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The step, then its prediction if there is one."""
+        steps = [self._step("measured", self.measured, self.measured_s, self.frozen, 1)]
         if self.predicted is None:
-            return picture(
-                [Step("", self.measured, self.measured_s, self.frozen, memory[1])], self.title, width
-            )
+            return [replace(steps[0], name="")]
         predicted = self.predicted
-        steps = [
-            Step("predicted", predicted.timeline, predicted.step_s, predicted.frozen, memory[0]),
-            Step("measured", self.measured, self.measured_s, self.frozen, memory[1]),
-        ]
-        return picture(steps, self.title, width)
+        return [*steps, self._step("predicted", predicted.timeline, predicted.step_s, predicted.frozen, 0)]
+
+    def _step(self, name: str, timeline: Timeline, end_s: float, frozen: Shares, number: int) -> Step:
+        found = self.causes[number]
+        critical = found.critical.spans if found is not None else ()
+        return Step(name, timeline, end_s, frozen, self.memory[number], frozenset(critical))
+
+    @property
+    def view(self) -> TimelineView:
+        """The step for a page."""
+        return TimelineView(self.title, self.steps)
+
+    @property
+    def idle(self) -> Table | None:
+        """The measured step's idle time by cause; None if it did not follow the plan."""
+        found = self.causes[1]
+        return None if found is None else idle_table(found, "measured", self.expected_from)
 
     def svg(self) -> str:
         """The picture as a separate file."""
-        return self.picture().svg()
+        return picture(self.steps, self.title).svg()
 
     def page(self) -> str:
         """The picture on a separate page."""
         heading = f"Step {self.step:,}"
         summary = f"{self.summary}; {self.memory_text}" if self.memory_text else self.summary
-        return picture_page(f"{heading} · Freshet", heading, summary, [self.picture()])
+        return picture_page(f"{heading} · Freshet", heading, summary, [Drawn(self.view, self.idle)])
 
     @property
     def memory_text(self) -> str:
@@ -107,7 +126,7 @@ class StepTimeline:
         """A trace for Perfetto."""
         lanes = list(action_lanes("measured", self.measured, self.frozen))
         if self.predicted is not None:
-            lanes = [*action_lanes("predicted", self.predicted.timeline, self.predicted.frozen), *lanes]
+            lanes += action_lanes("predicted", self.predicted.timeline, self.predicted.frozen)
         counters = [
             counter
             for group, ranks in zip(("predicted", "measured"), self.memory, strict=True)
@@ -117,12 +136,12 @@ class StepTimeline:
 
     def text(self, width: int, *, markup: bool) -> str:
         """The picture for a terminal of `width` columns."""
-        predicted = self.predicted
-        end_s = max(self.measured_s, predicted.step_s if predicted is not None else 0.0)
-        parts = [legend(self.measured, markup, bool(self.frozen))]
-        if predicted is not None:
-            parts += ["predicted", terminal(predicted.timeline, width, end_s, markup, predicted.frozen)]
-        parts += ["measured", terminal(self.measured, width, end_s, markup, self.frozen)]
+        end_s = max(end_of(step.timeline, step.end_s) for step in self.steps)
+        marked = any(step.critical for step in self.steps)
+        parts = [legend(self.measured, markup, bool(self.frozen), marked)]
+        for step in self.steps:
+            drawn = terminal(step.timeline, width, end_s, markup, step.frozen, step.critical)
+            parts += [step.name or "measured", drawn]
         return "\n".join([*parts, *([self.memory_text] if self.memory_text else [])])
 
     @property
@@ -136,19 +155,22 @@ def _off(ratio: float) -> str:
     return f"{percent(abs(ratio - 1))} too {'high' if ratio > 1 else 'low'}"
 
 
-def newest_step(run: JobView, profile: Profile | None = None, step: int | None = None) -> StepTimeline | None:
-    """The newest measured step; None if no step was measured.
+def measured_step(
+    run: JobView, profile: Profile | None = None, step: int | None = None
+) -> StepTimeline | None:
+    """A measured step of `run`; None if none was measured.
 
     Args:
         profile: the run's profile; with it, the step shows memory.
-        step: this one instead; None if it was not measured, or is no longer kept.
+        step: one of `run.measured`; None: the newest.
+
+    Raises:
+        KeyError: `step` was not measured, or is no longer kept.
     """
-    if step is not None:
-        if step not in run.measured:
-            return None
-        run = replace(run, measured=up_to(run.measured, step))
     if not run.timelines:
         return None
+    if step is not None:
+        run = run.as_measured(step)
     newest = max(run.timelines.values(), key=lambda report: report.step_s)
     measured = [
         run.timelines[rank].spans if rank in run.timelines else () for rank in range(max(run.timelines) + 1)
@@ -157,9 +179,11 @@ def newest_step(run: JobView, profile: Profile | None = None, step: int | None =
         (action.stage, action.microbatch, action.actual) for action in run.freeze.recent.get(newest.step, ())
     ]
     predicted = predict_newest(run)
-    expected = (
-        step_memory(run, profile, predicted.timeline, predicted.frozen) if predicted is not None else ()
-    )
+    foreseen, foreseen_causes = (), None
+    if predicted is not None:
+        foreseen = step_memory(run, profile, predicted.timeline, predicted.frozen)
+        foreseen_causes = predicted_causes(run, predicted)
+    causes, expected_from = measured_causes(run, profile, predicted, measured, frozen) or (None, "")
     return StepTimeline(
         step=newest.step,
         title=schedule_text(run.plan, run.spec.get("pipeline", {})) if run.plan is not None else "",
@@ -168,5 +192,7 @@ def newest_step(run: JobView, profile: Profile | None = None, step: int | None =
         measured_s=newest.step_s,
         frozen=frozen,
         predicted=predicted,
-        memory=(expected, step_memory(run, profile, measured, frozen)),
+        memory=(foreseen, step_memory(run, profile, measured, frozen)),
+        causes=(foreseen_causes, causes),
+        expected_from=expected_from,
     )

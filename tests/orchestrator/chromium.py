@@ -29,8 +29,11 @@ class Opened:
         return [(int(w), int(h)) for w, h in re.findall(r'<canvas width="(\d+)" height="(\d+)"', self.dom)]
 
 
-def open_page(page: Path, profile: Path, *options: str) -> Opened:
-    """Open the file `page` with an empty browser profile in `profile`; all other requests fail."""
+def open_page(page: Path, profile: Path, *options: str, real_time: bool = False) -> Opened:
+    """Open the file `page` with an empty browser profile in `profile`; all other requests fail.
+
+    The page's clock jumps over waits; with `real_time` it does not, and the page is read when it has loaded.
+    """
     done = subprocess.run(
         [
             CHROMIUM,
@@ -42,7 +45,7 @@ def open_page(page: Path, profile: Path, *options: str) -> Opened:
             f"--user-data-dir={profile}",
             "--window-size=1240,2400",
             "--enable-logging=stderr",
-            "--virtual-time-budget=2000",
+            *([] if real_time else ["--virtual-time-budget=2000"]),
             *options,
             "--dump-dom",
             page.as_uri(),

@@ -1,4 +1,4 @@
-"""A parser for a report's HTML, for the tests of its sections."""
+"""A parser for a report's HTML, for the tests of its sections, and what a timeline's data say."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Page(HTMLParser):
         self.styles: list[str] = []
         self.charts: dict[str, dict[str, Any]] = {}
         """The charts by title."""
+        self.timelines: list[dict[str, Any]] = []
         self.open: list[str] = []
         self.heading = ""
         self.feed(html)
@@ -47,9 +48,32 @@ class Page(HTMLParser):
             self.text += data
         elif attributes.get("type") == "application/json":
             assert element == "script"
-            self.charts[self.heading] = json.loads(data)
+            figure = [each for name, each in self.elements if name == "figure"][-1]
+            if "timeline-view" in figure["class"]:
+                self.timelines.append(json.loads(data))
+            else:
+                self.charts[self.heading] = json.loads(data)
         else:
             self.scripts.append(data)
 
     def all(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.elements if name == tag]
+
+
+def tokens(lane: dict[str, Any]) -> list[str]:
+    """The actions of a timeline's lane."""
+    stages = lane["stages"] if isinstance(lane["stages"], list) else [lane["stages"]] * len(lane["kinds"])
+    return [
+        f"{stage}{kind}{index}"
+        for stage, kind, index in zip(stages, lane["kinds"], lane["indices"], strict=True)
+    ]
+
+
+def times(timeline: dict[str, Any], lane: dict[str, Any]) -> list[tuple[float, float]]:
+    """(start, end) of each action of a lane, in the timeline's unit."""
+    spans: list[tuple[float, float]] = []
+    now = 0
+    for gap, length in zip(lane["times"][::2], lane["times"][1::2], strict=True):
+        spans.append(((now + gap) * timeline["scale"], (now + gap + length) * timeline["scale"]))
+        now += gap + length
+    return spans

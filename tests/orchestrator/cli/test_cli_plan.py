@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from command_line import freshet_here
 from made_profile import made_profile
+from report_page import Page
 from synthetic_run import plan as issued_plan
 from synthetic_run import step_report
 from tiny_jobs import write_spec
@@ -140,10 +141,14 @@ def test_the_timeline_takes_the_form_of_its_suffix(job: Path, suffix: str) -> No
     if suffix == "json":
         names = {event["name"] for event in json.loads(text)["traceEvents"]}
         assert {"0F0", "3B3", "process_name", "rank 3 memory"} <= names
+    elif suffix == "svg":
+        assert text.count("<svg") == 1
+        assert text.count('class="room"') == 4
     else:
-        assert text.count("<svg") == {"svg": 1, "html": 2}[suffix]
-        # Every timeline shows every rank.
-        assert text.count('class="room"') == {"svg": 4, "html": 8}[suffix]
+        page = Page(text)
+        assert [len(group["lanes"]) for each in page.timelines for group in each["groups"]] == [4, 4]
+        assert all("memory" in lane for each in page.timelines for lane in each["groups"][0]["lanes"])
+        assert page.text.count("Idle time by cause, predicted") == 2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from command_line import freshet_here
 from made_profile import made_profile
+from report_page import Page, tokens
 from synthetic_run import STEPS, freezing_records, plan, records, timelines
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
@@ -43,11 +44,31 @@ def test_a_terminal_shows_both_steps(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert freshet_here("timeline", str(run)) == DONE
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith(f"step {newest(log)[0].step}, ")
-    first, second = told.index("predicted"), told.index("measured")
+    first, second = told.index("measured"), told.index("predicted")
     for start in (first, second):
-        assert [line[:6] for line in told[start + 1 : start + 5]] == [f"rank {r}" for r in range(4)]
+        lanes = told[start + 1 : start + 9]
+        assert [line[:6] for line in lanes[::2]] == [f"rank {r}" for r in range(4)]
+        # Below each rank, its actions on the critical path.
+        assert all(set(line) == {" ", "▔"} for line in lanes[1::2])
     # Both have the same axis.
-    assert told[first + 5] == told[second + 5]
+    assert told[first + 9] == told[second + 9]
+
+
+def test_a_terminal_tells_why_ranks_were_idle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert freshet_here("timeline", str(write_run(tmp_path, freezing_records()))) == DONE
+    told = capsys.readouterr().out
+    table = told[told.index("Idle time by cause, measured") :].splitlines()
+    assert table[1].split() == [
+        "Rank",
+        "Computing",
+        "Idle",
+        "Dependency",
+        "Imbalance",
+        "Communication",
+        "Straggler",
+    ]
+    assert [line.split()[0] for line in table[2:6]] == ["0", "1", "2", "3"]
+    assert "The critical path explains the window of" in " ".join(told.split())
 
 
 def test_a_trace_holds_every_span_of_both(tmp_path: Path) -> None:
@@ -76,7 +97,14 @@ def test_pictures(tmp_path: Path) -> None:
     ElementTree.fromstring(svg)
     boxes = re.findall(r"<title>\d[FB]\d: .*?</title>", svg)
     assert len(boxes) == 128
-    assert re.findall(r"<title>\d[FB]\d: .*?</title>", page) == boxes
+    assert 'class="critical"' in svg
+    (timeline,) = Page(page).timelines
+    lanes = [lane for group in timeline["groups"] for lane in group["lanes"]]
+    assert [token for lane in lanes for token in tokens(lane)] == [
+        box.removeprefix("<title>").split(":")[0] for box in boxes
+    ]
+    marked = [number for number, box in enumerate(boxes) if "on the critical path" in box]
+    assert marked == [16 * rank + number for rank, lane in enumerate(lanes) for number in lane["critical"]]
 
 
 def test_a_step_of_several_windows(tmp_path: Path) -> None:
@@ -108,15 +136,19 @@ def test_memory_is_that_of_the_profile_beside_the_log(
     predicted = predict(profile, plan(), build("1f1b", 4, 8)).memory.peak_bytes
     assert freshet_here("timeline", str(run)) == DONE
     told = " ".join(capsys.readouterr().out.split())
-    told = told[told.index("peak memory, as the profile counts it: rank 0 ") :]
+    told = told[told.index("peak memory, as the profile counts it: rank 0 ") :].split(" Idle time")[0]
     if not freezes:
         assert told.endswith(", ".join(f"rank {r} {bytes_text(peak)}" for r, peak in enumerate(predicted)))
 
     # Each drawn group has a strip per rank, and each rank a counter in the trace.
     groups = {"predicted", "measured"} if freezes else {"measured"}
-    page = write_report(run / "events.jsonl").read_text()
-    assert page.count('class="room"') == 4 * len(groups)
-    assert told in page
+    page = Page(write_report(run / "events.jsonl").read_text())
+    (timeline,) = page.timelines
+    peaks = [lane["memory"]["peak"] for group in timeline["groups"] for lane in group["lanes"]]
+    assert len(peaks) == 4 * len(groups)
+    assert told.endswith(", ".join(f"rank {rank} {peak}" for rank, peak in enumerate(peaks[:4])))
+    assert told in page.text
+    assert "Expected times: the profile's times." in page.text
     assert freshet_here("timeline", str(run), "--out", str(out)) == DONE
     trace = json.loads(out.read_text())["traceEvents"]
     of_process = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
@@ -160,7 +192,7 @@ def test_memory_of_all_pipelines_with_what_the_method_keeps(method: str, tmp_pat
     peaks = [(str(rank), bytes_text(peak)) for rank, peak in enumerate(planned)]
     both = [(str(rank + 4), text) for rank, (_, text) in enumerate(peaks)]
     predicted = peaks if method == "none" else []  # of one pipeline; apf has no prediction
-    assert told == [*predicted, *peaks, *both]
+    assert told == [*peaks, *both, *predicted]
 
 
 def test_a_step_of_another_plan_shows_no_memory(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from synthetic_run import STEPS, freezing_records
 from benchmarks.parts.sweep_page import Outcome, write_page
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
-from orchestrator.report.step_timeline import newest_step
+from orchestrator.report.step_timeline import measured_step
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -37,6 +37,7 @@ def test_the_report_draws_its_charts_and_runs_no_script_of_a_job_s_name(tmp_path
     opened = open_page(tmp_path / "report.html", tmp_path / "profile")
     assert opened.console == []
     assert len(opened.canvases) == len(Page(html).charts) == 10
+    assert opened.dom.count('class="card timeline-view drawn"') == 1
     assert all(width > 300 and height == 250 for width, height in opened.canvases)
     assert opened.dom.count('class="card chart drawn"') == 10
     assert "&lt;script&gt;alert(1)&lt;/script&gt; · Freshet report</title>" in opened.dom
@@ -57,11 +58,11 @@ def test_a_rehearsal_on_a_phone(tmp_path: Path) -> None:
 
 @needs_chromium
 def test_pages_of_pictures_and_of_the_sweep(tmp_path: Path) -> None:
-    step = newest_step(fold(freezing_records()))
+    step = measured_step(fold(freezing_records()))
     assert step is not None
     (tmp_path / "step.html").write_text(step.page(), encoding="utf-8")
     opened = open_page(tmp_path / "step.html", tmp_path / "profile")
-    assert (opened.console, opened.dom.count("<svg")) == ([], 1)
+    assert (opened.console, opened.dom.count('class="card timeline-view drawn"')) == ([], 1)
     outcomes = [
         Outcome(
             method=method,

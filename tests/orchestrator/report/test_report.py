@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from report_page import Page
+from report_page import Page, tokens
 from synthetic_run import MICROBATCHES, RANKS, STEPS, plan, records, spec, step_report
 
 from orchestrator.events.log import EventLog
@@ -137,10 +137,25 @@ def test_every_chart_has_a_name_words_a_table_and_its_points(page: str) -> None:
 
 
 def test_the_timeline_has_one_box_for_each_action(page: str) -> None:
-    picture = page[page.index('<svg class="timeline"') :].split("</svg>")[0]
-    titles = re.findall(r"<title>(\d+[FB]\d+):", picture)
-    assert len(titles) == RANKS * MICROBATCHES * 2
-    assert set(titles) == {f"{s}{k}{m}" for s in range(RANKS) for k in "FB" for m in range(MICROBATCHES)}
+    (timeline,) = Page(page).timelines
+    (step,) = timeline["groups"]
+    lanes = [tokens(lane) for lane in step["lanes"]]
+    assert [len(lane) for lane in lanes] == [MICROBATCHES * 2] * RANKS
+    for stage, lane in enumerate(lanes):
+        assert set(lane) == {f"{stage}{kind}{m}" for kind in "FB" for m in range(MICROBATCHES)}
+
+
+def test_idle_time_is_divided_by_cause_for_each_rank(page: str) -> None:
+    text = Page(page).text
+    assert "Idle time by cause, measured" in text
+    for cause in ("Dependency", "Imbalance", "Communication", "Straggler"):
+        assert text.count(cause) == 2
+    assert "Expected times: each stage's median times in this step." in text
+    assert re.search(
+        r"The critical path explains the window of \d+ ms: \d+ actions on 4 ranks, computing", text
+    )
+    (timeline,) = Page(page).timelines
+    assert all(lane["critical"] for lane in timeline["groups"][0]["lanes"])
 
 
 def test_hostile_text_is_only_text() -> None:
@@ -205,8 +220,10 @@ def test_the_timeline_of_the_newest_step_is_shown_and_a_missing_rank_is_an_empty
     assert sorted(run.timelines) == [0, 2]
     html = render(run)
     assert "Step 41 as measured" in html
-    assert "rank 1</text>" in html
-    assert len(re.findall(r"<title>0F0:", html)) == 2
+    (timeline,) = Page(html).timelines
+    assert [tokens(lane) for lane in timeline["groups"][0]["lanes"]] == [["0F0"], [], ["0F0"]]
+    # Without every rank's actions nobody knows what the others waited for.
+    assert "Idle time by cause" not in html
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 6, 7, 8])
