@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 
 class Kind(StrEnum):
@@ -48,6 +48,7 @@ class Action:
         return f"{self.stage}{self.kind}{self.index}"
 
     @staticmethod
+    @lru_cache(maxsize=1 << 14)
     def parse(token: str) -> Action:
         """Return the action that `token` names. Blanks around the token are allowed.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from orchestrator.history.freeze_history import observation
 from orchestrator.history.job_view import JobView
@@ -33,6 +34,11 @@ class Ran:
     """Schedule of one replica."""
     windows: int
     """How often it ran in a row: once for each of the pipeline's replicas."""
+
+    @cached_property
+    def whole(self) -> Schedule:
+        """All windows, with consecutive microbatch numbers."""
+        return self.window if self.windows == 1 else repeat(self.window, self.windows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ class PredictedFreezing:
         Args:
             windows: number of windows; None: as many as in the newest step.
         """
-        whole = repeat(self.ran.window, self.ran.windows if windows is None else windows)
+        whole = self.ran.whole if windows is None else repeat(self.ran.window, windows)
         costs = _interpolated(whole, self.ran.window.microbatches, self.bounds, self.frozen(share))
         return simulate(whole, costs)
 
@@ -117,18 +123,25 @@ def ran_in(plan: Plan, ranks: Ranks) -> Ran | None:
         windows.add(times)
     if len(windows) != 1:
         return None
+    window = _window(plan.schedule, plan.stages, plan.microbatches, tuple(programs))
+    return None if window is None else Ran(window=window, windows=windows.pop())
+
+
+@lru_cache(maxsize=16)
+def _window(name: str, stages: int, microbatches: int, programs: tuple[Program, ...]) -> Schedule | None:
+    """The schedule of `programs`; None if it is not a legal one. Cached, as every picture of a step asks for it."""
     schedule = Schedule(
-        name=plan.schedule,
-        stages=plan.stages,
-        microbatches=plan.microbatches,
-        programs=tuple(programs),
+        name=name,
+        stages=stages,
+        microbatches=microbatches,
+        programs=programs,
         frozen_stages=frozen_prefix(programs),
     )
     try:
         validate(schedule)
     except ScheduleError:
         return None
-    return Ran(window=schedule, windows=windows.pop())
+    return schedule
 
 
 def observations(steps: Iterable[Ranks]) -> list[Observation]:

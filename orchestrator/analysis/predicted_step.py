@@ -16,7 +16,6 @@ from orchestrator.pictures.heat_map import Shares
 from planner.freeze.monitoring import mean_costs, observed_outside_s
 from planner.freezing import Phase
 from planner.ir import Action, Kind
-from planner.schedule.passes import repeat
 from planner.simulation.simulate import Simulation, TimedAction, simulate
 from planner.wording import counted
 from workers.protocol import TimelineReport
@@ -116,7 +115,7 @@ def _from_others(run: JobView, ran: Ran) -> PredictedStep | None:
     if not others or run.phases:
         return None
     costs = mean_costs(ran.window, observations(others.values()))
-    simulation = simulate(repeat(ran.window, ran.windows), costs)
+    simulation = simulate(ran.whole, costs)
     outside_s = median(observed_outside_s(observations([ranks])) for ranks in others.values())
     return PredictedStep(
         timeline=_shifted(simulation, ran, list(others.values())),

@@ -15,7 +15,6 @@ from orchestrator.pictures.spans import Timeline
 from planner.freeze.program import layer_ratios
 from planner.plan import Plan
 from planner.profile import Profile
-from planner.schedule.passes import repeat
 from planner.simulation.costs import action_costs
 from planner.simulation.simulate import Simulation
 
@@ -50,7 +49,7 @@ def measured_causes(
     source, expected_s = _expected(profile, predicted, plan, ran, frozen)
     try:
         found = idle_causes(
-            repeat(ran.window, ran.windows),
+            ran.whole,
             measured,
             None if expected_s is None else [*expected_s] * pipelines,
         )
@@ -65,7 +64,7 @@ def predicted_causes(run: JobView, predicted: PredictedStep) -> IdleCauses | Non
     ran = ran_in(run.plan, run.timelines) if run.plan is not None else None
     if ran is None:
         return None
-    return idle_causes(repeat(ran.window, ran.windows), predicted.timeline, _lengths(predicted.timeline))
+    return idle_causes(ran.whole, predicted.timeline, _lengths(predicted.timeline))
 
 
 def simulated_causes(simulation: Simulation) -> IdleCauses:

@@ -12,7 +12,6 @@ const freshetTimelineCanvas = (() => {
 
   const colour = (name, otherwise) =>
     getComputedStyle(document.documentElement).getPropertyValue(name).trim() || otherwise;
-  const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
   /** A lane's actions with their starts and ends, from the gaps and lengths that the data holds. */
   function decoded(lane, heading) {
@@ -106,6 +105,7 @@ const freshetTimelineCanvas = (() => {
     /** Round times, at least 90 pixels apart. */
     axis(ctx) {
       const { scale, unit } = this.data;
+      if (!scale) return;
       const least = ((this.to - this.from) * scale) / Math.max(this.span / 90, 1);
       const power = 10 ** Math.floor(Math.log10(least));
       const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= least * (1 - 1e-9));
@@ -176,12 +176,12 @@ const freshetTimelineCanvas = (() => {
           ctx.fillStyle = this.ink;
           ctx.fillRect(x, lane.top + LANE + 2, Math.max(drawn, 1), 3);
         }
-        if (width > 9) {
+        const left = Math.max(x, this.left), seen = Math.min(x + width, this.left + this.span) - left;
+        if (seen > 9) {
           const full = token(lane, n);
-          const text = full.length * TOKEN_PIXELS + 2 <= width ? full : lane.kinds[n];
+          const text = full.length * TOKEN_PIXELS + 2 <= seen ? full : lane.kinds[n];
           ctx.fillStyle = "#14181d";
-          const middle = clamp(x + width / 2, Math.max(x, this.left) + 4, Math.min(x + width, this.left + this.span) - 4);
-          ctx.fillText(text, middle, lane.top + LANE / 2 + 1);
+          ctx.fillText(text, left + seen / 2, lane.top + LANE / 2 + 1);
         }
         if (this.chosen?.lane === lane && this.chosen.n === n) {
           ctx.strokeStyle = this.ink;
@@ -223,5 +223,5 @@ const freshetTimelineCanvas = (() => {
     }
   }
 
-  return { TimelineCanvas, clamp, firstAfter, stage, token };
+  return { TimelineCanvas, firstAfter, stage, token };
 })();

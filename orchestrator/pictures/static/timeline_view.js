@@ -3,9 +3,11 @@
 "use strict";
 
 const freshetTimelines = (() => {
-  const { TimelineCanvas, clamp, firstAfter, stage, token } = freshetTimelineCanvas;
+  const { TimelineCanvas, firstAfter, stage, token } = freshetTimelineCanvas;
   const CLOSEST = 50;
+  const SMALLER = { s: "ms", ms: "µs" };
   const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+  const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
   const views = new WeakMap();
   const KEYS = {
     "+": "in", "=": "in", ArrowUp: "in", "-": "out", ArrowDown: "out", ArrowLeft: "left", ArrowRight: "right",
@@ -68,10 +70,12 @@ const freshetTimelines = (() => {
     told(lane, n) {
       const { scale, unit, kinds } = this.data;
       const time = (ticks) => number.format(ticks * scale);
+      const length = (lane.ends[n] - lane.starts[n]) * scale;
+      const takes = length < 0.1 && SMALLER[unit] ? [length * 1000, SMALLER[unit]] : [length, unit];
       const parts = [
         `${lane.heading ? `${lane.heading}, ` : ""}${lane.name}`,
         `${token(lane, n)}: ${kinds[lane.kinds[n]].name} of microbatch ${lane.indices[n]} on stage ${stage(lane, n)}`,
-        `${time(lane.starts[n])} to ${time(lane.ends[n])} ${unit}, takes ${time(lane.ends[n] - lane.starts[n])} ${unit}`,
+        `${time(lane.starts[n])} to ${time(lane.ends[n])} ${unit}, takes ${number.format(takes[0])} ${takes[1]}`,
       ];
       if (lane.frozen[n]) parts.push(`${Math.round(100 * lane.frozen[n])} % frozen`);
       if (lane.critical.has(n)) parts.push("on the critical path");

@@ -313,3 +313,28 @@ def test_terminal_text_tells_each_rank_s_peak_and_what_it_is_for():
 )
 def test_bytes_for_people(count: int, expected: str):
     assert bytes_text(count) == expected
+
+
+def test_the_critical_path_is_underlined_and_told() -> None:
+    timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
+    drawn = picture([Step("", timeline, None, critical=[(0, 0), (1, 1)])], "").svg()
+    root = ElementTree.fromstring(drawn)
+    lines = [box for box in root.iter(f"{SVG}rect") if box.get("class") == "critical"]
+    _, *under = lines  # the first is the legend's
+    found = {tooltip: (x, width) for tooltip, x, width in boxes(drawn)}
+    marked = [found["0F0: 0 to 1 s, on the critical path"], found["1B0: 2 to 4 s, on the critical path"]]
+    assert [(float(box.get("x", "")), float(box.get("width", ""))) for box in under] == marked
+    assert "underlined: critical path" in drawn
+    assert "critical path" not in svg(timeline)
+
+
+def test_terminal_text_underlines_the_critical_path() -> None:
+    timeline = simulate(build("1f1b", 2, 2), UNIT).timeline
+    assert terminal(timeline, 43, markup=False, critical=[(0, 0), (1, 1), (1, 3)]) == (
+        "rank 0 0F0 0F1 ········0B0     ····0B1     \n"
+        "       ▔▔▔▔\n"
+        "rank 1 ····1F0 1B0     1F1 1B1     ········\n"
+        "               ▔▔▔▔▔▔▔▔    ▔▔▔▔▔▔▔▔\n"
+        "       0                                9 s"
+    )
+    assert legend(timeline, markup=False, critical=True).endswith("· bubble  ▔▔▔ critical path")

@@ -132,6 +132,17 @@ def test_keys_buttons_wheel_and_drag_zoom_and_actions_are_read_out(tmp_path: Pat
 
 
 @needs_chromium
+def test_a_step_without_actions_draws_its_lanes(tmp_path: Path) -> None:
+    html = picture_page("step", "Step 1", "", [Drawn(TimelineView("", [Step("", [[], []], None)]), None)])
+    seen = driven(
+        html,
+        KEYS + 'for (const key of ["+", "n", "PageDown", "p"]) press(key); return [view.lanes.length, told()];',
+        tmp_path,
+    )
+    assert seen == [2, ""]
+
+
+@needs_chromium
 def test_on_a_phone_in_the_dark_everything_stays_on_the_page(tmp_path: Path) -> None:
     dark = "--blink-settings=preferredColorScheme=0"
     seen = driven(
