@@ -16,7 +16,7 @@ from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import named_floats
 from orchestrator.history.job_view import JobView
-from orchestrator.report.step_timeline import StepTimeline, newest_step
+from orchestrator.report.step_timeline import StepTimeline, measured_step
 from planner.profile import Profile
 
 router = APIRouter(tags=["history"])
@@ -134,13 +134,14 @@ def step_of(view: JobView, step: int | None) -> StepTimeline:
     Raises:
         Problem: there is none, or not of this step.
     """
-    found = newest_step(view, profile_of(view), step)
+    kept = step is None or step in view.measured
+    found = measured_step(view, profile_of(view), step) if kept else None
     if found is None:
-        kept = ", ".join(map(str, sorted(view.measured)[-20:])) or "none yet"
+        listed = ", ".join(map(str, sorted(view.measured)[-20:])) or "none yet"
         raise Problem(
             404,
             f"no timeline of step {step} is kept" if step is not None else "no step was measured yet",
-            action=f"Ask for one of the measured steps: {kept}.",
+            action=f"Ask for one of the measured steps: {listed}.",
         )
     return found
 
