@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 Ratios = tuple[tuple[float, ...], ...]
 """`ratios[layer][microbatch]`, each in [0, 1]."""
@@ -75,6 +76,21 @@ class Phases:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Control:
+    """The freeze settings that a request gave a running job in place of its spec's."""
+
+    method: str
+    """A `freeze.method`."""
+    r_max: float
+    phases: Phases | None = None
+    """Counted from the step before `since`; None for a method without a freeze program."""
+    since: int | None = None
+    """Step 1 of the phases; None: the plan's own start."""
+    solved: bool = False
+    """Whether the plan's ratios are the freeze program's, rather than zeros until it is solved."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FreezePlan:
     """Expected freeze ratios, which the planner proposes and all ranks adopt at one commit."""
 
@@ -88,8 +104,26 @@ class FreezePlan:
     weights: Weights = ()
     """The times of which ratios are shares: masks and the budgets of hybrids use them. Integers, so that a log restores
     them to the bit. Empty without a measurement: then a matrix's number of scalars stands for its time."""
+    control: Control | None = None
+    """The settings from the start on, if a request changed them; None: those of the spec."""
     start: int | None = None
     """The first step that follows this plan; None until the commit that adopts it."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys of `[freeze]` that this plan, which has started, replaces."""
+        control = self.control
+        if control is None:
+            return {}
+        assert self.start is not None, "a plan without a start replaces nothing yet"
+        before, phases = (control.since or self.start) - 1, control.phases
+        return {
+            "method": control.method,
+            "r_max": control.r_max,
+            "warm_up": before if phases is None else before + phases.warm_up,
+            "monitoring": None if phases is None else before + phases.monitoring,
+            "ramp": None if phases is None else before + phases.ramp,
+        }
 
     @cached_property
     def digest(self) -> str:

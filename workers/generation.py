@@ -81,8 +81,8 @@ class GenerationSetup:
         return tuple(range(self.pipeline, self.plan.replicas, self.plan.pipeline_count))
 
 
-def make_freezer(setup: GenerationSetup) -> Freezer:
-    """The freezing of the rank's layers."""
+def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
+    """The freezing of the rank's layers after `step` steps."""
     config, plan = setup.config, setup.plan
     stages = setup.schedule.stages_of_rank(setup.pipeline_rank)
     extent = Extent(
@@ -99,7 +99,7 @@ def make_freezer(setup: GenerationSetup) -> Freezer:
         },
     )
     states = {index: state for index, (_, state) in sorted(setup.layers.items())}
-    return Freezer(config.freeze, extent, states, setup.freeze_plans)
+    return Freezer(config.freeze, extent, states, setup.freeze_plans, step)
 
 
 def make_stages(setup: GenerationSetup, freezer: Freezer) -> dict[int, Stage]:

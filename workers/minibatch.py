@@ -32,6 +32,7 @@ class Minibatch:
     def __init__(self, setup: GenerationSetup, freezer: Freezer, channel: Channel) -> None:
         self._setup = setup
         self._channel = channel
+        self._freezer = freezer
         self._stages = make_stages(setup, freezer)
         self.engine = Engine(
             setup.schedule,
@@ -118,7 +119,7 @@ class Minibatch:
     def norms(self) -> dict[tuple[int, str], float]:
         """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order. A tied
         parameter counts in the first layer that uses it."""
-        if self._setup.pipeline and self._setup.config.freeze.method == "none":
+        if self._setup.pipeline and not self._freezer.on:
             return {}  # the first pipeline's stand in the commit; freezing statistics are every sibling's
         found = {
             place: torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64)

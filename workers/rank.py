@@ -32,7 +32,7 @@ from workers.elastic.layer_source import Built, Haul, LayerSource
 from workers.elastic.standby import Standbys
 from workers.elastic.switch import take_up
 from workers.fault_injection.points import FaultPoints, Phase
-from workers.freezing.plans import Plans, check_plan
+from workers.freezing.plans import Plans, Settings, check_plan
 from workers.generation import GenerationSetup
 from workers.layer_state import LayerState, host_copy
 from workers.models.definition import ModelDefinition
@@ -179,7 +179,9 @@ class Rank:
         """
         source = self._source
         assert source is not None
-        source.begin()
+        plans = Plans(assignment.freeze)
+        freeze = Settings(self._config.freeze, plans)
+        source.begin(freeze)
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, self._step)
         for known in assignment.freeze:
@@ -216,15 +218,16 @@ class Rank:
         self._standbys = Standbys(
             copied,
             {layer: known[layer] for layer in copied if layer in known},
-            freeze=self._config.freeze,
+            freeze=freeze,
             optimizer=self._optimizer,
+            step=assignment.step,
         )
         self._idle = {layer: one for layer, one in known.items() if layer not in self._layers}
         self._salvaged = salvaged
         if self._step != assignment.step:
             self._vector = self._left = None
         self._step = assignment.step
-        self._freeze_plans = Plans(assignment.freeze)
+        self._freeze_plans = plans
         self._assignment = assignment
         self._training = None
         return None
@@ -350,8 +353,9 @@ class Rank:
             place,
             self._layers,
             setup.standbys,
-            freeze=self._config.freeze,
+            freeze=Settings(self._config.freeze, self._freeze_plans),
             optimizer=self._optimizer,
+            step=self._step,
         )
         self._layers, self._standbys = has.layers, has.standbys
         self._assignment = replace(self._assignment, plan=following.plan, schedule=following.schedule)
@@ -541,7 +545,7 @@ class Rank:
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method
-        if not self._config.freeze.timely:
+        if plan.control is None and not self._config.freeze.timely:
             raise JobError(
                 f"freeze.method is {method!r}, which follows no ratios: use a `timelyfreeze` method"
             )

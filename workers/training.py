@@ -115,7 +115,7 @@ class Training:
         self.ended_s = 0.0
         """When another plan replaced it, by `time.perf_counter`."""
         config, plan = setup.config, setup.plan
-        self._freezer = make_freezer(setup)
+        self._freezer = make_freezer(setup, step)
         self._minibatch = Minibatch(setup, self._freezer, channel)
         self._standbys = setup.standbys
         self._shipping = Shipping(

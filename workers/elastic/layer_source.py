@@ -13,6 +13,7 @@ from workers.config import WorkerConfig
 from workers.devices.device import Device
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.freezer import begin_statistics
+from workers.freezing.plans import Plans, Settings
 from workers.layer import Layer
 from workers.layer_state import LayerState, load_, part_of, united
 from workers.models.definition import ModelDefinition
@@ -65,6 +66,7 @@ class LayerSource:
         self._optimizer = optimizer
         self._secret = secret
         self._faults = faults
+        self._freeze = Settings(config.freeze, Plans())
         self._stopped = threading.Event()
 
     def initial(self, layers: Iterable[int]) -> Built:
@@ -76,11 +78,16 @@ class LayerSource:
         built = self._built(layers)
         if self._config.model.weights is not None:
             read_weights(self._config.model.weights, [state for _, state in built.values()])
-        return self._with_statistics(built)
+        return self._with_statistics(built, 0)
 
-    def build(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
-        """Build layers whose values will come from elsewhere; `beside_training`: this rank trains meanwhile."""
-        return self._with_statistics(self._built(layers, beside_training=beside_training))
+    def build(self, layers: Iterable[int], step: int, *, beside_training: bool = False) -> Built:
+        """Build layers whose values come from elsewhere.
+
+        Args:
+            step: the last step committed in those values.
+            beside_training: this rank trains meanwhile.
+        """
+        return self._with_statistics(self._built(layers, beside_training=beside_training), step)
 
     def _built(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
         return build_layers(
@@ -93,9 +100,10 @@ class LayerSource:
             beside_training=beside_training,
         )
 
-    def _with_statistics(self, built: Built) -> Built:
+    def _with_statistics(self, built: Built, step: int) -> Built:
+        freeze = self._freeze.at(step + 1)
         for _, state in built.values():
-            begin_statistics(self._config.freeze, state)
+            begin_statistics(freeze, state)
         return built
 
     def load(self, layers: Iterable[int], start: CheckpointRef) -> Built:
@@ -105,14 +113,15 @@ class LayerSource:
             DamagedCheckpointError: a file of it is damaged.
             JobError: it holds another model.
         """
-        built = self.build(layers)
+        built = self.build(layers, start.step)
         manifest = read_manifest(start)
         for layer, (_, state) in built.items():
             load_(state, read_layer(start, manifest, layer))
         return built
 
-    def begin(self) -> None:
-        """Let `fetch_all` fetch until `stop`."""
+    def begin(self, freeze: Settings) -> None:
+        """Build layers for the `freeze` settings from here on, and let `fetch_all` fetch until `stop`."""
+        self._freeze = freeze
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -151,15 +160,15 @@ class LayerSource:
             try:
                 if self._config.elastic.salvage == "none":
                     coming = begin(layers, Part.ALL)
-                    built = self.build(layers)
+                    built = self.build(layers, step)
                     self._take_all(coming, take)
                     return
                 coming = begin(layers, Part.WEIGHTS)
-                built = self.build(layers)
+                built = self.build(layers, step)
                 # When one source fails, still fetch from the others: theirs may be the only copies left.
                 self._take_all(coming, haul.weights.__setitem__, stop_at_once=False)
                 lost = [layer for layer in layers if layer in assignment.salvaged]
-                for layer, moments in self._saved(lost, assignment.moments).items():
+                for layer, moments in self._saved(lost, assignment.moments, step).items():
                     take(layer, united(haul.weights[layer], moments))
                 coming = begin(whole, Part.MOMENTS)
                 self._take_all(coming, lambda layer, state: take(layer, united(haul.weights[layer], state)))
@@ -192,10 +201,13 @@ class LayerSource:
         if lost is not None:
             raise lost
 
-    def _saved(self, layers: Sequence[int], moments: CheckpointRef | None) -> dict[int, LayerState]:
+    def _saved(
+        self, layers: Sequence[int], moments: CheckpointRef | None, step: int
+    ) -> dict[int, LayerState]:
         """Return moments for layers whose weights come from elsewhere: a checkpoint's, or initial ones."""
         if moments is None or not layers:
-            return {layer: part_of(state, Part.MOMENTS) for layer, (_, state) in self.build(layers).items()}
+            built = self.build(layers, step)
+            return {layer: part_of(state, Part.MOMENTS) for layer, (_, state) in built.items()}
         manifest = read_manifest(moments)
         return {layer: part_of(read_layer(moments, manifest, layer), Part.MOMENTS) for layer in layers}
 
@@ -209,7 +221,7 @@ class LayerSource:
         """
         source = Source(layer=layer, rank=-1, host=owner.host, port=owner.port)
         state = self._fetch(source, step, stopped)
-        built = self.build([layer], beside_training=True)
+        built = self.build([layer], step, beside_training=True)
         load_(built[layer][1], state)
         return built[layer]
 

@@ -23,8 +23,8 @@ class Parcel:
     gradients: Gradients
     buffers: dict[str, Tensor]
     """As the step leaves them."""
-    energies: Tensor | None
-    """float64[parameters], the freezing statistic of that name; None where the job does not freeze."""
+    energies: Tensor
+    """float64[trained parameters], the freezing statistic of that name; zeros in a step without freezing."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Packing:
         trained = {name: weight for name, weight in state.weights.items() if weight.requires_grad}
         parts = [("gradient", name, weight) for name, weight in trained.items()]
         parts += [("buffer", name, buffer) for name, buffer in state.buffers.items()]
-        if "energy" in state.freezing:
-            parts.append(("energy", "", state.freezing["energy"]))
+        # Always there: a request may switch freezing on between two steps.
+        parts.append(("energy", "", torch.zeros(len(trained), dtype=torch.float64)))
         items = [_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes) for kind, name, t in parts]
         # Wide types first, so that each item begins at a multiple of its own width.
         self._items = sorted(items, key=lambda item: -item.dtype.itemsize)
@@ -64,7 +64,7 @@ class Packing:
                 case "buffer":
                     tensor = buffers[item.name]
                 case _:
-                    tensor = torch.tensor(energies, dtype=item.dtype, device=device)
+                    tensor = torch.tensor(energies, dtype=item.dtype, device=device) if energies else None
             if tensor is None:
                 pieces.append(torch.zeros(item.bytes, dtype=torch.uint8, device=device))
             else:
@@ -89,7 +89,7 @@ class Packing:
                 if there
             },
             buffers={name: value for (kind, name), value in values.items() if kind == "buffer"},
-            energies=values.get(("energy", "")),
+            energies=values["energy", ""],
         )
 
 

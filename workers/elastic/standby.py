@@ -21,7 +21,9 @@ from workers.commit import Decision
 from workers.config import FreezeConfig
 from workers.elastic.redundancy import Packing
 from workers.freezing.checks import Checks
+from workers.freezing.freezer import begin_statistics
 from workers.freezing.mask import LayerParameters
+from workers.freezing.plans import Settings
 from workers.layer import Layer
 from workers.layer_state import LayerState
 from workers.optim import Optimizer
@@ -51,6 +53,8 @@ class _Copy:
     base: Base | None = None
     packing: Packing | None = None
     checks: Checks | None = None
+    freeze: FreezeConfig | None = None
+    """The settings of the step after its newest update."""
     waiting: deque[_Update] = field(default_factory=deque)
     late: list[tuple[int, Decision]] = field(default_factory=list)
     """Commits whose parcels the owner holds back."""
@@ -71,7 +75,8 @@ class Standbys:
 
     Args:
         layers: the copied layers.
-        bases: the copies already at the step where the generation begins.
+        bases: the copies already at the step where it begins.
+        step: the last step committed there.
     """
 
     def __init__(
@@ -79,10 +84,12 @@ class Standbys:
         layers: Sequence[int],
         bases: Mapping[int, Base],
         *,
-        freeze: FreezeConfig,
+        freeze: Settings,
         optimizer: Optimizer,
+        step: int = 0,
     ) -> None:
         self._freeze = freeze
+        self._step = step
         self._optimizer = optimizer
         self._copies = {layer: _Copy() for layer in layers}
         self._stopped = threading.Event()
@@ -220,7 +227,8 @@ class Standbys:
     def _begin(self, layer: int, base: Base) -> None:
         copy, state = self._copies[layer], base[1]
         copy.packing = Packing(state)
-        copy.checks = Checks(self._freeze, {layer: state}, {layer: LayerParameters.of(state)})
+        copy.freeze = self._freeze.at(self._step + 1)
+        copy.checks = Checks(copy.freeze, {layer: state}, {layer: LayerParameters.of(state)})
         copy.base = base
 
     def _start(self) -> None:
@@ -289,6 +297,7 @@ class Standbys:
         """Do what the owner does at that commit, in the same order."""
         assert copy.packing is not None
         assert copy.checks is not None
+        assert copy.freeze is not None
         decision = update.decision
         copy.checks.look(update.step)
         if not decision.skipped:
@@ -296,6 +305,12 @@ class Standbys:
             for name, value in parcel.buffers.items():
                 state.buffers[name].copy_(value)
             self._optimizer.update_(state, parcel.gradients, decision.scale, update.step - 1)
-            if parcel.energies is not None:
+            if "energy" in state.freezing:
                 state.freezing["energy"].copy_(parcel.energies)
         copy.checks.take(decision.scores)
+        following = self._freeze.at(update.step + 1)
+        if following != copy.freeze:
+            if following.method != copy.freeze.method:
+                begin_statistics(following, state)
+            copy.freeze = following
+            copy.checks = Checks(following, {state.layer: state}, {state.layer: LayerParameters.of(state)})

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workers.config import FreezeConfig
 from workers.control.next_plan import NextPlan
 from workers.elastic.standby import Standbys
+from workers.freezing.plans import Settings
 from workers.layer import Layer
 from workers.layer_state import LayerState
 from workers.optim import Optimizer
@@ -36,14 +36,16 @@ def take_up(
     layers: Built,
     standbys: Standbys,
     *,
-    freeze: FreezeConfig,
+    freeze: Settings,
     optimizer: Optimizer,
+    step: int,
 ) -> Switched:
     """Return what `place` has under the plan that follows. It must be ready for that plan, and its copies at rest.
 
     Args:
         layers: the layers that it owned.
         standbys: the copies that it kept. Those that take over, or that the new plan keeps, go on.
+        step: the last step committed.
     """
     known = {**standbys.held(), **layers}
     owned, copied = following.layers_of(place), following.plan.standbys_of(place)
@@ -54,6 +56,7 @@ def take_up(
             {layer: known[layer] for layer in copied if layer in known},
             freeze=freeze,
             optimizer=optimizer,
+            step=step,
         ),
         taken=tuple(layer for layer in owned if layer not in layers),
         given=tuple(layer for layer in sorted(layers) if layer not in owned),

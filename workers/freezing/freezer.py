@@ -1,7 +1,8 @@
 """One rank's freezing in one generation: which masks its layers get, and what of it goes through a commit.
 
 Everything that it decides follows from the seed, the log of freeze plans and the layers' state, never from the
-partition. Where the job's method is `none` it leaves everything as it is.
+partition. While the method is `none` it leaves everything as it is. A freeze plan may carry other settings than the
+job's spec: they change between two steps, on all ranks between the same two.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from workers.config import FreezeConfig
 from workers.freezing.checks import Checks
 from workers.freezing.energy import estimate
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
-from workers.freezing.plans import Plans
+from workers.freezing.plans import Plans, Settings
 from workers.freezing.ratios import Budgets, phases_of
 from workers.freezing.settled import Settled
 from workers.freezing.stability import make_metric
@@ -28,7 +29,8 @@ from workers.transport.channel import Channel
 
 
 def begin_statistics(config: FreezeConfig, state: LayerState) -> None:
-    """Give a layer the freezing statistics that the job's method keeps, as they are before the first step."""
+    """Give a layer the freezing statistics that the method keeps, as they are before its first step."""
+    state.freezing = {}
     if config.method == "none":
         return
     parameters = LayerParameters.of(state)
@@ -62,15 +64,21 @@ class Freezer:
     Args:
         states: of the layers that the rank holds, live.
         plans: whose start is known; those taken up are added.
+        step: the last step committed.
 
     Raises:
         JobError: the phases were not resolved.
     """
 
     def __init__(
-        self, config: FreezeConfig, extent: Extent, states: Mapping[int, LayerState], plans: Plans
+        self,
+        config: FreezeConfig,
+        extent: Extent,
+        states: Mapping[int, LayerState],
+        plans: Plans,
+        step: int = 0,
     ) -> None:
-        self._on = config.method != "none"
+        self._settings = Settings(config, plans)
         self._extent = extent
         self._states = states
         self._plans = plans
@@ -78,22 +86,33 @@ class Freezer:
         self._parameters = dict(self._unmeasured)
         """As the plan in force weighs them. Live."""
         self._weights: Weights = ()
-        self._checks = Checks(config, states, self._unmeasured)
         self._tally = Tally(
             extent.rank, extent.microbatches, extent.stages, self._parameters, windows=extent.windows
         )
-        self._phases = phases_of(config)
-        self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
-        self._hybrid = self._phases is not None and make_metric(config) is not None
-        self._settled = Settled(extent.layers)
-        self._budgets = Budgets(self._phases, plans, hybrid=self._hybrid, shares=self._settled.shares)
-        self._step = 0
+        self._channel: Channel | None = None
+        self._step = step
         self._chances: dict[int, tuple[Chance, ...]] = {}
         self._energies: dict[int, list[float]] = {}
         self._brought: FreezePlan | None = None
+        self._install(self._settings.at(step + 1))
+
+    def _install(self, config: FreezeConfig) -> None:
+        """Follow the section `config` from the next step on."""
+        self._config = config
+        self._on = config.method != "none"
+        self._checks = Checks(config, self._states, self._unmeasured)
+        self._phases = phases_of(config)
+        self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
+        self._hybrid = self._phases is not None and make_metric(config) is not None
+        self._settled = Settled(self._extent.layers)
+        self._budgets = Budgets(self._phases, self._plans, hybrid=self._hybrid, shares=self._settled.shares)
+        self._weights = ()
+        self._parameters.update(self._unmeasured)
+        self._energies = {}
 
     def meet(self, channel: Channel) -> None:
         """Learn how settled the other ranks' layers are; all ranks call it, before their first step."""
+        self._channel = channel
         if not self._hybrid:
             return
         mine = {layer: (held, self._checks.flags(layer)) for layer, held in self._unmeasured.items()}
@@ -102,6 +121,10 @@ class Freezer:
     def begin(self, step: int) -> None:
         """Begin `step` (1 is the job's first)."""
         self._step = step
+        if (config := self._settings.at(step)) != self._config:
+            self._install(config)
+            if self._channel is not None:  # all ranks are here: they follow the same plans
+                self.meet(self._channel)
         if self._on:
             plan = self._plans.at(step)
             self._weigh(() if plan is None else plan.weights)
@@ -166,7 +189,7 @@ class Freezer:
 
     @property
     def on(self) -> bool:
-        """Whether the job freezes at all."""
+        """Whether the job freezes at all, in the step that has begun."""
         return self._on
 
     @property
@@ -194,20 +217,30 @@ class Freezer:
             for layer, energies in self._energies.items():
                 self._states[layer].freezing["energy"].copy_(torch.tensor(energies, dtype=torch.float64))
         reports: list[FreezeReport | FreezeStarted] = []
-        if self._on:
+        if self._counting:
             frozen = self._tally.commit(self._step)
-            if self.may_freeze(self._step):
+            if self.may_freeze(self._step) or self._plans.controlled(self._step):
                 reports.append(frozen)
         if decision.adopt is not None:
             assert self._brought is not None
             started = self._plans.adopt(self._brought, decision.step + 1)
             if self._extent.rank == 0:
                 reports.append(FreezeStarted(plan=started))
+        following = self._settings.at(decision.step + 1)
+        if following.method != self._config.method:
+            # Now: this step's state already has what the next step's method keeps, wherever it is sent or saved.
+            for state in self._states.values():
+                begin_statistics(following, state)
         return reports
 
     def counts(self) -> FrozenCounts | None:
         """How often each parameter was frozen in the steps committed; None where nothing ever is."""
-        return self._tally.counts(self._step) if self._on else None
+        return self._tally.counts(self._step) if self._counting else None
+
+    @property
+    def _counting(self) -> bool:
+        """Whether the job freezes, or has frozen: a log needs the counts of every step from the first one on."""
+        return self._settings.spec.method != "none" or self._plans.controlled(self._step)
 
     def may_freeze(self, step: int) -> bool:
         """Whether something, on any rank, may be frozen in `step`."""

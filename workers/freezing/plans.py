@@ -1,11 +1,13 @@
-"""The freeze plans that a rank follows: which one is in force at a step. Knows no draw and no layer."""
+"""The freeze plans that a rank follows: which one, and which settings, are in force at a step. Knows no draw and no
+layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner.freezing import FreezePlan
+from workers.config import FreezeConfig
 from workers.protocol import JobError
 
 
@@ -31,6 +33,11 @@ class Plans:
         begun = [plan for plan in self._plans if plan.start is not None and plan.start <= step]
         return begun[-1] if begun else None
 
+    def controlled(self, step: int) -> bool:
+        """Whether a request has changed the settings by `step`."""
+        begun = (plan for plan in self._plans if plan.start is not None and plan.start <= step)
+        return any(plan.control is not None for plan in begun)
+
     def all_begun(self, step: int) -> bool:
         """Whether every plan known is in force, or was, at `step`."""
         return all(plan.start is not None and plan.start <= step for plan in self._plans)
@@ -45,6 +52,21 @@ class Plans:
         started = replace(plan, start=start)
         self._plans.append(started)
         return started
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The `[freeze]` section in force at each step."""
+
+    spec: FreezeConfig
+    """The job's own."""
+    plans: Plans
+    """Live."""
+
+    def at(self, step: int) -> FreezeConfig:
+        """The section that `step` (1 is the job's first) follows."""
+        plan = self.plans.at(step)
+        return self.spec if plan is None else self.spec.model_copy(update=plan.settings)
 
 
 def check_plan(plan: FreezePlan, layers: int, microbatches: int) -> None:

@@ -53,7 +53,7 @@ class Here:
     def states(self, seed: int) -> dict[int, LayerState]:
         """The states of the model's layers, which differ for every `seed`."""
         assert self.rank._source is not None
-        states = {layer: host_copy(one[1]) for layer, one in self.rank._source.build(LAYERS).items()}
+        states = {layer: host_copy(one[1]) for layer, one in self.rank._source.build(LAYERS, 0).items()}
         torch.manual_seed(seed)
         for state in states.values():
             for weight in state.weights.values():
@@ -138,7 +138,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     assert here.rank.follow(here.told(3, given, lost)) is None
     fresh = here.rank._source
     assert fresh is not None
-    beginning = fresh.build(LAYERS)
+    beginning = fresh.build(LAYERS, 0)
     for layer, (_, state) in here.layers.items():
         assert same(state, states[layer], Part.WEIGHTS)
         assert same(state, beginning[layer][1] if layer in lost else states[layer], Part.MOMENTS)

@@ -11,8 +11,10 @@ import pytest
 from jobs import job, small_config
 from rank_group import RankGroup, drilled, parted, quiet_sha256, state_sha256, with_standbys
 from test_engine_bits import real_config
+from test_freezing_control import control, solved
 from test_freezing_training import FIRST, METHODS, SECOND
 
+from planner.freezing import Phases
 from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import run_threads
@@ -31,13 +33,23 @@ def configured(tmp_path: Path, case: str) -> tuple[WorkerConfig, dict[str, Any]]
         plans = (FIRST, SECOND) if METHODS[case].timely else ()
         config = small_config(tmp_path, "tied", steps=8, freeze=METHODS[case])
         return drilled(config), {"freeze_plans": plans}
+    if case == "changed":
+        # Rank 1 is killed in the first step that follows the plan: the copies have changed with it.
+        changed = control(1, "timelyfreeze+apf", start=5, phases=Phases(warm_up=0, monitoring=2, ramp=2))
+        spread = replace(
+            solved(2, "timelyfreeze+apf", since=5, start=7), control=replace(changed.control, since=5)
+        )
+        own = METHODS["timelyfreeze+apf"].model_copy(update={"method": "apf"})
+        return drilled(small_config(tmp_path, "tied", steps=9, freeze=own)), {
+            "freeze_plans": (changed, spread)
+        }
     if case == "sgd":
         sgd = OptimizerConfig(name="sgd", lr=0.05)
         return drilled(small_config(tmp_path, "twice", steps=6, optimizer=sgd)), {}
     return drilled(small_config(tmp_path, case, steps=6)), {}
 
 
-@pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", "dropout", "sgd", *METHODS])
+@pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", "dropout", "sgd", "changed", *METHODS])
 def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None:
     config, about = configured(tmp_path, case)
     expected = run_threads(job(config, **about)).state_sha256
@@ -52,11 +64,11 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
         two = job(config, ranks=2, schedule="1f1b", **about)
         ended = group.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
         assert state_sha256(ended) == expected
-        if case in METHODS:
+        if case in {*METHODS, "changed"}:
             assert any(report.step > 4 for report in group.of(FreezeReport))
 
 
-@pytest.mark.parametrize("case", ["batchnorm", "timelyfreeze+apf"])
+@pytest.mark.parametrize("case", ["batchnorm", "timelyfreeze+apf", "changed"])
 def test_copies_made_again_while_training_goes_on_take_over_the_next_time(tmp_path: Path, case: str) -> None:
     config, about = configured(tmp_path, case)
     # The test stops the job once everything has happened.

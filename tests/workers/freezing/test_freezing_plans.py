@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import job, small_config
 
-from planner.freezing import FreezePlan
+from planner.freezing import Control, FreezePlan
 from workers.commit import CommitRecord, settle
 from workers.config import FreezeConfig
 from workers.control.mailbox import Mailbox
@@ -17,6 +17,7 @@ from workers.protocol import FreezeStarted, Generation, JobError
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
 
+OFF = Control(method="none", r_max=0.8)
 TIMELY = FreezeConfig(method="timelyfreeze", warm_up=1, monitoring=3, ramp=5)
 
 
@@ -67,10 +68,18 @@ def test_a_digest_is_formed_once_and_does_not_know_the_start() -> None:
     one = plan()
     assert one.digest is one.digest
     assert plan(start=7).digest == one.digest
-    others = (plan(2), plan(ratio=0.25), replace(one, weights=((("w", 1),),) * 8))
-    assert len({one.digest, *(other.digest for other in others)}) == 4
+    others = (plan(2), plan(ratio=0.25), replace(one, weights=((("w", 1),),) * 8), replace(one, control=OFF))
+    assert len({one.digest, *(other.digest for other in others)}) == 5
     assert one == plan()
-    assert json.loads(one.to_json()).keys() == {"epoch", "version", "ratios", "stages", "weights", "start"}
+    assert json.loads(one.to_json()).keys() == {
+        "epoch",
+        "version",
+        "ratios",
+        "stages",
+        "weights",
+        "control",
+        "start",
+    }
 
 
 def test_the_plan_in_force_is_the_last_that_has_started() -> None:
