@@ -130,5 +130,10 @@ class FreezePlan:
         """sha256 (hex) of all fields but `start`: ranks compare it at every commit before they adopt a plan."""
         return hashlib.sha256(replace(self, start=None).to_json().encode()).hexdigest()
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Epoch and version: ranks adopt only plans of a higher key than they follow."""
+        return self.epoch, self.version
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

@@ -23,7 +23,7 @@ class FreezeStatus:
 
     def expect(self, freeze: Mapping[str, Any], steps: int) -> None:
         """Learn the phases of a job of `steps` steps from its resolved `[freeze]` section."""
-        self._bands = phase_bands(freeze, steps)
+        self._bands = phase_bands([(1, freeze)], steps)
 
     def take(self, report: FreezeReport) -> None:
         """Add what one rank froze in one step."""

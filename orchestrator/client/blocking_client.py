@@ -67,6 +67,17 @@ class BlockingJobClient:
     def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
         return finish(self.waiting.move(job, layers, rank, id=id, by=by))
 
+    def freeze(
+        self,
+        job: str,
+        *,
+        method: str | None = None,
+        r_max: float | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        return finish(self.waiting.freeze(job, method=method, r_max=r_max, id=id, by=by))
+
     def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = "") -> Command:
         return finish(self.waiting.fault(job, drill, id=id, by=by))
 

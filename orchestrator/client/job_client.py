@@ -159,6 +159,24 @@ class JobClient:
         """Move `layers`, such as `3` or `3-4`, to `rank`."""
         return await self._send(job, "move", {"layers": layers, "rank": rank}, id, by)
 
+    async def freeze(
+        self,
+        job: str,
+        *,
+        method: str | None = None,
+        r_max: float | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        """Change what the job freezes, from the same step on all ranks. With no monitored times of its plan, the job
+        monitors first.
+
+        Args:
+            method: a `freeze.method`, `none` to freeze nothing; None: as it is.
+            r_max: the largest mean freeze ratio of a stage; None: as it is.
+        """
+        return await self._send(job, "freeze", {"method": method, "r_max": r_max}, id, by)
+
     async def fault(
         self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
     ) -> Command:

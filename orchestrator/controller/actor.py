@@ -25,11 +25,11 @@ from orchestrator.controller import reshaping
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
+from orchestrator.controller.freeze_control import FreezeControl
 from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.persistence import persist
-from orchestrator.controller.planner_link import PlannerLink, link_planner
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.controller.runtime import Runtime
@@ -116,8 +116,6 @@ class Controller:
         self._over = False
         self._refusal: Record | None = None
         """The end of a job that this controller could not take over."""
-        self._planner: PlannerLink | None = None
-        self._planning: asyncio.Task[None] | None = None
         self._own = ray.get_runtime_context().current_actor
         self._take_on(order)
         if ray.get_runtime_context().was_current_actor_reconstructed:
@@ -131,6 +129,7 @@ class Controller:
         self._runtime = self._make_runtime()
         self._reshaping = Reshaping(order, self._setup, self._loop, self._runtime, self._hosts)
         self._watch = FreezeWatch(order.freezing)
+        self._freezing = FreezeControl(order, self._setup, self._loop, lambda: self._view)
 
     def _make_runtime(self) -> Runtime:
         return Runtime(self._setup, self._hosts, self._loop.post, self._loop.spawn)
@@ -304,8 +303,8 @@ class Controller:
 
         Args:
             name: `stop`, `abort`, `checkpoint`, `pause`, `resume`, `fault` (a `drill`), `move` (of `layers` to
-                `rank`), `plan` (a `partition` in place of the plan `base`), `scale` (to `ranks` and `spares`) or
-                `drain` (a `node` within `deadline_s`).
+                `rank`), `plan` (a `partition` in place of the plan `base`), `scale` (to `ranks` and `spares`),
+                `drain` (a `node` within `deadline_s`) or `freeze` (by `method` with `r_max`).
             by: who sent it and from where.
 
         Raises:
@@ -388,6 +387,8 @@ class Controller:
                     raise JobError(f"the job is {type(state).__name__.lower()}: only a paused job resumes")
                 self._loop.post(ResumeAsked())
                 return f"goes on from the checkpoint of step {state.step} as soon as there is room"
+            case "freeze", _:
+                return await self._freezing.change(command)
             case "fault", {"drill": dict(drill)}:
                 return await self._fault(drill)
         raise JobError(f"no such command: {name} {arguments}")
@@ -406,6 +407,8 @@ class Controller:
             case "resume":
                 self._loop.post(ResumeAsked())
             case _ if self._reshaping.again(entry.command, self._view.recap()):
+                pass
+            case _ if self._freezing.again(entry.command):
                 pass
             case name:
                 self._answer(
@@ -487,30 +490,12 @@ class Controller:
     def carry_out(self, command: Command) -> Work | None:
         """Have the ranks carry out `command`; training also gets a planner."""
         if isinstance(command, Train):
-            self._accompany(command.step)
+            self._freezing.accompany(command.step)
         return self._runtime.carry_out(command)
 
     async def release(self) -> None:
         """End all ranks."""
         await self._runtime.release()
-
-    def _accompany(self, step: int) -> None:
-        """Link a planner for the current plan, unless the one there is serves that plan too."""
-        state = self._loop.state
-        assert isinstance(state, Live)
-        job = state.job
-        if self._planner is not None and self._planner.serves(job.progress.plan):
-            self._planner.void_after(step)
-            return
-        if self._planning is not None:
-            self._planning.cancel()
-        first = self._planner is None
-        self._planner = link_planner(
-            self._order, self._setup, job.progress.plan, job.progress.schedule, self._loop.post, first=first
-        )
-        if self._planner is not None:
-            self._planner.void_after(step)
-            self._planning = self._loop.spawn(self._planner.run(step))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -549,9 +534,8 @@ class Controller:
             self._writer.keep(self._view.to_json())
         self._runtime.take(event)
         if isinstance(event, events.Migrated):
-            self._accompany(event.step)
-        if self._planner is not None:
-            self._planner.take(event)
+            self._freezing.accompany(event.step)
+        self._freezing.take(event)
         if (warning := self._watch.take(event)) is not None:
             self._loop.post(Noted(warning))
 

@@ -10,6 +10,7 @@ from orchestrator.analysis.freeze_numbers import Side, measured_kappa, side
 from orchestrator.events.types import Event, FreezeSolved, Issued, Submitted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from planner.freeze.time_to_accuracy import RunningUpdate, warning
+from planner.freezing import FreezePlan
 from workers.protocol import FreezeStarted, StepReport
 
 EVERY = 10
@@ -57,6 +58,8 @@ class FreezeWatch:
                 self._shape = shape
             case FreezeSolved(kappa=kappa):
                 self._predicted = kappa
+            case FreezeStarted(plan=plan) if plan.control is not None:
+                self._begin_again(plan)
             case FreezeStarted(plan=plan) if self._start is None:
                 self._start = plan.start
             case StepReport(skipped=False) if not self._warned:
@@ -64,6 +67,15 @@ class FreezeWatch:
             case _:
                 pass
         return None
+
+    def _begin_again(self, plan: FreezePlan) -> None:
+        """Judge the settings of `plan` by the steps from its start on."""
+        assert plan.control is not None
+        self._freeze = {**self._freeze, **plan.settings}
+        if plan.control.phases is None:
+            self._predicted = None
+        self._start = plan.start if plan.control.solved else None
+        self._average, self._warned = RunningUpdate(), False
 
     def _judge(self, report: StepReport) -> Warned | None:
         if not self._counts(report):

@@ -13,36 +13,47 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.freeze_request import GRACE_STEPS, open_question
 from orchestrator.events.types import Event, FreezeSolved, PlannerStarted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation
+from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Order
 from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus
 from planner.actor import PlannerActor, PlannerHome
 from planner.freeze.decision import FreezeDecision, FreezeQuestion
 from planner.freeze.monitoring import Observation
-from planner.freezing import Phase
+from planner.freezing import Control, FreezePlan, Phase
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol import StepReport, TimelineReport
 
 LIVES = 6
 """How many planners a controller starts before it gives up."""
-GRACE_STEPS = 2
-"""After monitoring, for its last timelines to arrive; later ones were lost with a failed rank."""
 
 
 class PlannerLink:
     """One job's planner, whichever process it lives in. All methods run on the controller's event loop.
 
     Args:
-        history: what earlier runs of the job measured.
+        history: what the job has measured so far.
         epoch: of the controller, for its freeze plans.
         post: takes the planner's results.
+        version: of the freeze plan.
+        control: the settings that the plan carries; None: those of the spec.
     """
 
     def __init__(
-        self, question: FreezeQuestion, history: FreezeHistory, epoch: int, post: Callable[[Stimulus], None]
+        self,
+        question: FreezeQuestion,
+        history: FreezeHistory,
+        epoch: int,
+        post: Callable[[Stimulus], None],
+        *,
+        version: int = 1,
+        control: Control | None = None,
     ) -> None:
+        self._version = version
+        self._control = control
         self._question = question
         self._epoch = epoch
         self._post = post
@@ -115,28 +126,12 @@ class PlannerLink:
             except RayTaskError as error:
                 self._warn(f"{error.cause}; the job trains on with nothing frozen")
             else:
-                self._post(Solved(self._solution(decision, solve_s)))
+                plan = decision.freeze_plan(
+                    self._question.plan, epoch=self._epoch, version=self._version, control=self._control
+                )
+                self._post(Solved(solution_of(decision, plan, solve_s)))
             self._answered = True
         await actor.stay.remote()
-
-    def _solution(self, decision: FreezeDecision, solve_s: float) -> FreezeSolved:
-        solution, bounds = decision.solution, decision.bounds
-        return FreezeSolved(
-            plan=decision.freeze_plan(self._question.plan, epoch=self._epoch),
-            ratios=solution.ratios,
-            unfrozen_s=solution.unfrozen_s,
-            solved_s=solution.solved_s,
-            all_frozen_s=solution.all_frozen_s,
-            outside_s=bounds.outside_s,
-            measured_unfrozen_s=bounds.upper_step_s,
-            measured_all_frozen_s=bounds.lower_step_s,
-            kappa=decision.kappa,
-            mean_per_stage=solution.mean_per_stage,
-            duals=solution.duals,
-            critical=tuple(str(action) for action in solution.critical),
-            solve_s=solve_s,
-            spread=decision.spread,
-        )
 
     def _consequence(self, life: int) -> str:
         if life < LIVES:
@@ -153,6 +148,27 @@ class PlannerLink:
         self._post(Noted(Warned(text=text)))
 
 
+def solution_of(decision: FreezeDecision, plan: FreezePlan, solve_s: float) -> FreezeSolved:
+    """Return `decision`, which took `solve_s` seconds, as the event that precedes its `plan`."""
+    solution, bounds = decision.solution, decision.bounds
+    return FreezeSolved(
+        plan=plan,
+        ratios=solution.ratios,
+        unfrozen_s=solution.unfrozen_s,
+        solved_s=solution.solved_s,
+        all_frozen_s=solution.all_frozen_s,
+        outside_s=bounds.outside_s,
+        measured_unfrozen_s=bounds.upper_step_s,
+        measured_all_frozen_s=bounds.lower_step_s,
+        kappa=decision.kappa,
+        mean_per_stage=solution.mean_per_stage,
+        duals=solution.duals,
+        critical=tuple(str(action) for action in solution.critical),
+        solve_s=solve_s,
+        spread=decision.spread,
+    )
+
+
 def link_planner(
     order: Order,
     setup: ControllerConfig,
@@ -160,20 +176,23 @@ def link_planner(
     schedule: Schedule,
     post: Callable[[Stimulus], None],
     *,
-    first: bool,
+    view: JobView,
+    version: int,
 ) -> PlannerLink | None:
     """Return the link to the planner of a job that trains with `plan`; None if no planner is needed.
 
     Args:
-        first: whether it is the controller's first link: only that one gets the history of earlier runs.
+        view: of the whole log.
+        version: of the freeze plan that the planner's answer becomes.
     """
-    freeze = setup.config.freeze
-    if freeze.phases is None or order.freezing.replayed or order.freezing.plans:
+    if order.freezing.replayed or (found := open_question(setup.config.freeze, view)) is None:
         return None
+    freeze, control = found
+    assert freeze.phases is not None, "only a method with a freeze program has a question"
     question = FreezeQuestion(
         plan=plan, schedule=schedule, phases=freeze.phases, r_max=freeze.r_max, profile=setup.profile
     )
-    return PlannerLink(question, order.freezing if first else FreezeHistory(), order.epoch, post)
+    return PlannerLink(question, view.freeze_history(), order.epoch, post, version=version, control=control)
 
 
 def _reason(error: Exception) -> str:

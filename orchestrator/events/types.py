@@ -119,7 +119,7 @@ class Commanded:
     id: str
     """Chosen by the sender: a command that arrives twice with one id is done once."""
     name: str
-    """`stop`, `abort`, `checkpoint`, `pause`, `resume`, `move`, `plan`, `scale`, `drain` or `fault`."""
+    """`stop`, `abort`, `checkpoint`, `pause`, `resume`, `move`, `plan`, `scale`, `drain`, `freeze` or `fault`."""
     arguments: dict[str, Any]
     by: str = ""
     """Who sent it and from where, such as `control from 127.0.0.1`; empty: not said."""
@@ -179,6 +179,21 @@ class FreezeSolved:
     solve_s: float
     spread: float | None = None
     """Mean step over a step in which every draw takes its expectation; None if no profile says how draws spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeChanged:
+    """Someone changed the freeze settings. Logged before `plan` is sent; all ranks follow it from one commit on, which
+    `FreezeStarted` names."""
+
+    from_step: int
+    """The first step that may follow it."""
+    method: str
+    r_max: float
+    by: str
+    """Who sent the request and from where; empty: not said."""
+    plan: FreezePlan
+    """Carries the settings; its ratios are zeros unless the freeze program was solved again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +355,7 @@ Event = (
     | Answered
     | PlannerStarted
     | FreezeSolved
+    | FreezeChanged
     | Regrouped
     | Migrated
     | Scaled
@@ -380,6 +396,7 @@ KINDS: dict[str, type[Event]] = {
     "answered": Answered,
     "planner_started": PlannerStarted,
     "freeze_solved": FreezeSolved,
+    "freeze_changed": FreezeChanged,
     "regrouped": Regrouped,
     "migrated": Migrated,
     "scaled": Scaled,

@@ -20,7 +20,8 @@ from orchestrator.events.types import (
     Paused,
     Regrouped,
 )
-from workers.protocol import CheckpointReport, JobError, StepReport
+from planner.freezing import FreezePlan
+from workers.protocol import CheckpointReport, FreezeStarted, JobError, StepReport
 
 KEPT = 300
 """Commands that are remembered; an older id counts as new."""
@@ -104,6 +105,13 @@ class CommandTable:
                         yield _answer(
                             entry, step, text if error is None else f"{text} failed: {error}", error is None
                         )
+            case FreezeStarted(plan=plan):
+                asked = [entry for entry in pending if entry.command.name == "freeze"]
+                answered = [number for number, entry in enumerate(asked) if _follows(plan, entry)]
+                for entry in asked[: answered[-1]] if answered else ():
+                    yield _answer(entry, self.step, "another freeze request took its place", False)
+                for entry in asked[answered[-1] : answered[-1] + 1] if answered else ():
+                    yield _answer(entry, self.step, f"all ranks follow it from step {plan.start} on", True)
             case Paused(step=step, requested=True):
                 for entry in pending:
                     if entry.command.name == "pause":
@@ -124,6 +132,16 @@ class CommandTable:
                     )
             case _:
                 return
+
+
+def _follows(plan: FreezePlan, entry: Entry) -> bool:
+    """Whether `plan` carries the settings that the freeze request asks for."""
+    control, arguments = plan.control, entry.command.arguments
+    return (
+        control is not None
+        and arguments.get("method") in (None, control.method)
+        and arguments.get("r_max") in (None, control.r_max)
+    )
 
 
 def _answer(entry: Entry, step: int, text: str, done: bool) -> Answered:

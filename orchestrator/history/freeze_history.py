@@ -23,12 +23,19 @@ class FreezeHistory:
     """The newest plan, with which the timelines were measured."""
     solved: FreezeSolved | None = None
     """Where the newest decision came from."""
+    proposed: FreezePlan | None = None
+    """A change of the settings that was logged before the run ended, and not adopted."""
     replayed: bool = False
     """The run follows `plans` and decides nothing itself."""
 
     def monitored_with(self, plan: Plan) -> tuple[TimelineReport, ...]:
         """The timelines, if `plan` cuts the model as their plan did: other stages have other times."""
         return self.monitored if self.plan is not None and cut(self.plan) == cut(plan) else ()
+
+
+def still_proposed(proposed: FreezePlan | None, started: FreezePlan) -> FreezePlan | None:
+    """What is still to be adopted of `proposed` once the ranks follow `started`."""
+    return None if proposed is None or proposed.key <= started.key else proposed
 
 
 def observation(report: TimelineReport) -> Observation:

@@ -1,4 +1,4 @@
-"""What a job froze: decisions, solutions, ratios per step, how often each parameter was frozen.
+"""What a job froze: settings, decisions, solutions, ratios per step, how often each parameter was frozen.
 
 A decision holds from the step that it was logged for, also if that step is run again. Reads event values only; part of
 a `JobView`.
@@ -7,10 +7,13 @@ a `JobView`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import Any
 
-from orchestrator.events.types import FreezeSolved
+from orchestrator.events.types import FreezeChanged, FreezeSolved
+from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
 from planner.freezing import FreezePlan
@@ -45,6 +48,14 @@ class FrozenStep:
 class FreezeRecord:
     """Everything in a log about freezing."""
 
+    method: str = "none"
+    """The settings that the newest steps follow: the spec's, until someone changes them."""
+    r_max: float | None = None
+    """None where the method has no budget."""
+    since: int = 1
+    """The first step that follows these settings."""
+    spec: dict[str, Any] = field(default_factory=dict)
+    """The resolved `[freeze]` section of the newest start."""
     start: int | None = None
     """The first step that follows the newest ratios."""
     solved: FreezeSolved | None = None
@@ -60,25 +71,53 @@ class FreezeRecord:
     counted: CountedSteps = field(default_factory=CountedSteps)
     """How often each parameter was frozen, step by step."""
 
-    def take(self, event: FreezeSolved | FreezeStarted | FreezeReport) -> None:
+    @property
+    def newest(self) -> FreezePlan | None:
+        """The decision that starts last."""
+        return self.plans[max(self.plans)] if self.plans else None
+
+    @property
+    def sections(self) -> tuple[tuple[int, Mapping[str, Any]], ...]:
+        """(first step, the `[freeze]` section from there on), oldest first."""
+        changed = [(start, plan) for start, plan in sorted(self.plans.items()) if plan.control is not None]
+        return (1, self.spec), *((start, {**self.spec, **plan.settings}) for start, plan in changed)
+
+    def section_at(self, step: int) -> Mapping[str, Any]:
+        """The `[freeze]` section that `step` follows."""
+        return [section for first, section in self.sections if first <= step or first == 1][-1]
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        """The newest section by which anything freezes; the spec's if none does."""
+        freezing = [each for _, each in self.sections if each.get("method", "none") != "none"]
+        return freezing[-1] if freezing else self.spec
+
+    def take(self, event: FreezeSolved | FreezeChanged | FreezeStarted | FreezeReport) -> None:
         """Fold one more event in."""
         match event:
             case FreezeSolved(plan=plan):
                 self.solved, self.proposed = event, plan
+            case FreezeChanged(plan=plan):
+                self.proposed = plan
             case FreezeStarted(plan=plan):
                 assert plan.start is not None, "a plan that ranks took up has a start"
-                if plan not in self.plans.values():
-                    self.proposed = None
+                self.proposed = still_proposed(self.proposed, plan)
                 self.plans[plan.start] = plan
-                self.start = plan.start
+                self._follow()
+                if plan.control is None or plan.control.solved:
+                    self.start = plan.start
             case FreezeReport():
                 self._add(event)
 
-    def begin(self, *, resume: bool) -> None:
-        """Start the job; unless it resumes, no earlier decision holds."""
-        self.proposed = None
+    def begin(self, spec: Mapping[str, Any], *, resume: bool) -> None:
+        """Start the job with the resolved `[freeze]` section `spec`; unless it resumes, no earlier decision holds. A
+        solution that was not adopted is solved again, but a request stands."""
+        self.spec = dict(spec)
+        if not resume or (self.proposed is not None and self.proposed.control is None):
+            self.proposed = None
         if not resume:
             self.solved, self.plans = None, {}
+        self._follow()
 
     def take_back(self, step: int) -> None:
         """Forget the measurements after `step`."""
@@ -111,6 +150,14 @@ class FreezeRecord:
                 seen[action.stage, action.microbatch].append(action.actual)
         return [(stage, microbatch, mean(shares)) for (stage, microbatch), shares in sorted(seen.items())]
 
+    def _follow(self) -> None:
+        self.since, section = self.sections[-1]
+        for first, earlier in reversed(self.sections):
+            if _named(earlier) != _named(section):
+                break
+            self.since = first
+        self.method, self.r_max = _named(section)
+
     def _add(self, report: FreezeReport) -> None:
         if not self.counted.take(report):
             return
@@ -121,6 +168,12 @@ class FreezeRecord:
         kept = sum(len(actions) for actions in self.recent.values())
         if len(self.recent) > RECENT_STEPS or (kept > RECENT_ACTIONS and len(self.recent) > 2):
             del self.recent[min(self.recent)]
+
+
+def _named(section: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Method and r_max; None for a method without a budget."""
+    method = str(section.get("method", "none"))
+    return method, section.get("r_max") if method.startswith("timelyfreeze") else None
 
 
 def _sum(earlier: FrozenStep, later: FrozenStep) -> FrozenStep:

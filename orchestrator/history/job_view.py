@@ -6,7 +6,7 @@ log. Reads event values; knows neither files nor pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from orchestrator.events.types import (
     Failed,
     Finished,
     Formed,
+    FreezeChanged,
     FreezeSolved,
     Issued,
     Migrated,
@@ -44,7 +45,7 @@ from orchestrator.history.phase_bands import Band, phase_bands, phases_of
 from orchestrator.history.ranks_view import RanksView
 from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.history.thinning import EVERY, Grid, thin, up_to
-from planner.freezing import Phase
+from planner.freezing import FreezePlan, Phase, Phases
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from workers.protocol import (
@@ -196,7 +197,7 @@ class JobView:
     @property
     def phases(self) -> tuple[Band, ...]:
         """The freezing phases that the job's steps went through; empty if nothing is ever frozen."""
-        return phase_bands(self.spec.get("freeze", {}), self.step)
+        return phase_bands(self.freeze.sections, self.step)
 
     def recap(self) -> tuple[Event, ...]:
         """The events of the newest start that a new runtime needs: notices, the requested size, and how long steps and
@@ -215,6 +216,7 @@ class JobView:
             monitored=tuple(chain.from_iterable(of_step.values() for of_step in monitored)),
             plan=self.plan,
             solved=self.freeze.solved,
+            proposed=self.freeze.proposed if _is_request(self.freeze.proposed) else None,
         )
 
     def frozen_counts(self) -> ParameterCounts | None:
@@ -231,7 +233,7 @@ class JobView:
         match record.event:
             case StepReport() as step:
                 self._commit(step, record.time_s)
-            case FreezeSolved() | FreezeStarted() | FreezeReport() as frozen:
+            case FreezeSolved() | FreezeChanged() | FreezeStarted() | FreezeReport() as frozen:
                 self.freeze.take(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)
@@ -298,7 +300,7 @@ class JobView:
         self.ranks, self.formed, self.followed = RanksView(), None, None
         self.stopping = self.pausing = False
         self.validated = 0
-        self.freeze.begin(resume=submitted.resume)
+        self.freeze.begin(submitted.spec.get("freeze", {}), resume=submitted.resume)
 
     def _request(self, request: str) -> None:
         if request == "pause":
@@ -353,8 +355,8 @@ class JobView:
 
     def _measure(self, timeline: TimelineReport) -> None:
         self.measured.setdefault(timeline.step, {})[timeline.rank] = timeline
-        phases = phases_of(self.spec.get("freeze", {}))
-        monitored = [n for n in self.measured if phases is not None and phases.of(n) in MONITORING]
+        phases = [(first, phases_of(section)) for first, section in self.freeze.sections]
+        monitored = [step for step in self.measured if _monitors(phases, step)]
         if len(self.measured) - len(monitored) > RECENT_TIMELINES:
             del self.measured[min(self.measured.keys() - monitored)]
         spans = sum(len(report.spans) for ranks in self.measured.values() for report in ranks.values())
@@ -378,6 +380,16 @@ class JobView:
 
 
 _ADAPTER = TypeAdapter(tuple[JobView], config=ConfigDict(ser_json_inf_nan="strings"))
+
+
+def _monitors(phases: Sequence[tuple[int, Phases | None]], step: int) -> bool:
+    """Whether `step` is there to be timed; `phases` by their first step, oldest first."""
+    *_, now = [each for first, each in phases if first <= step or first == 1]
+    return now is not None and now.of(step) in MONITORING
+
+
+def _is_request(plan: FreezePlan | None) -> bool:
+    return plan is not None and plan.control is not None
 
 
 def _keep(lines: list[T], line: T) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from orchestrator.events.types import (
     Event,
     Failed,
+    FreezeChanged,
     FreezeSolved,
     Noticed,
     RankFailed,
@@ -54,6 +55,11 @@ def note_of(event: Event) -> Note | None:
                 "The freeze ratios rest on the profile's times: the monitored steps did not time all actions."
             )
             return Note("note", text)
+        case FreezeChanged(method="none", by=by):
+            return Note("note", f"{by or 'Someone'} turned freezing off.")
+        case FreezeChanged(method=method, r_max=r_max, by=by):
+            budget = f" with r_max = {r_max:g}" if method.startswith("timelyfreeze") else ""
+            return Note("note", f"{by or 'Someone'} set the freeze method to {method}{budget}.")
         case Noticed():
             return Note("note", f"Word came: {noticed_text(event)}.")
         case Warned(text=text):

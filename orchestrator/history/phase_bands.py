@@ -1,8 +1,8 @@
-"""A job's freezing phases as runs of steps with names for people, from its resolved `[freeze]` section."""
+"""A job's freezing phases as runs of steps with names for people, from its resolved `[freeze]` sections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,23 @@ def phases_of(freeze: Mapping[str, Any]) -> Phases | None:
     return Phases(**values)  # pyright: ignore[reportArgumentType]
 
 
-def phase_bands(freeze: Mapping[str, Any], steps: int) -> tuple[Band, ...]:
-    """The phases that a job of `steps` steps goes through, in order; empty if nothing is ever frozen."""
+def phase_bands(sections: Sequence[tuple[int, Mapping[str, Any]]], steps: int) -> tuple[Band, ...]:
+    """The phases that a job of `steps` steps goes through, in order; empty if nothing is ever frozen.
+
+    Args:
+        sections: (first step, section from there on), oldest first.
+    """
+    lasts = [*(first - 1 for first, _ in sections[1:]), steps]
+    bands: list[Band] = []
+    for (first, section), last in zip(sections, lasts, strict=True):
+        for band in _bands(section, last):
+            if band.last >= first:
+                bands.append(Band(name=band.name, first=max(band.first, first), last=band.last))
+    return tuple(bands)
+
+
+def _bands(freeze: Mapping[str, Any], steps: int) -> tuple[Band, ...]:
+    """The phases of the steps up to `steps` if all followed `freeze`."""
     if freeze.get("method", "none") == "none":
         return ()
     phases = phases_of(freeze)

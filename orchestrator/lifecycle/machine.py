@@ -46,6 +46,7 @@ from orchestrator.lifecycle.stimuli import (
     Asked,
     Departed,
     Ended,
+    FreezeAsked,
     Going,
     Joined,
     Loaded,
@@ -73,6 +74,7 @@ from orchestrator.lifecycle.stimuli import (
     WaitOver,
     Weighed,
 )
+from planner.freezing import FreezePlan
 from workers.protocol import CheckpointReport, NoticeReport, Outcome, Request
 from workers.reproducibility.digest import state_digest
 
@@ -264,15 +266,31 @@ def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
     return replace(state, job=job), commands
 
 
-def _solved(order: Order, state: Training, stimulus: Solved) -> Step:
-    job = replace(state.job, intents=replace(state.job.intents, proposed=stimulus.solution.plan))
-    propose = Propose(stimulus.solution.plan, job.membership.members)
-    return replace(state, job=job), (Log(stimulus.solution), propose)
+def _solved(order: Order, state: Training, stimulus: Solved | FreezeAsked) -> Step:
+    after, logs = _solved_between(order, state, stimulus)
+    if not logs:
+        return state, ()
+    return after, (*logs, Propose(_freeze_plan(stimulus), state.job.membership.members))
 
 
-def _solved_between(order: Order, state: Regrouping, stimulus: Solved) -> Step:
-    job = replace(state.job, intents=replace(state.job.intents, proposed=stimulus.solution.plan))
-    return replace(state, job=job), (Log(stimulus.solution),)
+def _solved_between(
+    order: Order, state: Training | Regrouping | Waiting | Paused, stimulus: Solved | FreezeAsked
+) -> Step:
+    job, plan = state.job, _freeze_plan(stimulus)
+    known = [*job.progress.freeze, *([job.intents.proposed] if job.intents.proposed is not None else [])]
+    if any(other.key > plan.key for other in known):
+        return state, ()  # a request has replaced what was being solved
+    state = replace(state, job=replace(job, intents=replace(job.intents, proposed=plan)))
+    match stimulus:
+        case Solved(solution=solution) | FreezeAsked(change=solution, solution=None):
+            return state, (Log(solution),)
+        case FreezeAsked(change=change, solution=solution):
+            assert solution is not None
+            return state, (Log(change), Log(solution))
+
+
+def _freeze_plan(stimulus: Solved | FreezeAsked) -> FreezePlan:
+    return stimulus.solution.plan if isinstance(stimulus, Solved) else stimulus.change.plan
 
 
 def _note(order: Order, state: State, stimulus: Noted) -> Step:
@@ -326,7 +344,11 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, Going): joins.leaving for state in _LIVE},
     **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
-    **{(state, Solved): _solved_between for state in (*_REGROUPING, Waiting, Paused)},
+    **{
+        (state, settled): _solved_between
+        for state in (*_REGROUPING, Waiting, Paused)
+        for settled in (Solved, FreezeAsked)
+    },
     # The controller looks at the cluster again soon.
     **{(state, Room): _ignore for state in (Placing, *_LIVE)},
     (Preparing, Ready): startup.ready,
@@ -348,6 +370,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Training, PauseAsked): pausing.ask,
     (Training, Migrate): _migrate,
     (Training, Solved): _solved,
+    (Training, FreezeAsked): _solved,
     (Training, Room): joins.room,
     (Training, Weighed): joins.weighed,
     (Stopping, RankLost): failures.lost_training,
@@ -356,6 +379,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Stopping, Asked): _ignore,
     (Stopping, PauseAsked): _ignore,
     (Stopping, Solved): _ignore,
+    (Stopping, FreezeAsked): _ignore,
     (Stopping, Weighed): _ignore,
     (Waiting, Room): joins.room,
     (Waiting, PauseAsked): pausing.ask_waiting,
@@ -367,7 +391,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Paused, RankLost): failures.lost_aside,
     (Waiting, RankLost): failures.lost_waiting,
     (Saving, RankLost): failures.lost_saving,
-    **{(Saving, late): _ignore for late in (Asked, PauseAsked, Solved, *get_args(Answer))},
+    **{(Saving, late): _ignore for late in (Asked, PauseAsked, Solved, FreezeAsked, *get_args(Answer))},
     (Closing, Released): _released,
     # Once the end is known, late stimuli change nothing; reports are still logged.
     **{
@@ -379,6 +403,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
             Ready,
             RankLost,
             Solved,
+            FreezeAsked,
             Asked,
             PauseAsked,
             ResumeAsked,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
+from orchestrator.history.freeze_history import still_proposed
 from orchestrator.lifecycle import moves, scaling
 from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import (
@@ -157,7 +158,9 @@ def _decided(order: Order, state: Assessing) -> Step:
     taken_up = [plan for position in state.positions for plan in position.freeze_plans]
     freeze = with_freeze(job.progress.freeze, taken_up)
     logs = [Log(FreezeStarted(plan=plan)) for plan in freeze if plan not in job.progress.freeze]
-    proposed = None if logs else job.intents.proposed
+    proposed = job.intents.proposed
+    for started in freeze:
+        proposed = still_proposed(proposed, started)
     job = replace(
         job,
         progress=replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from orchestrator.history.freeze_history import still_proposed
 from orchestrator.lifecycle.states import Job
 from planner.freezing import FreezePlan
 from workers.protocol import (
@@ -51,7 +52,7 @@ def take_report(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
             return replace(
                 job,
                 progress=replace(job.progress, freeze=with_freeze(job.progress.freeze, (plan,))),
-                intents=replace(job.intents, proposed=None),
+                intents=replace(job.intents, proposed=still_proposed(job.intents.proposed, plan)),
             ), (report,)
         case _:
             return job, (report,)

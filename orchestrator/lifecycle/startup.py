@@ -14,6 +14,7 @@ from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.regroup import Step, close, verdict
 from orchestrator.lifecycle.states import (
     Failed,
+    Intents,
     Job,
     Membership,
     Order,
@@ -50,6 +51,7 @@ def start(order: Order, state: Pending, stimulus: Start) -> Step:
             checkpoints=order.checkpoints,
             freeze=order.freezing.plans,
         ),
+        intents=Intents(proposed=order.freezing.proposed),
         membership=Membership(members=ranks, starting=frozenset(ranks), next_rank=len(ranks)),
     )
     return Placing(job), (Log(events.Placing(ranks=ranks)), Reserve(ranks))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.events.types import Event, FreezeSolved, Scaled
+from orchestrator.events.types import Event, FreezeChanged, FreezeSolved, Scaled
 from orchestrator.lifecycle.migration import Move
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -157,6 +157,15 @@ class Solved:
 
 
 @dataclass(frozen=True)
+class FreezeAsked:
+    """Someone changes the freeze settings."""
+
+    change: FreezeChanged
+    solution: FreezeSolved | None = None
+    """Where the ratios of its plan come from."""
+
+
+@dataclass(frozen=True)
 class Noted:
     """An event that changes nothing for the lifecycle and belongs in the log."""
 
@@ -261,6 +270,7 @@ Stimulus = (
     | Departed
     | RankLost
     | Solved
+    | FreezeAsked
     | Noted
     | Asked
     | PauseAsked

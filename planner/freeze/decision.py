@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from planner.freeze.monitoring import Bounds, MonitoringError, Observation, measure
 from planner.freeze.program import FreezeSolution, layer_ratios, solve
 from planner.freeze.time_to_accuracy import kappa
-from planner.freezing import FreezePlan, Phases, Ratios, Weights
+from planner.freezing import Control, FreezePlan, Phases, Ratios, Weights
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.profile import Profile
@@ -52,10 +52,17 @@ class FreezeDecision:
     """Mean step over a step of mean times, at least 1; None without a profile, whose matrices determine the
     variance."""
 
-    def freeze_plan(self, plan: Plan, *, epoch: int) -> FreezePlan:
-        """The first freeze plan of `epoch`, for a job that runs `plan`."""
+    def freeze_plan(
+        self, plan: Plan, *, epoch: int, version: int = 1, control: Control | None = None
+    ) -> FreezePlan:
+        """The freeze plan `version` of `epoch`, for a job that runs `plan`."""
         return FreezePlan(
-            epoch=epoch, version=1, ratios=self.ratios, stages=plan.layers, weights=self.weights
+            epoch=epoch,
+            version=version,
+            ratios=self.ratios,
+            stages=plan.layers,
+            weights=self.weights,
+            control=control,
         )
 
     @property

@@ -209,6 +209,7 @@ class ElasticJob:
         act: called with this job and each event when the event is logged.
         rig: see `ProcessHosts`.
         timeout_s: see `cluster.timeout_s`.
+        order: fields of the order, for a job that does not start from nothing.
     """
 
     def __init__(
@@ -220,6 +221,7 @@ class ElasticJob:
         room: int | None = None,
         rig: Callable[[int], None] | None = None,
         timeout_s: float = 60.0,
+        **order: Any,
     ) -> None:
         self.resolved = resolved
         self.log: list[events.Event] = []
@@ -236,13 +238,14 @@ class ElasticJob:
         )
         self.order = Order(
             job=resolved.config.job,
-            epoch=1,
-            generation=1,
+            epoch=order.pop("epoch", 1),
+            generation=order.pop("generation", 1),
             plan=plan,
             schedule=resolved.schedule,
             elastic=resolved.config.elastic,
-            checkpoints=(),
+            checkpoints=order.pop("checkpoints", ()),
             timeout_s=timeout_s,
+            **order,
         )
         self.loop = EventLoop(self.order, self._take)
         self.hosts = ProcessHosts(

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from lifecycle_jobs import step_report
 
-from orchestrator.controller.planner_link import GRACE_STEPS, PlannerLink
+from orchestrator.controller.freeze_request import GRACE_STEPS
+from orchestrator.controller.planner_link import PlannerLink
 from orchestrator.history.freeze_history import FreezeHistory
 from planner.actor import PlannerActor
 from planner.freeze.decision import FreezeQuestion

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.rehearsed import NodeLife, Rehearsed
-from planner.freezing import FreezePlan
+from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
 from workers import protocol
 
@@ -65,6 +66,18 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.Commanded(id="a", name="move", arguments={"layers": "3-4", "rank": 1}, by="control from 10.0.0.9"),
     events.Scaled(ranks=3, spares=1, places=6),
     events.Dismissed(ranks=(7,)),
+    events.FreezeChanged(
+        from_step=8,
+        method="timelyfreeze",
+        r_max=0.5,
+        by="control from 127.0.0.1",
+        plan=replace(
+            FREEZE_PLAN,
+            control=Control(
+                method="timelyfreeze", r_max=0.5, phases=Phases(warm_up=0, monitoring=4, ramp=6), since=8
+            ),
+        ),
+    ),
     events.Answered(id="a", done=False, step=7, text="the job failed: no room"),
     events.PlannerStarted(life=2, node="n0", pid=124),
     events.FreezeSolved(

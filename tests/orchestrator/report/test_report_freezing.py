@@ -589,17 +589,17 @@ def test_the_plan_stands_beside_each_program_s_own_pick() -> None:
 
 
 def test_bands_follow_the_method() -> None:
-    assert phase_bands({"method": "none"}, 100) == ()
-    assert phase_bands({}, 100) == ()
-    apf = phase_bands({"method": "apf", "warm_up": 10, "monitoring": None, "ramp": None}, 30)
+    assert phase_bands([(1, {"method": "none"})], 100) == ()
+    assert phase_bands([(1, {})], 100) == ()
+    apf = phase_bands([(1, {"method": "apf", "warm_up": 10, "monitoring": None, "ramp": None})], 30)
     assert [(band.name, band.first, band.last) for band in apf] == [("warm-up", 1, 10), ("freezing", 11, 30)]
     timely = {"method": "timelyfreeze", "warm_up": 0, "monitoring": 4, "ramp": 4}
-    assert [(band.name, band.first, band.last) for band in phase_bands(timely, 9)] == [
+    assert [(band.name, band.first, band.last) for band in phase_bands([(1, timely)], 9)] == [
         ("monitoring, nothing frozen", 1, 2),
         ("monitoring, all frozen", 3, 4),
         ("stable", 5, 9),
     ]
-    assert phase_at(phase_bands(timely, 9), 4) == "monitoring, all frozen"
+    assert phase_at(phase_bands([(1, timely)], 9), 4) == "monitoring, all frozen"
     assert phase_at((), 4) is None
 
 

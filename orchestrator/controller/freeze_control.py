@@ -1,0 +1,156 @@
+"""The controller's side of freezing: the planner beside the job, and requests to change the settings.
+
+What a request takes is decided in `freeze_request.py`; here it is solved, logged and sent. Runs on the controller's
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.event_loop import EventLoop
+from orchestrator.controller.freeze_request import Running, Solve, Wanted, decided, described, plan_of
+from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
+from orchestrator.events.types import Commanded, Event, FreezeChanged, FreezeSolved
+from orchestrator.history.job_view import JobView
+from orchestrator.lifecycle.states import Live, Order, Training
+from orchestrator.lifecycle.stimuli import FreezeAsked
+from planner.freeze.decision import decide
+from planner.freezing import FreezePlan
+from workers.protocol import FreezeStarted, JobError
+
+
+class FreezeControl:
+    """The freezing of one job while its controller lives.
+
+    Args:
+        view: returns the job's view, with everything that is logged.
+    """
+
+    def __init__(
+        self, order: Order, setup: ControllerConfig, loop: EventLoop, view: Callable[[], JobView]
+    ) -> None:
+        self._order = order
+        self._setup = setup
+        self._loop = loop
+        self._view = view
+        self._planner: PlannerLink | None = None
+        self._planning: asyncio.Task[None] | None = None
+        self._version = 0
+        """Of the newest freeze plan of this controller, also if it is still being solved."""
+        self._changing = asyncio.Lock()
+        """Held by a request until it is logged: the next one is decided on what it changed."""
+
+    def take(self, event: Event) -> None:
+        """Follow a logged event."""
+        if self._planner is not None:
+            self._planner.take(event)
+        if isinstance(event, FreezeStarted) and event.plan.control is not None:
+            self._drop_planner()
+            if isinstance(self._loop.state, Live):
+                self.accompany(self._view().step)
+
+    def accompany(self, step: int) -> None:
+        """Link a planner for the current plan, unless the one there is serves that plan too, or none is needed.
+
+        Args:
+            step: steps committed.
+        """
+        state = self._loop.state
+        assert isinstance(state, Live)
+        progress = state.job.progress
+        if self._planner is not None and self._planner.serves(progress.plan):
+            self._planner.void_after(step)
+            return
+        self._drop_planner()
+        self._planner = link_planner(
+            self._order,
+            self._setup,
+            progress.plan,
+            progress.schedule,
+            self._loop.post,
+            view=self._view(),
+            version=self._version + 1,
+        )
+        if self._planner is not None:
+            self._version += 1
+            self._planner.void_after(step)
+            self._planning = self._loop.spawn(self._planner.run(step))
+
+    async def change(self, command: Commanded) -> str:
+        """Change the freeze settings at a commit; return in words what will happen.
+
+        Raises:
+            JobError: the job does not train, or what is asked for cannot be done or changes nothing.
+        """
+        method, r_max = command.arguments.get("method"), command.arguments.get("r_max")
+        if not isinstance(method, str | None) or not isinstance(r_max, float | int | None):
+            raise JobError(f"a freeze request names a method and a number r_max, not {command.arguments}")
+        async with self._changing:
+            job = self._running()
+            wanted = decided(Wanted(method=method, r_max=r_max), job)
+            self._version += 1
+            version, solution = self._version, None
+            if isinstance(wanted, Solve):
+                solution = await self._solved(wanted, job, version)
+                plan = solution.plan
+            else:
+                plan = plan_of(wanted, job.plan, epoch=self._order.epoch, version=version)
+            self._running()  # it may have ended meanwhile
+            change = FreezeChanged(
+                from_step=self._view().step + 1,
+                method=wanted.control.method,
+                r_max=wanted.control.r_max,
+                by=command.by,
+                plan=plan,
+            )
+            self._drop_planner()
+            await self._loop.post_and_wait(FreezeAsked(change, solution))
+        return described(wanted.control)
+
+    def again(self, command: Commanded) -> bool:
+        """Whether a `command` of the previous controller needs no answer yet: its plan is logged, and goes out to the
+        ranks again."""
+        proposed: FreezePlan | None = self._view().freeze.proposed
+        return command.name == "freeze" and proposed is not None and proposed.control is not None
+
+    def _running(self) -> Running:
+        state = self._loop.state
+        if not isinstance(state, Training):
+            raise JobError(
+                f"the job is {type(state).__name__.lower()}: freezing changes while it trains; ask again then"
+            )
+        progress = state.job.progress
+        return Running(
+            spec=self._setup.config.freeze,
+            view=self._view(),
+            plan=progress.plan,
+            schedule=progress.schedule,
+            profile=self._setup.profile,
+            replayed=self._order.freezing.replayed,
+        )
+
+    async def _solved(self, wanted: Solve, job: Running, version: int) -> FreezeSolved:
+        """Solve the freeze program in a thread.
+
+        Raises:
+            JobError: it has no solution.
+        """
+        begun_s = time.perf_counter()
+        try:
+            decision = await asyncio.to_thread(decide, wanted.question, wanted.observations)
+        except ValueError as error:
+            raise JobError(f"{error}; the job trains on as it is") from error
+        solve_s = time.perf_counter() - begun_s
+        plan = decision.freeze_plan(
+            job.plan, epoch=self._order.epoch, version=version, control=wanted.control
+        )
+        return solution_of(decision, plan, solve_s)
+
+    def _drop_planner(self) -> None:
+        if self._planning is not None:
+            self._planning.cancel()
+        self._planner = self._planning = None

@@ -1,0 +1,264 @@
+"""Decides what a request to change freezing gives the ranks, from what the job has measured so far. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from orchestrator.history.freeze_history import observation
+from orchestrator.history.job_view import JobView
+from orchestrator.spec.freeze_phases import MONITORING_STEPS, SHARE
+from planner.freeze.decision import FreezeQuestion
+from planner.freeze.monitoring import MonitoringError, Observation, measure
+from planner.freezing import Control, FreezePlan, Phase, Phases
+from planner.ir import Schedule
+from planner.plan import Plan
+from planner.profile import Profile
+from workers.config import FreezeConfig
+from workers.protocol import JobError
+
+METHODS: tuple[str, ...] = get_args(FreezeConfig.model_fields["method"].annotation)
+FEWEST_STEPS = 8
+"""Steps that must be left to begin monitoring: fewer do not pay for it."""
+GRACE_STEPS = 2
+"""After monitoring, for its last timelines to arrive; later ones were lost with a failed rank."""
+_COPIES = {"apf": 3, "autofreeze": 1}
+"""Copies of a layer's weights that a method keeps, by the end of its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The settings that someone asked for."""
+
+    method: str | None
+    """None: as it is."""
+    r_max: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """The job as it trains now."""
+
+    spec: FreezeConfig
+    """Its resolved `[freeze]` section."""
+    view: JobView
+    plan: Plan
+    schedule: Schedule
+    profile: Profile | None
+    replayed: bool
+    """It follows the decisions of a log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adopt:
+    """The ranks get new settings with nothing to solve first."""
+
+    control: Control
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solve:
+    """The freeze program is to be solved again; the ranks get its ratios with the settings."""
+
+    control: Control
+    question: FreezeQuestion
+    observations: tuple[Observation, ...]
+
+
+def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
+    """Return what `wanted` takes.
+
+    Raises:
+        JobError: it cannot be done, or changes nothing; says why and what to do.
+    """
+    if job.replayed:
+        raise JobError(
+            "the job replays the freezing of a log and decides nothing itself: freeze in another run"
+        )
+    method, r_max = _settled(wanted, job)
+    control = Control(method=method, r_max=r_max)
+    if not method.startswith("timelyfreeze"):
+        return Adopt(control=control)
+    if (open_control := _monitoring(job)) is not None and not _monitored(open_control, job.view.step):
+        return Adopt(control=replace(open_control, method=method, r_max=r_max))
+    for since, phases in _measured_phases(job):
+        control = replace(control, phases=phases, since=since, solved=True)
+        absolute = _shifted(phases, since)
+        observations = _observations(job, absolute)
+        try:
+            measure(job.schedule, absolute, observations)
+        except MonitoringError:
+            continue
+        question = FreezeQuestion(
+            plan=job.plan, schedule=job.schedule, phases=absolute, r_max=r_max, profile=job.profile
+        )
+        return Solve(control=control, question=question, observations=observations)
+    return Adopt(control=Control(method=method, r_max=r_max, phases=_phases_from_here(job)))
+
+
+def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, Control | None] | None:
+    """Return the settings whose freeze program the planner is to solve, and what its plan says of them; None: there is
+    none to solve, or its steps are not known yet."""
+    proposed, newest = view.freeze.proposed, view.freeze.newest
+    if proposed is not None and proposed.control is not None:
+        return None
+    if newest is None:
+        return (spec, None) if spec.timely else None
+    control = newest.control
+    if control is None or control.phases is None or control.solved:
+        return None
+    since = control.since or newest.start
+    return spec.model_copy(update=newest.settings), replace(control, since=since, solved=True)
+
+
+def nothing_frozen(plan: Plan) -> tuple[tuple[float, ...], ...]:
+    """Ratios of zero for every layer and microbatch."""
+    return ((0.0,) * plan.microbatches,) * plan.layers[-1][1]
+
+
+def described(control: Control) -> str:
+    """Describe the change in words."""
+    if control.method == "none":
+        return "freezes nothing from a commit on"
+    if control.phases is None:
+        return f"freezes by {control.method} from a commit on"
+    named = f"{control.method} with r_max = {control.r_max:g}"
+    if control.solved:
+        return f"freezes by {named} from a commit on"
+    if control.since is None:
+        return f"freezes by {named}: monitors {control.phases.monitoring} steps from a commit on, then solves"
+    return f"freezes by {named} once its monitoring has ended"
+
+
+def _settled(wanted: Wanted, job: Running) -> tuple[str, float]:
+    """Return method and r_max.
+
+    Raises:
+        JobError: they are no settings, or those that the job has.
+    """
+    now_method, now_r_max = _current(job)
+    if wanted.method is None and wanted.r_max is None:
+        raise JobError("a freeze request names a method, r_max, or both")
+    method = now_method if wanted.method is None else wanted.method
+    if method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise JobError(f"{method!r} is no freeze method: {hint}There are {', '.join(METHODS)}")
+    if wanted.r_max is not None:
+        if not (math.isfinite(wanted.r_max) and 0.0 <= wanted.r_max <= 1.0):
+            raise JobError(
+                f"r_max = {wanted.r_max:g} is no share: give the largest mean freeze ratio of a stage, from 0 to 1"
+            )
+        if not method.startswith("timelyfreeze"):
+            raise JobError(
+                f"r_max = {wanted.r_max:g} changes nothing with method {method}: only a timelyfreeze method has a"
+                " budget; name one with it"
+            )
+    r_max = now_r_max if wanted.r_max is None else float(wanted.r_max)
+    same_r_max = r_max == now_r_max or not method.startswith("timelyfreeze")
+    if method == now_method and same_r_max:
+        budget = f" with r_max = {r_max:g}" if method.startswith("timelyfreeze") else ""
+        raise JobError(f"the freeze method is {method}{budget} already: there is nothing to change")
+    limit = job.view.spec.get("cluster", {}).get("memory_per_rank_bytes")
+    if limit is not None and _copies(method) > _copies(job.spec.method):
+        raise JobError(
+            f"{method} keeps {_copies(method)} copies of the weights, which the plan was not checked for under"
+            f" cluster.memory_per_rank: start the job with freeze.method = {method!r}, or choose timelyfreeze"
+        )
+    return method, r_max
+
+
+def _current(job: Running) -> tuple[str, float]:
+    """Return the newest method and r_max, whether or not the ranks follow them yet."""
+    proposed, newest = job.view.freeze.proposed, job.view.freeze.newest
+    for plan in (proposed, newest):
+        if plan is not None and plan.control is not None:
+            return plan.control.method, plan.control.r_max
+    return job.spec.method, job.spec.r_max
+
+
+def _copies(method: str) -> int:
+    return _COPIES.get(method.rpartition("+")[2], 0)
+
+
+def _monitoring(job: Running) -> Control | None:
+    """Return what the ranks follow if their monitoring has no solution yet; None: there is one, or no monitoring."""
+    proposed, newest = job.view.freeze.proposed, job.view.freeze.newest
+    if proposed is not None:
+        control = proposed.control
+        return control if control is not None and control.phases is not None and not control.solved else None
+    if newest is None:
+        if job.spec.phases is None:
+            return None
+        return Control(method=job.spec.method, r_max=job.spec.r_max, phases=job.spec.phases, since=1)
+    control = newest.control
+    if control is None or control.phases is None or control.solved:
+        return None
+    return replace(control, since=control.since or newest.start)
+
+
+def _monitored(control: Control, step: int) -> bool:
+    """Whether the monitoring of `control` has ended, and its last timelines have arrived."""
+    assert control.phases is not None
+    return (
+        control.since is not None and step >= _shifted(control.phases, control.since).monitoring + GRACE_STEPS
+    )
+
+
+def _measured_phases(job: Running) -> list[tuple[int, Phases]]:
+    """Return the phases that the job has had, the newest first, each with its step 1."""
+    found: list[tuple[int, Phases]] = []
+    for _, plan in sorted(job.view.freeze.plans.items(), reverse=True):
+        control = plan.control
+        if control is not None and control.phases is not None and plan.start is not None:
+            found.append((control.since or plan.start, control.phases))
+    if job.spec.phases is not None:
+        found.append((1, job.spec.phases))
+    return list(dict.fromkeys(found))
+
+
+def _observations(job: Running, phases: Phases) -> tuple[Observation, ...]:
+    """Return the timelines of the steps that were monitored in `phases`, with the plan's cut."""
+    history = job.view.freeze_history()
+    return tuple(
+        observation(report)
+        for report in history.monitored_with(job.plan)
+        if phases.of(report.step) in (Phase.UPPER, Phase.LOWER)
+        and _phases(job.view.freeze.section_at(report.step)) == phases
+    )
+
+
+def _phases(section: Mapping[str, Any]) -> Phases | None:
+    return FreezeConfig.model_validate(section).phases
+
+
+def _phases_from_here(job: Running) -> Phases:
+    """Return the phases of monitoring that begins with the next step, as a spec's unset ones would be.
+
+    Raises:
+        JobError: too few steps are left.
+    """
+    steps = job.view.last_step
+    left = steps - job.view.step
+    if left < FEWEST_STEPS:
+        raise JobError(
+            f"the job has {left} of {steps} steps left and no monitored times of its plan: monitoring needs at least"
+            f" {FEWEST_STEPS}; a method without a freeze program (apf, autofreeze) needs none"
+        )
+    monitoring = min(MONITORING_STEPS, max(2, left // 4))
+    return Phases(warm_up=0, monitoring=monitoring, ramp=min(monitoring + steps // SHARE, left))
+
+
+def _shifted(phases: Phases, since: int) -> Phases:
+    before = since - 1
+    return Phases(
+        warm_up=before + phases.warm_up, monitoring=before + phases.monitoring, ramp=before + phases.ramp
+    )
+
+
+def plan_of(change: Adopt, plan: Plan, *, epoch: int, version: int) -> FreezePlan:
+    """Return the freeze plan by which the ranks take `change` up."""
+    return FreezePlan(epoch=epoch, version=version, ratios=nothing_frozen(plan), control=change.control)

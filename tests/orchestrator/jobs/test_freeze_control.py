@@ -1,0 +1,225 @@
+"""Freezing changed on a real elastic job: the same step on all ranks, through a loss, a resume and a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from process_hosts import ElasticJob, Ran, assert_gone
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.controller.freeze_control import FreezeControl
+from orchestrator.events import types as events
+from orchestrator.events.log import EventLog
+from orchestrator.events.types import Record
+from orchestrator.history.job_view import JobView
+from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.prepare.replay import recorded
+from orchestrator.prepare.resolve import Resolved
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import CheckpointRef, FreezeReport, FreezeStarted, JobError, Request, StepReport
+
+STEPS = 60
+OFF, ON, MORE, STOPPED = 14, 22, 30, 42
+"""The steps after which something is asked."""
+FREEZE = {"method": "timelyfreeze", "r_max": 0.8, "warm_up": 1, "monitoring": 9, "ramp": 10}
+EMULATED = {
+    "device": "emulated",
+    "emulated": {"forward_s": 0.002, "input_grad_s": 0.002, "weight_grad_s": 0.006},
+}
+
+
+def job(folder: Path, name: str = "changed") -> Resolved:
+    return resolved(
+        tiny(
+            folder,
+            name,
+            job={"steps": STEPS, "sample_tokens": 0},
+            pipeline={"ranks": 3, "microbatches": 2},
+            cluster=EMULATED,
+            elastic={"grow": False},
+            freeze=FREEZE,
+        )
+    )
+
+
+class ControlledJob:
+    """A job without Ray, whose freezing is changed through its controller's own part.
+
+    Args:
+        view: of the earlier runs.
+        asks: step -> what is asked once it is reported.
+        changed: called with each change that is logged.
+    """
+
+    def __init__(
+        self,
+        made: Resolved,
+        view: JobView,
+        asks: dict[int, Callable[[ControlledJob], Any]],
+        changed: Callable[[ControlledJob, events.FreezeChanged], Any] = lambda it, change: None,
+        **order: Any,
+    ) -> None:
+        self.view = view
+        self.records: list[Record] = []
+        self.said: list[str] = []
+        self._asks = asks
+        self._changed = changed
+        self.running = ElasticJob(made, self._act, **order)
+        self.control = FreezeControl(
+            self.running.order, self.running.setup, self.running.loop, lambda: self.view
+        )
+        self._take(
+            events.Submitted(
+                job="changed",
+                epoch=self.running.order.epoch,
+                spec=made.spec.model_dump(mode="json"),
+                resume=bool(self.running.order.checkpoints),
+            )
+        )
+
+    def run(self) -> Ran:
+        ran = self.running.run()
+        assert_gone(ran.pids)
+        return ran
+
+    def ask(self, **arguments: object) -> None:
+        """Ask for other settings, as `JobClient.freeze` does."""
+
+        async def send() -> None:
+            command = events.Commanded(
+                id=str(len(self.said)), name="freeze", arguments=arguments, by="a test"
+            )
+            self._take(command)
+            try:
+                self.said.append(await self.control.change(command))
+            except JobError as error:
+                self.said.append(str(error))
+
+        self.running.loop.spawn(send())
+
+    def _act(self, running: ElasticJob, event: events.Event) -> None:
+        self._take(event)
+        if isinstance(event, StepReport) and event.step in self._asks:
+            self._asks.pop(event.step)(self)
+        if isinstance(event, events.FreezeChanged):
+            self._changed(self, event)
+
+    def _take(self, event: events.Event) -> None:
+        self.records.append(Record(time_s=0.0, event=event))
+        self.view.take(self.records[-1])
+
+
+def shares(log: list[events.Event]) -> dict[int, float]:
+    """Step -> the mean planned share of its actions."""
+    found: dict[int, list[float]] = {}
+    for event in log:
+        if isinstance(event, FreezeReport):
+            found.setdefault(event.step, []).extend(action.planned for action in event.actions)
+    return {step: mean(each) if each else 0.0 for step, each in sorted(found.items())}
+
+
+def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
+    made = job(tmp_path)
+    first = ControlledJob(
+        made,
+        JobView(),
+        {
+            3: lambda it: it.ask(method="timelyfrieze"),
+            4: lambda it: it.ask(r_max=1.5),
+            OFF: lambda it: it.ask(method="none"),
+            ON: lambda it: it.ask(method="timelyfreeze", r_max=0.3),
+            MORE: lambda it: it.ask(r_max=0.9),
+            STOPPED: lambda it: it.running.post(Asked(Request.STOP)),
+        },
+        # Between the log and the ranks: the plan is sent again to those that go on.
+        changed=lambda it, change: it.running.signal(2) if change.r_max == 0.9 else None,
+    )
+    ran = first.run()
+    assert isinstance(ran.state, Finished)
+    assert ran.state.stopped
+    assert [failed.rank for failed in ran.of(events.RankFailed)] == [2]
+    assert first.said == [
+        "'timelyfrieze' is no freeze method: did you mean timelyfreeze? There are none, timelyfreeze, apf, autofreeze,"
+        " timelyfreeze+apf, timelyfreeze+autofreeze",
+        "r_max = 1.5 is no share: give the largest mean freeze ratio of a stage, from 0 to 1",
+        "freezes nothing from a commit on",
+        "freezes by timelyfreeze with r_max = 0.3 from a commit on",
+        "freezes by timelyfreeze with r_max = 0.9 from a commit on",
+    ]
+
+    # Each change is logged before the ranks follow it, from a step soon after the request.
+    changes, started = ran.of(events.FreezeChanged), ran.of(FreezeStarted)
+    assert [(each.method, each.r_max, each.by) for each in changes] == [
+        ("none", 0.8, "a test"),
+        ("timelyfreeze", 0.3, "a test"),
+        ("timelyfreeze", 0.9, "a test"),
+    ]
+    assert [each.plan.key for each in started] == [each.plan.key for each in changes]
+    off, on, more = (each.plan.start or 0 for each in started)
+    for change, start, asked in zip(changes, (off, on, more), (OFF, ON, MORE), strict=True):
+        assert asked < change.from_step <= start <= asked + 8
+    frozen = shares(ran.log)
+    assert all(frozen[step] == 0 for step in range(off, on))
+    assert 0 < frozen[on] <= 0.3 + 1e-9
+    assert len({round(frozen[step], 6) for step in range(on, more)}) == 1
+    assert 0.3 < frozen[more] <= 0.9 + 1e-9
+    assert first.view.freeze.method == "timelyfreeze"
+    assert (first.view.freeze.r_max, first.view.freeze.since) == (0.9, more)
+    answers = {entry.command.id: entry.answer for entry in first.view.commands.entries.values()}
+    assert all(answer is not None and answer.done for id, answer in answers.items() if id in "234")
+
+    # A resumed run follows the same settings, and may change them once more.
+    saved = first.view.checkpoints[-1]
+    assert first.view.freeze_history().plans == tuple(each.plan for each in started)
+    second = ControlledJob(
+        made,
+        first.view,
+        {50: lambda it: it.ask(method="none")},
+        epoch=2,
+        generation=10,
+        checkpoints=(CheckpointRef(path=saved.path, step=saved.step),),
+        freezing=first.view.freeze_history(),
+    )
+    resumed = second.run()
+    assert isinstance(resumed.state, Finished)
+    assert resumed.steps == list(range(saved.step + 1, STEPS + 1))
+    again = shares(resumed.log)
+    last = second.view.freeze.since
+    assert last > 50
+    # The mean over actions changes a little with their number.
+    assert all(again[step] == pytest.approx(frozen[more], abs=0.05) for step in range(saved.step + 1, last))
+    assert again[last] == 0
+
+    # The log alone gives the same bits, on one rank without a controller and on three with losses.
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for record in (*first.records, *second.records):
+        log.append(record)
+    log.close()
+    history = recorded(path, made)
+    assert len(history.plans) == 4
+    expected = run_threads(Job(made.config, made.plan, made.schedule, freeze_plans=history.plans))
+    assert resumed.state_sha256 == expected.state_sha256
+    third = ControlledJob(
+        job(tmp_path, "replayed"),
+        JobView(),
+        {
+            off: lambda it: it.running.signal(0),
+            on: lambda it: it.ask(method="none"),
+        },
+        freezing=history,
+    )
+    replayed = third.run()
+    assert third.said == [
+        "the job replays the freezing of a log and decides nothing itself: freeze in another run"
+    ]
+    assert replayed.state_sha256 == expected.state_sha256
+    assert len(replayed.of(events.RankFailed)) == 1
+    untouched = run_threads(Job(made.config, made.plan, made.schedule, freeze_plans=history.plans[:1]))
+    assert untouched.state_sha256 != expected.state_sha256
