@@ -49,7 +49,7 @@ class FreezeNumbers:
 
 def freeze_numbers(run: JobView) -> FreezeNumbers | None:
     """The numbers of `run`; None if its method is `none`."""
-    freeze = run.freeze.section
+    freeze = run.freeze_section
     method = str(freeze.get("method", "none"))
     if method == "none":
         return None
@@ -78,7 +78,7 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
 def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
     """Steps with nothing frozen, and steps with full freezing, in order. Only steps with as many ranks as the newest
     count: the number of ranks changes a step's time, whatever is frozen."""
-    freeze, start = run.freeze.section, run.freeze.start
+    freeze, start = run.freeze_section, run.freeze.start
     ranks = {each.number: len(each.members) for each in run.recovery.generations}
     ordered = [step for _, step in sorted(run.steps.items())]
     now = ranks.get(ordered[-1].generation) if ordered else None

@@ -84,7 +84,7 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
 
 
 def _start(run: JobView) -> int | None:
-    freeze = run.freeze.section
+    freeze = run.freeze_section
     if freeze.get("method", "none") == "none":
         return None
     return run.freeze.start if phases_of(freeze) is not None else (freeze.get("warm_up") or 0) + 1

@@ -83,7 +83,7 @@ class PredictedFreezing:
 
 def predict_freezing(run: JobView) -> PredictedFreezing | None:
     """Predict the steps of `run`; None without a solution, or if the log lacks its times for the current plan."""
-    phases, solved, plan = phases_of(run.freeze.section_at(run.step)), run.freeze.solved, run.plan
+    phases, solved, plan = phases_of(run.freeze_section_at(run.step)), run.freeze.solved, run.plan
     if phases is None or solved is None or solved.measured_unfrozen_s is None or plan is None:
         return None
     if solved.plan.stages not in ((), plan.layers):

@@ -227,7 +227,7 @@ def _observations(job: Running, phases: Phases) -> tuple[Observation, ...]:
         observation(report)
         for report in history.monitored_with(job.plan)
         if phases.of(report.step) in (Phase.UPPER, Phase.LOWER)
-        and _phases(job.view.freeze.section_at(report.step)) == phases
+        and _phases(job.view.freeze_section_at(report.step)) == phases
     )
 
 

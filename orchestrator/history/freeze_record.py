@@ -54,8 +54,6 @@ class FreezeRecord:
     """None where the method has no budget."""
     since: int = 1
     """The first step that follows these settings."""
-    spec: dict[str, Any] = field(default_factory=dict)
-    """The resolved `[freeze]` section of the newest start."""
     start: int | None = None
     """The first step that follows the newest ratios."""
     solved: FreezeSolved | None = None
@@ -76,21 +74,10 @@ class FreezeRecord:
         """The decision that starts last."""
         return self.plans[max(self.plans)] if self.plans else None
 
-    @property
-    def sections(self) -> tuple[tuple[int, Mapping[str, Any]], ...]:
-        """(first step, the `[freeze]` section from there on), oldest first."""
+    def sections(self, spec: Mapping[str, Any]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
+        """(first step, the `[freeze]` section from there on), oldest first; `spec` is the job's own section."""
         changed = [(start, plan) for start, plan in sorted(self.plans.items()) if plan.control is not None]
-        return (1, self.spec), *((start, {**self.spec, **plan.settings}) for start, plan in changed)
-
-    def section_at(self, step: int) -> Mapping[str, Any]:
-        """The `[freeze]` section that `step` follows."""
-        return [section for first, section in self.sections if first <= step or first == 1][-1]
-
-    @property
-    def section(self) -> Mapping[str, Any]:
-        """The newest section by which anything freezes; the spec's if none does."""
-        freezing = [each for _, each in self.sections if each.get("method", "none") != "none"]
-        return freezing[-1] if freezing else self.spec
+        return (1, spec), *((start, {**spec, **plan.settings}) for start, plan in changed)
 
     def take(self, event: FreezeSolved | FreezeChanged | FreezeStarted | FreezeReport) -> None:
         """Fold one more event in."""
@@ -103,7 +90,7 @@ class FreezeRecord:
                 assert plan.start is not None, "a plan that ranks took up has a start"
                 self.proposed = still_proposed(self.proposed, plan)
                 self.plans[plan.start] = plan
-                self._follow()
+                self._follow(plan)
                 if plan.control is None or plan.control.solved:
                     self.start = plan.start
             case FreezeReport():
@@ -112,12 +99,14 @@ class FreezeRecord:
     def begin(self, spec: Mapping[str, Any], *, resume: bool) -> None:
         """Start the job with the resolved `[freeze]` section `spec`; unless it resumes, no earlier decision holds. A
         solution that was not adopted is solved again, but a request stands."""
-        self.spec = dict(spec)
+        self.method, self.since = str(spec.get("method", "none")), 1
+        self.r_max = spec.get("r_max") if _has_budget(self.method) else None
         if not resume or (self.proposed is not None and self.proposed.control is None):
             self.proposed = None
         if not resume:
             self.solved, self.plans = None, {}
-        self._follow()
+        for _, plan in sorted(self.plans.items()):
+            self._follow(plan)
 
     def take_back(self, step: int) -> None:
         """Forget the measurements after `step`."""
@@ -150,13 +139,14 @@ class FreezeRecord:
                 seen[action.stage, action.microbatch].append(action.actual)
         return [(stage, microbatch, mean(shares)) for (stage, microbatch), shares in sorted(seen.items())]
 
-    def _follow(self) -> None:
-        self.since, section = self.sections[-1]
-        for first, earlier in reversed(self.sections):
-            if _named(earlier) != _named(section):
-                break
-            self.since = first
-        self.method, self.r_max = _named(section)
+    def _follow(self, plan: FreezePlan) -> None:
+        control = plan.control
+        if control is None:
+            return
+        settings = control.method, control.r_max if _has_budget(control.method) else None
+        if settings != (self.method, self.r_max):
+            assert plan.start is not None, "a plan that ranks took up has a start"
+            (self.method, self.r_max), self.since = settings, plan.start
 
     def _add(self, report: FreezeReport) -> None:
         if not self.counted.take(report):
@@ -170,10 +160,8 @@ class FreezeRecord:
             del self.recent[min(self.recent)]
 
 
-def _named(section: Mapping[str, Any]) -> tuple[str, float | None]:
-    """Method and r_max; None for a method without a budget."""
-    method = str(section.get("method", "none"))
-    return method, section.get("r_max") if method.startswith("timelyfreeze") else None
+def _has_budget(method: str) -> bool:
+    return method.startswith("timelyfreeze")
 
 
 def _sum(earlier: FrozenStep, later: FrozenStep) -> FrozenStep:

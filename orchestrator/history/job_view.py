@@ -6,7 +6,7 @@ log. Reads event values; knows neither files nor pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -197,7 +197,22 @@ class JobView:
     @property
     def phases(self) -> tuple[Band, ...]:
         """The freezing phases that the job's steps went through; empty if nothing is ever frozen."""
-        return phase_bands(self.freeze.sections, self.step)
+        return phase_bands(self.freeze_sections, self.step)
+
+    @property
+    def freeze_sections(self) -> tuple[tuple[int, Mapping[str, Any]], ...]:
+        """(first step, the resolved `[freeze]` section from there on), oldest first."""
+        return self.freeze.sections(self.spec.get("freeze", {}))
+
+    def freeze_section_at(self, step: int) -> Mapping[str, Any]:
+        """The `[freeze]` section that `step` follows."""
+        return [section for first, section in self.freeze_sections if first <= step or first == 1][-1]
+
+    @property
+    def freeze_section(self) -> Mapping[str, Any]:
+        """The newest `[freeze]` section by which anything freezes; the spec's if none does."""
+        freezing = [each for _, each in self.freeze_sections if each.get("method", "none") != "none"]
+        return freezing[-1] if freezing else self.freeze_sections[0][1]
 
     def recap(self) -> tuple[Event, ...]:
         """The events of the newest start that a new runtime needs: notices, the requested size, and how long steps and
@@ -355,7 +370,7 @@ class JobView:
 
     def _measure(self, timeline: TimelineReport) -> None:
         self.measured.setdefault(timeline.step, {})[timeline.rank] = timeline
-        phases = [(first, phases_of(section)) for first, section in self.freeze.sections]
+        phases = [(first, phases_of(section)) for first, section in self.freeze_sections]
         monitored = [step for step in self.measured if _monitors(phases, step)]
         if len(self.measured) - len(monitored) > RECENT_TIMELINES:
             del self.measured[min(self.measured.keys() - monitored)]
