@@ -21,6 +21,8 @@ from orchestrator.events.types import (
 from orchestrator.history import command_table
 from orchestrator.history.command_table import CommandIdReused, CommandTable
 from orchestrator.history.job_view import JobView, fold
+from planner.freezing import Control, FreezePlan
+from workers.protocol import FreezeStarted
 
 
 def command(id: str, name: str, **arguments: object) -> Commanded:
@@ -145,3 +147,24 @@ def test_a_pause_is_done_when_the_job_has_paused_and_a_resume_when_it_trains() -
     assert answers(*told, wait) == {}
     assert answers(*told, paused) == {"a": (True, "paused at step 4")}
     assert answers(*told, regrouped("resume")) == {"b": (True, "trains on from step 4")}
+
+
+def test_a_freeze_request_is_answered_once_the_ranks_follow_it() -> None:
+    def started(version: int, control: Control | None) -> FreezeStarted:
+        return FreezeStarted(
+            plan=FreezePlan(epoch=1, version=version, ratios=(), control=control, start=version)
+        )
+
+    found = answers(
+        command("a", "freeze", method="none", r_max=None),
+        command("b", "freeze", method="timelyfreeze", r_max=0.5),
+        command("c", "freeze", method=None, r_max=0.25),
+        started(7, None),
+        started(9, Control(method="timelyfreeze", r_max=0.5)),
+        started(12, Control(method="timelyfreeze", r_max=0.25)),
+    )
+    assert found == {
+        "a": (False, "another freeze request took its place"),
+        "b": (True, "all ranks follow it from step 9 on"),
+        "c": (True, "all ranks follow it from step 12 on"),
+    }

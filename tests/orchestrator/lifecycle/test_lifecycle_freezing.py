@@ -10,7 +10,8 @@ from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.lifecycle.commands import Follow, Log, Propose
 from orchestrator.lifecycle.states import Finished, Training
-from orchestrator.lifecycle.stimuli import Asked, Ended, Noted, Released, Solved
+from orchestrator.lifecycle.stimuli import Asked, Ended, FreezeAsked, Noted, Released, Reported, Solved
+from planner.freezing import Control
 from workers.protocol import FreezeStarted, Request
 
 
@@ -41,3 +42,37 @@ def test_ranks_that_end_are_sent_no_freeze_plan() -> None:
     assert isinstance(job.state, Finished)
     assert not any(isinstance(effect, Propose) for effect in job.effects)
     assert job.logged[-1] == events.Warned(text="the planner died")
+
+
+CHANGE = events.FreezeChanged(
+    from_step=5,
+    method="none",
+    r_max=0.8,
+    by="a test",
+    plan=replace(SOLUTION.plan, version=2, control=Control(method="none", r_max=0.8)),
+)
+
+
+def test_a_change_is_logged_before_it_is_sent_and_replaces_what_was_being_solved() -> None:
+    job = Job().take(*TO_TRAINING, FreezeAsked(CHANGE))
+    assert job.commands[-2:] == [Log(CHANGE), Propose(CHANGE.plan, (0, 1))]
+    count = len(job.commands)
+    assert job.take(Solved(SOLUTION)).commands[count:] == []
+    assert job.has.intents.proposed == CHANGE.plan
+    # The ranks had taken up the earlier one: the change is still to come.
+    job.take(Reported(FreezeStarted(plan=replace(SOLUTION.plan, start=5))))
+    assert job.has.intents.proposed == CHANGE.plan
+    job.take(Reported(FreezeStarted(plan=replace(CHANGE.plan, start=6))))
+    assert job.has.intents.proposed is None
+
+
+def test_a_change_comes_with_its_solution() -> None:
+    solution = replace(SOLUTION, plan=CHANGE.plan)
+    job = Job().take(*TO_TRAINING, FreezeAsked(CHANGE, solution))
+    assert job.commands[-3:] == [Log(CHANGE), Log(solution), Propose(CHANGE.plan, (0, 1))]
+
+
+def test_a_change_that_no_rank_had_taken_up_is_sent_again_after_a_resume() -> None:
+    order = replace(RESUMED, epoch=2, freezing=FreezeHistory(proposed=CHANGE.plan))
+    job = Job(order).take(*TO_TRAINING)
+    assert Propose(CHANGE.plan, (0, 1)) in job.commands

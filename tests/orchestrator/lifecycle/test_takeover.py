@@ -15,6 +15,7 @@ from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import Assessing, Pending, Reclaiming, Stopping, Training
 from orchestrator.lifecycle.stimuli import RankLost, Reclaimed, Reported, Start
 from orchestrator.lifecycle.takeover import taken_over
+from planner.freezing import Control
 from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build
 from workers.protocol import (
@@ -183,6 +184,18 @@ def test_what_was_measured_and_decided_of_freezing_stands() -> None:
     assert order.freezing.plans == (STARTED.plan,)
     assert order.earlier is not None
     assert (order.earlier.progress.freeze, order.earlier.intents.proposed) == ((STARTED.plan,), None)
+
+
+def test_a_change_of_freezing_that_was_logged_is_sent_again() -> None:
+    control = Control(method="none", r_max=0.8)
+    plan = replace(STARTED.plan, version=2, control=control, start=None)
+    change = events.FreezeChanged(from_step=8, method="none", r_max=0.8, by="", plan=plan)
+    order = taken_over(ORDER, view(*RUN, SOLVED, STARTED, change))
+    assert order.earlier is not None
+    assert order.earlier.intents.proposed == plan
+    order = taken_over(ORDER, view(*RUN, change, STARTED))
+    assert order.earlier is not None
+    assert order.earlier.intents.proposed == plan
 
 
 def test_a_run_that_is_replayed_is_told_nothing_else() -> None:

@@ -1,0 +1,173 @@
+"""What a request to change freezing gives the ranks: pure decisions from the job's view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from lifecycle_jobs import step_report
+
+from orchestrator.controller.freeze_request import (
+    Adopt,
+    Running,
+    Solve,
+    Wanted,
+    decided,
+    described,
+    open_question,
+    plan_of,
+)
+from orchestrator.events import types as events
+from orchestrator.history.job_view import JobView, fold
+from planner.freezing import Control, FreezePlan, Phases
+from planner.plan import Plan
+from planner.schedule.registry import build
+from workers.config import FreezeConfig
+from workers.protocol import FreezeStarted, JobError, Span, TimelineReport
+
+PHASES = Phases(warm_up=2, monitoring=6, ramp=8)
+TIMELY = FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=2, monitoring=6, ramp=8)
+NONE = FreezeConfig()
+PLAN = Plan(
+    epoch=1,
+    version=1,
+    reason="first",
+    layers=((0, 1), (1, 2)),
+    stage_ranks=(0, 1),
+    schedule="1f1b",
+    chunks=1,
+    microbatches=2,
+    replicas=1,
+)
+SCHEDULE = build("1f1b", 2, 2, None)
+SOLVED = FreezePlan(epoch=1, version=1, ratios=((0.5, 0.5), (1.0, 1.0)), start=9)
+
+
+def timelines(first: int, middle: int, last: int) -> list[TimelineReport]:
+    """B takes 2 s up to the step `middle`, then 1 s, as F always does."""
+    reports: list[TimelineReport] = []
+    for step in range(first, last + 1):
+        for rank in range(2):
+            spans, now_s = [], 0.0
+            for action in SCHEDULE.programs[rank]:
+                end_s = now_s + (2.0 if str(action.kind) == "B" and step <= middle else 1.0)
+                spans.append(Span(action=str(action), start_s=now_s, end_s=end_s))
+                now_s = end_s
+            reports.append(TimelineReport(step=step, rank=rank, step_s=now_s, spans=tuple(spans)))
+    return reports
+
+
+def running(
+    spec: FreezeConfig, *log: events.Event, step: int = 0, replayed: bool = False, **cluster: Any
+) -> Running:
+    """A job of 100 steps after `step`, with `log` behind it."""
+    section = {"freeze": spec.model_dump(mode="json"), "job": {"steps": 100}, "cluster": cluster}
+    begun = events.Submitted(job="j", epoch=1, spec=section, resume=False)
+    told = (begun, events.Issued(plan=PLAN), *(step_report(n) for n in range(1, step + 1)), *log)
+    view: JobView = fold(events.Record(time_s=0.0, event=event) for event in told)
+    return Running(spec=spec, view=view, plan=PLAN, schedule=SCHEDULE, profile=None, replayed=replayed)
+
+
+def asked(job: Running, method: str | None = None, r_max: float | None = None) -> Adopt | Solve:
+    return decided(Wanted(method=method, r_max=r_max), job)
+
+
+def changed(version: int, control: Control) -> events.FreezeChanged:
+    plan = plan_of(Adopt(control=control), PLAN, epoch=1, version=version)
+    return events.FreezeChanged(from_step=2, method=control.method, r_max=control.r_max, by="", plan=plan)
+
+
+MONITORED = (*timelines(3, 4, 6), FreezeStarted(plan=SOLVED))
+
+
+def test_off_is_a_plan_without_ratios() -> None:
+    off = asked(running(TIMELY, *MONITORED, step=20), "none")
+    assert off == Adopt(control=Control(method="none", r_max=0.8))
+    assert isinstance(off, Adopt)
+    assert plan_of(off, PLAN, epoch=3, version=2).ratios == ((0.0, 0.0), (0.0, 0.0))
+    assert described(off.control) == "freezes nothing from a commit on"
+
+
+def test_another_r_max_is_solved_from_what_was_monitored() -> None:
+    found = asked(running(TIMELY, *MONITORED, step=20), r_max=0.25)
+    assert isinstance(found, Solve)
+    assert found.control == Control(method="timelyfreeze", r_max=0.25, phases=PHASES, since=1, solved=True)
+    assert (found.question.r_max, found.question.phases) == (0.25, PHASES)
+    assert {seen.step for seen in found.observations} == {3, 4, 5, 6}
+    # Also when it was off in between: the timelines of those steps do not count.
+    off = replace(changed(2, Control(method="none", r_max=0.8)).plan, start=21)
+    again = asked(running(TIMELY, *MONITORED, FreezeStarted(plan=off), step=30), "timelyfreeze+apf", 0.5)
+    assert isinstance(again, Solve)
+    assert again.observations == found.observations
+
+
+def test_monitoring_under_way_goes_on_with_another_r_max() -> None:
+    found = asked(running(TIMELY, *timelines(3, 4, 4), step=4), r_max=0.25)
+    assert found == Adopt(control=Control(method="timelyfreeze", r_max=0.25, phases=PHASES, since=1))
+    assert isinstance(found, Adopt)
+    assert (
+        described(found.control) == "freezes by timelyfreeze with r_max = 0.25 once its monitoring has ended"
+    )
+
+
+@pytest.mark.parametrize("spec", [NONE, FreezeConfig(method="apf", warm_up=3)])
+def test_without_times_the_job_monitors_first(spec: FreezeConfig) -> None:
+    found = asked(running(spec, step=20), "timelyfreeze", 0.5)
+    phases = Phases(warm_up=0, monitoring=10, ramp=20)
+    assert found == Adopt(control=Control(method="timelyfreeze", r_max=0.5, phases=phases))
+    assert isinstance(found, Adopt)
+    # The planner gets its question once the ranks' first step is known, and only until it is solved.
+    change = changed(1, found.control)
+    view = running(spec, change, step=20).view
+    assert open_question(spec, view) is None
+    assert view.freeze_history().proposed == change.plan
+    begun = FreezeStarted(plan=replace(change.plan, start=24))
+    view = running(spec, change, begun, step=24).view
+    assert view.freeze_history().proposed is None
+    question = open_question(spec, view)
+    assert question is not None
+    assert question[0].phases == Phases(warm_up=23, monitoring=33, ramp=43)
+    assert question[1] == replace(found.control, since=24, solved=True)
+    assert (view.freeze.method, view.freeze.r_max, view.freeze.since) == ("timelyfreeze", 0.5, 24)
+    assert [(band.name, band.first) for band in view.phases][-1] == ("monitoring, nothing frozen", 24)
+    solved = replace(change.plan, version=2, control=question[1], start=35)
+    view = running(spec, change, begun, FreezeStarted(plan=solved), step=36).view
+    assert open_question(spec, view) is None
+    assert view.freeze.since == 24
+
+
+def test_times_of_another_partition_do_not_count() -> None:
+    job = running(TIMELY, *MONITORED, step=20)
+    other = replace(PLAN, layers=((0, 2),), stage_ranks=(0,))
+    found = asked(replace(job, plan=other, schedule=build("1f1b", 1, 2, None)), r_max=0.5)
+    assert isinstance(found, Adopt)
+    assert found.control.phases == Phases(warm_up=0, monitoring=10, ramp=20)
+
+
+def test_a_method_without_a_program_needs_no_times() -> None:
+    found = asked(running(NONE, step=99), "autofreeze")
+    assert found == Adopt(control=Control(method="autofreeze", r_max=0.8))
+
+
+@pytest.mark.parametrize(
+    ("job", "method", "r_max", "words"),
+    [
+        (running(NONE), None, None, "names a method, r_max, or both"),
+        (running(NONE), "autofreez", None, "'autofreez' is no freeze method: did you mean autofreeze"),
+        (running(TIMELY), None, 1.01, r"r_max = 1\.01 is no share"),
+        (running(TIMELY), None, float("nan"), "r_max = nan is no share"),
+        (running(NONE), None, 0.5, "changes nothing with method none: only a timelyfreeze method"),
+        (running(TIMELY), "apf", 0.5, "changes nothing with method apf"),
+        (running(NONE), "none", None, "is none already: there is nothing to change"),
+        (running(TIMELY), "timelyfreeze", 0.8, "is timelyfreeze with r_max = 0.8 already"),
+        (running(NONE, step=95), "timelyfreeze", 0.5, "5 of 100 steps left and no monitored times"),
+        (running(TIMELY, replayed=True), "none", None, "replays the freezing of a log"),
+        (running(NONE, memory_per_rank_bytes=10**9), "apf", None, "apf keeps 3 copies of the weights"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_words(
+    job: Running, method: str | None, r_max: float | None, words: str
+) -> None:
+    with pytest.raises(JobError, match=words):
+        asked(job, method, r_max)
