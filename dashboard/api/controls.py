@@ -37,6 +37,21 @@ class Cancel(Model):
     """End at once, without a checkpoint."""
 
 
+class Freeze(Model):
+    """What to freeze from now on; what is left out stays as it is."""
+
+    method: str | None = Field(default=None, examples=["timely"])
+    """As `freeze.method` in a spec; `none` turns freezing off."""
+    r_max: float | None = Field(default=None, ge=0, le=1, examples=[0.5])
+    """Largest mean share of a stage's weight gradients to leave out."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Freeze:
+        if self.method is None and self.r_max is None:
+            raise ValueError("send method, r_max or both")
+        return self
+
+
 class Move(Model):
     """Layers to move."""
 
@@ -109,6 +124,15 @@ async def resume(job: JobName, parts: Parts, by: From, key: Key = None, wait_s: 
 async def checkpoint(job: JobName, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0) -> Answer:
     """Write a checkpoint after the step in flight."""
     return await outcome_of(parts, parts.client.checkpoint(job, id=key, by=by.name), wait_s)
+
+
+@router.post("/freeze", status_code=202, responses=ERRORS)
+async def freeze(
+    job: JobName, body: Freeze, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+) -> Answer:
+    """Change how much of the backward passes is frozen, from a commit on."""
+    sending = parts.client.freeze(job, method=body.method, r_max=body.r_max, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s)
 
 
 @router.post("/move", status_code=202, responses=ERRORS)

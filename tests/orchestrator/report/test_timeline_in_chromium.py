@@ -136,7 +136,8 @@ def test_a_step_without_actions_draws_its_lanes(tmp_path: Path) -> None:
     html = picture_page("step", "Step 1", "", [Drawn(TimelineView("", [Step("", [[], []], None)]), None)])
     seen = driven(
         html,
-        KEYS + 'for (const key of ["+", "n", "PageDown", "p"]) press(key); return [view.lanes.length, told()];',
+        KEYS
+        + 'for (const key of ["+", "n", "PageDown", "p"]) press(key); return [view.lanes.length, told()];',
         tmp_path,
     )
     assert seen == [2, ""]
