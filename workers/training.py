@@ -439,7 +439,11 @@ class Training:
         asked = config.timeline_every and self.step % config.timeline_every == 0
         if last or asked or self._freezer.monitoring(self.step):
             timeline = TimelineReport(
-                step=self.step, rank=self._setup.place, step_s=step_s, spans=step.window.spans
+                step=self.step,
+                rank=self._setup.place,
+                step_s=step_s,
+                spans=step.window.spans,
+                memory_bytes=self._setup.device.memory_bytes(),
             )
             self._announcements.add(self.step, timeline)
         for report in self._watch.news(self.step):

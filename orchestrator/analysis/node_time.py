@@ -13,9 +13,7 @@ from enum import StrEnum
 from orchestrator.events.rehearsed import NodeLife, Rehearsed
 from orchestrator.events.types import Regrouped
 from orchestrator.history.recovery_history import RecoveryHistory
-
-PARTS = ("detect", "settle", "plan", "move", "resume")
-"""Parts of a recovery."""
+from orchestrator.history.totals import PARTS, part_seconds
 
 
 class Use(StrEnum):
@@ -175,10 +173,5 @@ def _nodes(history: RecoveryHistory, index: int | None) -> frozenset[str]:
 
 def parts(regrouped: Regrouped) -> tuple[float, ...]:
     """Seconds of each of `PARTS`."""
-    return (
-        regrouped.detect_s,
-        regrouped.settle_s,
-        regrouped.plan_s,
-        regrouped.move_s,
-        regrouped.resume_s,
-    )
+    seconds = part_seconds(regrouped)
+    return tuple(seconds[part] for part in PARTS)

@@ -33,6 +33,7 @@ from orchestrator.prepare.resolve import check_stages
 from orchestrator.prepare.resumption import adopt
 from orchestrator.spec.checks import AUTO, check
 from orchestrator.spec.job_spec import Spec
+from orchestrator.telemetry.wanted import check_packages
 from workers.protocol import CheckpointRef, JobError
 
 START_S = 300.0
@@ -92,7 +93,11 @@ class Submission:
             self._folder.admit(spec.job.name, resume=True)
             if (earlier := self._folder.marker()) is not None:
                 spec = adopt(spec, earlier.spec)
+        if spec.logging.recorded and spec.logging.run is None:
+            named = {"run": secrets.token_hex(6)}
+            spec = spec.model_copy(update={"logging": spec.logging.model_copy(update=named)})
         self._checked = check(spec)
+        check_packages(spec.logging)
         if not resume:
             self._folder.admit(spec.job.name, resume=False)
         spec = self._checked.spec

@@ -29,6 +29,7 @@ from orchestrator.controller.freeze_control import FreezeControl
 from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.log_writer import LogWriter
+from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.persistence import persist
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.reshaping import Reshaping
@@ -116,6 +117,7 @@ class Controller:
         self._over = False
         self._refusal: Record | None = None
         """The end of a job that this controller could not take over."""
+        self._outlets: Outlets | None = None
         self._own = ray.get_runtime_context().current_actor
         self._take_on(order)
         if ray.get_runtime_context().was_current_actor_reconstructed:
@@ -268,6 +270,8 @@ class Controller:
             self._go_on_with(entry)
 
     def _begin(self, *, takeover: bool) -> None:
+        folder = self._folder.events_path.parent
+        self._outlets = Outlets(self._view, self._spec, folder, self._loop.post)
         self._record(
             events.Submitted(
                 job=self._order.job,
@@ -282,6 +286,7 @@ class Controller:
             text = f"the last line of the event log was torn: {cut}"
             self._record(events.Warned(text=text))
         self._spawn(self._run())
+        self._loop.spawn(self._outlets.keep_recording(self._view))
         if self._folder.segments is not None:
             publishing = self._publisher.keep_publishing(PUBLISH_S)
             self._publishing = asyncio.get_running_loop().create_task(publishing)
@@ -503,6 +508,8 @@ class Controller:
         task.add_done_callback(self._tasks.discard)
 
     async def _end(self) -> None:
+        if self._outlets is not None:
+            await self._outlets.close(self._view)
         if self._publishing is not None:
             self._publishing.cancel()
         if self._writer is not None:
@@ -528,6 +535,8 @@ class Controller:
         self._writer.append(record)
         self._records.append(record)
         self._view.take(record)
+        if self._outlets is not None:
+            self._outlets.take(record)
         self._changed.set()
         if time.monotonic() - self._kept_s > SNAPSHOT_S:
             self._kept_s = time.monotonic()

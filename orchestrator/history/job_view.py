@@ -45,6 +45,7 @@ from orchestrator.history.phase_bands import Band, phase_bands, phases_of
 from orchestrator.history.ranks_view import RanksView
 from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.history.thinning import EVERY, Grid, thin, up_to
+from orchestrator.history.totals import Totals
 from planner.freezing import FreezePlan, Phase, Phases
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
@@ -55,6 +56,7 @@ from workers.protocol import (
     FreezeStarted,
     Request,
     SampleReport,
+    StandbyReport,
     StepReport,
     SwitchReport,
     TimelineReport,
@@ -136,6 +138,8 @@ class JobView:
     curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
     """Generations and the gaps between them."""
+    totals: Totals = field(default_factory=Totals)
+    """What recoveries and moves have come to over the whole log."""
     moves: list[Migrated] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     commands: CommandTable = field(default_factory=CommandTable)
@@ -244,6 +248,7 @@ class JobView:
         self.ended_s = record.time_s
         self.events += 1
         self.recovery.take(record)
+        self.totals.take(record.event)
         self.commands.take(record.event)
         match record.event:
             case StepReport() as step:
@@ -267,7 +272,8 @@ class JobView:
             case Formed() as formed:
                 self.ranks.take(formed)
                 self._form(formed)
-            case SwitchReport(epoch=epoch, version=version):
+            case SwitchReport(epoch=epoch, version=version) as switch:
+                self.ranks.take(switch)
                 plans = [decision.plan for decision in self.decisions]
                 self.followed = next(
                     (plan for plan in plans if (plan.epoch, plan.version) == (epoch, version)), self.followed
@@ -275,7 +281,9 @@ class JobView:
             case RankStarted() as up:
                 self.nodes.add(up.node)
                 self.ranks.take(up)
-            case (Placing() | RankFailed() | Regrouped() | Noticed() | Scaled() | Dismissed()) as change:
+            case (
+                Placing() | RankFailed() | Regrouped() | Noticed() | Scaled() | Dismissed() | StandbyReport()
+            ) as change:
                 self.ranks.take(change)
             case Skipped(damage=damage):
                 self.ranks.skip(damage)

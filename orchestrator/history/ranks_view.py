@@ -19,7 +19,7 @@ from orchestrator.events.types import (
     Regrouped,
     Scaled,
 )
-from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint
+from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, StandbyReport, SwitchReport
 
 KEPT_CHECKPOINTS = 8
 """Newest checkpoints that a controller remembers; the ranks delete older ones."""
@@ -52,6 +52,8 @@ class RanksView:
     """The newest generation."""
     generation: int | None = None
     """Number of the newest generation; None if none has formed."""
+    copied: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Place -> layers of which it keeps an up-to-date copy for other places."""
     began: int = 0
     """The step at which it began to train."""
     since: int | None = None
@@ -79,7 +81,9 @@ class RanksView:
         | Scaled
         | Dismissed
         | Paused
-        | Noticed,
+        | Noticed
+        | StandbyReport
+        | SwitchReport,
     ) -> None:
         """Fold one more event in."""
         if isinstance(event, Formed | Paused):
@@ -87,6 +91,7 @@ class RanksView:
         match event:
             case Formed(generation=generation, step=step):
                 self.formed = event
+                self.copied.clear()
                 self.members, self.generation, self.began = generation.members, generation.number, step
                 if event.start is not None or step == 0:
                     self.since = generation.number
@@ -115,6 +120,11 @@ class RanksView:
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
                 self.noticed = (*self.noticed[1 - KEPT_NOTICES :], event)
+            case StandbyReport(rank=place, layers=layers):
+                self.copied[place] = layers
+            case SwitchReport(rank=place):
+                # It reports the copies of its new plan again, once they are up to date.
+                self.copied.pop(place, None)
             case Paused():
                 pass
 

@@ -57,6 +57,9 @@ def absolute(spec: Spec) -> Spec:
                 "cache": _absolute(data.cache) if data.cache is not None else None,
             }
         ),
+        "logging": spec.logging.model_copy(
+            update={"mlflow": _absolute(spec.logging.mlflow) if spec.logging.mlflow is not None else None}
+        ),
         "elastic": spec.elastic.model_copy(
             update={"notice_file": _absolute(notice_file) if notice_file is not None else None}
         ),

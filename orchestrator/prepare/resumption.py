@@ -23,12 +23,14 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
     left_open = [key for key in searched(spec.pipeline) if key in pipeline]
     chunks_too = "schedule" in left_open and spec.pipeline.chunks is None
     given = spec.freeze.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    run = spec.logging.run or before.get("logging", {}).get("run")
     same_method = freeze.get("method") == spec.freeze.method
     return spec.model_copy(
         update={
             "pipeline": spec.pipeline.model_copy(
                 update={key: pipeline[key] for key in (*left_open, *(("chunks",) if chunks_too else ()))}
             ),
+            "logging": spec.logging.model_copy(update={"run": run}),
             "freeze": spec.freeze.model_copy(
                 update={
                     key: freeze[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from orchestrator.cluster.address import host_and_port
 from orchestrator.spec.freeze_phases import settle_phases
@@ -50,6 +51,7 @@ def check(spec: Spec) -> CheckedSpec:
             pipeline = pipeline.model_copy(update=numbers)
     freeze = settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
     _check_device(spec)
+    _check_logging(spec)
     if pipeline.ranks != AUTO:
         elastic = settle_elastic(elastic, pipeline.ranks)
     _check_elastic(elastic)
@@ -205,6 +207,36 @@ def _check_elastic(elastic: ElasticConfig) -> None:
         raise JobError(f"elastic.notices = {list(elastic.notices)} names a source twice: name each once")
     if elastic.notice_file == "":
         raise JobError('elastic.notice_file = "" names no file: give a path, or leave it out')
+
+
+def _check_logging(spec: Spec) -> None:
+    logging, folder = spec.logging, spec.job.folder
+    for key in ("mlflow", "otel"):
+        address = urlsplit(getattr(logging, key) or "")
+        if address.username or address.password:
+            raise JobError(
+                f"logging.{key} holds a user name or a password, which would be kept in the job's log: give it to the"
+                " job's processes in the environment variables of that service"
+            )
+    if logging.mlflow is not None and "://" in logging.mlflow and not _is_http(logging.mlflow):
+        raise JobError(
+            f"logging.mlflow = {logging.mlflow!r}: expected http://HOST:PORT, https://HOST or the path of a folder"
+        )
+    if logging.otel is not None and logging.otel not in ("console", "env") and not _is_http(logging.otel):
+        raise JobError(
+            f"logging.otel = {logging.otel!r}: expected http://HOST:PORT, https://HOST, env or console"
+        )
+    local = {"tensorboard = true": logging.tensorboard, 'wandb = "offline"': logging.wandb == "offline"}
+    for key, wanted in local.items():
+        if wanted and "://" in folder:
+            raise JobError(
+                f"logging.{key} writes files beside the event log, and job.output = {folder!r} is no folder: use a"
+                " folder that all nodes see, or log to a server (logging.mlflow)"
+            )
+
+
+def _is_http(text: str) -> bool:
+    return text.startswith(("http://", "https://")) and bool(urlsplit(text).hostname)
 
 
 def _check_device(spec: Spec) -> None:

@@ -1,4 +1,4 @@
-"""The job spec: nine sections, read from TOML or built in Python, the same object either way.
+"""The job spec: ten sections, read from TOML or built in Python, the same object either way.
 
 Sections that ranks consume live in `workers/config.py`. What depends on the model, the data or the cluster is
 settled in `orchestrator/prepare/resolve.py`; what can be told from the spec alone is checked in `checks.py`.
@@ -115,6 +115,29 @@ class ClusterConfig(Section):
     """`[cluster.emulated]`: the modelled times."""
 
 
+class LoggingConfig(Section):
+    """`[logging]`: where the job's numbers go besides its event log. A logger that fails costs one warning."""
+
+    tensorboard: bool = False
+    """Whether to write TensorBoard's event files to `tensorboard/` in the job's folder (extra `tensorboard`)."""
+    mlflow: str | None = None
+    """MLflow tracking server, `http://` or `https://`, or a folder of MLflow's files (extra `mlflow`)."""
+    wandb: Literal["online", "offline"] | None = None
+    """Weights & Biases (extra `wandb`). `offline` writes to `wandb/` in the job's folder, for `wandb sync`."""
+    project: str = "freshet"
+    """Experiment at MLflow and project at Weights & Biases."""
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    """Identity of the run at MLflow and Weights & Biases; unset: a random one. A resumed job keeps it."""
+    otel: str | None = None
+    """OpenTelemetry spans of recoveries and moves (extra `otel`). An OTLP endpoint, `http://` or `https://`; `env`:
+    what the OTEL_ variables of the controller's process say; `console`: the controller's output."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a logger keeps runs under an identity."""
+        return self.mlflow is not None or self.wandb is not None
+
+
 class Spec(Section):
     """A whole job."""
 
@@ -136,6 +159,8 @@ class Spec(Section):
     """What survives of it all."""
     cluster: ClusterConfig = ClusterConfig()
     """Where it runs."""
+    logging: LoggingConfig = LoggingConfig()
+    """Where its numbers go."""
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Spec:

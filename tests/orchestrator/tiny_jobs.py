@@ -66,6 +66,7 @@ def tiny(folder: Path, name: str, **sections: dict[str, Any]) -> Spec:
         "checkpoint": {},
         "elastic": {},
         "cluster": {"address": "auto", "device": "cpu", "wait_s": 240},
+        "logging": {},
     }
     for section, keys in sections.items():
         given[section].update(keys)

@@ -57,3 +57,7 @@ class CudaDevice(Device):
             )
             for action, start, end in self._events
         )
+
+    def memory_bytes(self) -> int:
+        """The most that tensors have taken so far."""
+        return torch.cuda.max_memory_allocated(self.torch_device)

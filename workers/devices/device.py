@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from planner.ir import Action
@@ -38,6 +39,10 @@ class Device(ABC):
     @abstractmethod
     def spans(self) -> tuple[Span, ...]:
         """The window's actions so far, complete: waits for the device to finish them."""
+
+    def memory_bytes(self) -> int:
+        """What this process takes of the device's memory: here the host's."""
+        return psutil.Process().memory_info().rss
 
 
 class CpuDevice(Device):

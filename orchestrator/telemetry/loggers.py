@@ -1,0 +1,100 @@
+"""What experiment loggers get of a job's events, and the rule for steps that run twice. Knows no logger's library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.events.types import Event, Migrated, Record, Regrouped
+from orchestrator.history.totals import part_seconds
+from workers.protocol import StepReport, ValidationReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Values of one step."""
+
+    step: int
+    time_s: float
+    """Seconds since the Unix epoch."""
+    values: Mapping[str, float]
+
+
+class Logger(Protocol):
+    """One run at an experiment logger."""
+
+    def log(self, entries: Sequence[Entry]) -> None:
+        """Write `entries`; their steps need not ascend."""
+        ...
+
+    def close(self) -> None:
+        """Write what waits and end the run."""
+        ...
+
+
+class LoggerSink:
+    """Writes a job's events to `logger`.
+
+    A step is written once, when it is first committed: steps that run again repeat the same numbers, and a logger would
+    show them twice.
+
+    Args:
+        step: steps up to this one were written by earlier controllers of the job.
+    """
+
+    def __init__(self, logger: Logger, step: int) -> None:
+        self._logger = logger
+        self._step = self._validated = step
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Write what loggers show of `records`."""
+        entries = []
+        for record in records:
+            event = record.event
+            if isinstance(event, StepReport):
+                if event.step <= self._step:
+                    continue
+                self._step = event.step
+            elif isinstance(event, ValidationReport):
+                if event.step <= self._validated:
+                    continue
+                self._validated = event.step
+            if (entry := entry_of(event, record.time_s)) is not None:
+                entries.append(entry)
+        if entries:
+            self._logger.log(entries)
+
+    def close(self) -> None:
+        """End the run."""
+        self._logger.close()
+
+
+def entry_of(event: Event, time_s: float) -> Entry | None:
+    """What loggers show of `event`; the names are those of the metrics, without `freshet_`."""
+    match event:
+        case StepReport(step=step):
+            values = {
+                "loss": event.loss,
+                "gradient_norm": event.grad_norm,
+                "learning_rate": event.lr,
+                "step_seconds": event.step_s,
+                "bubble_ratio": event.bubble,
+            }
+            if event.step_s > 0:
+                values["tokens_per_second"] = (event.tokens or event.samples) / event.step_s
+            return Entry(step=step, time_s=event.committed_s or time_s, values=values)
+        case ValidationReport(step=step, loss=loss):
+            return Entry(step=step, time_s=time_s, values={"validation_loss": loss})
+        case Regrouped(step=step):
+            parts = {f"recovery_seconds/{part}": seconds for part, seconds in part_seconds(event).items()}
+            counts = {
+                "ranks_lost": float(len(event.lost)),
+                "steps_rerun": float(event.rerun + event.steps_lost),
+            }
+            return Entry(step=step, time_s=time_s, values={**parts, **counts})
+        case Migrated(step=step):
+            values = {"move_seconds": event.seconds, "moved_layers": float(len(event.layers))}
+            return Entry(step=step, time_s=time_s, values=values)
+        case _:
+            return None

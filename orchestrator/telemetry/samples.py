@@ -1,0 +1,118 @@
+"""The values of a job's metrics. Pure: a view in, samples out; knows neither Ray nor Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from orchestrator.analysis.redundancy import places_without_redundancy
+from orchestrator.analysis.slow_ranks import slowdowns
+from orchestrator.analysis.training_time import training_time_ratio
+from orchestrator.history.job_view import JobView
+from orchestrator.telemetry.metrics import BY_NAME, STATES, Metric
+
+RECENT_STEPS = 20
+"""Newest steps whose time and throughput are averaged."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of a metric."""
+
+    metric: Metric
+    value: float
+    labels: tuple[str, ...] = ()
+    """Values of `metric.labels`, in their order."""
+
+
+def samples(view: JobView) -> list[Sample]:
+    """All values that `view` has. What has no value yet is left out; a counter that has not counted is 0."""
+    return [*_state(view), *_steps(view), *_freezing(view), *_ranks(view), *_recoveries(view)]
+
+
+def _sample(name: str, value: float, *labels: object) -> Sample:
+    metric = BY_NAME[f"freshet_{name}"]
+    assert len(labels) == len(metric.labels), name
+    return Sample(metric, float(value), tuple(map(str, labels)))
+
+
+def _state(view: JobView) -> Iterator[Sample]:
+    for state in STATES:
+        yield _sample("job_state", view.state == state, state)
+    yield _sample("controller_up", not view.trouble)
+    yield _sample("step", view.step)
+    yield _sample("last_step", view.last_step)
+    yield _sample("tokens_total", view.tokens)
+
+
+def _steps(view: JobView) -> Iterator[Sample]:
+    committed_s = max((commit.time_s for commit in view.recovery.commits[-1:]), default=0.0)
+    yield _sample("last_step_timestamp_seconds", max(committed_s, view.started_s))
+    if view.steps:
+        newest = view.steps[max(view.steps)]
+        yield _sample("loss", newest.loss)
+        yield _sample("gradient_norm", newest.grad_norm)
+        yield _sample("learning_rate", newest.lr)
+        yield _sample("bubble_ratio", newest.bubble)
+        yield from _rates(view, newest.generation)
+    if view.validations:
+        yield _sample("validation_loss", view.validations[max(view.validations)].loss)
+    if (ratio := training_time_ratio(view)) is not None:
+        yield _sample("training_time_ratio", ratio)
+
+
+def _rates(view: JobView, generation: int) -> Iterator[Sample]:
+    """Of the newest steps of the newest generation: another number of ranks takes another time."""
+    newest = [view.steps[step] for step in sorted(view.steps)[-RECENT_STEPS:]]
+    recent = [report for report in newest if report.generation == generation]
+    step_s, seconds = median(report.step_s for report in recent), sum(report.step_s for report in recent)
+    yield _sample("step_seconds", step_s)
+    if seconds > 0:
+        yield _sample("tokens_per_second", sum(each.tokens or each.samples for each in recent) / seconds)
+    plan = view.followed or view.plan
+    if plan is not None and plan.predicted_step_s is not None:
+        yield _sample("predicted_step_seconds", plan.predicted_step_s)
+        if step_s > 0:
+            yield _sample("predicted_step_ratio", plan.predicted_step_s / step_s)
+
+
+def _freezing(view: JobView) -> Iterator[Sample]:
+    # The newest step may lack the reports of some ranks.
+    whole = [frozen for _, frozen in sorted(view.freeze.steps.items()) if frozen.actions][-2:]
+    if whole:
+        yield _sample("freeze_ratio", whole[0].actual / whole[0].actions)
+    if view.freeze.solved is not None:
+        yield _sample("planner_seconds", view.freeze.solved.solve_s, "freeze")
+
+
+def _ranks(view: JobView) -> Iterator[Sample]:
+    yield _sample("ranks", len(view.ranks.members) if view.outcome is None else 0)
+    yield _sample("spare_ranks", len(view.ranks.spares) if view.outcome is None else 0)
+    if (alone := places_without_redundancy(view)) is not None:
+        yield _sample("ranks_without_redundancy", len(alone))
+    for rank, report in sorted(view.timelines.items()):
+        if report.memory_bytes is not None:
+            yield _sample("rank_memory_bytes", report.memory_bytes, rank)
+    for rank, ratio in sorted(slowdowns(view).items()):
+        yield _sample("rank_slowdown_ratio", ratio, rank)
+    if view.ranks.checkpoints:
+        yield _sample("checkpoint_step", view.ranks.checkpoints[0].step)
+
+
+def _recoveries(view: JobView) -> Iterator[Sample]:
+    totals = view.totals
+    # Alerts look for increases: a counter must be there before it counts for the first time.
+    for cause in sorted({"loss", *totals.recoveries}):
+        yield _sample("recoveries_total", totals.recoveries.get(cause, 0), cause)
+        yield _sample("ranks_lost_total", totals.ranks_lost.get(cause, 0), cause)
+        for part, seconds in totals.recovery_s.get(cause, {}).items():
+            yield _sample("recovery_seconds_total", seconds, cause, part)
+    yield _sample("steps_rerun_total", totals.interrupted + view.recovery.undone)
+    for mode, count in sorted(totals.moves.items()):
+        yield _sample("moves_total", count, mode)
+        yield _sample("move_seconds_total", totals.move_s[mode], mode)
+    yield _sample("moved_bytes_total", totals.moved_bytes)
+    regrouped = [each.regrouped for each in view.recovery.regroupings if each.regrouped is not None]
+    if regrouped:
+        yield _sample("planner_seconds", regrouped[-1].plan_s, "recovery")

@@ -1,0 +1,259 @@
+"""Experiment loggers, read back from what they wrote: nothing is missing, nothing twice, and nothing fails the job."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eventful_run import CHECKPOINT, LAST, STEPS, eventful
+from mlflow.tracking import MlflowClient
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+from orchestrator.events.types import Record
+from orchestrator.history.totals import PARTS
+from orchestrator.spec.job_spec import LoggingConfig, Spec
+from orchestrator.telemetry import wanted
+from orchestrator.telemetry.sinks import WAITING_RECORDS, SinkThread
+from workers.protocol import JobError, StepReport
+
+SPEC = {"job": {"name": "logged", "seed": 7, "output": None}}
+HEAD = 40
+"""The first start logs the steps up to here; the second one the rest."""
+CLOSE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job that logged everywhere, in two starts, to one run."""
+    folder = tmp_path_factory.mktemp("logged")
+    logging = LoggingConfig(tensorboard=True, mlflow=str(folder / "mlflow"), wandb="offline", run="r1")
+    records = eventful().records
+    cut = next(
+        number
+        for number, record in enumerate(records)
+        if isinstance(record.event, StepReport) and record.event.step > HEAD
+    )
+    # The second start trains the last ten steps of the first one again.
+    again = [
+        record
+        for record in records[:cut]
+        if isinstance(record.event, StepReport) and record.event.step > HEAD - 10
+    ]
+    warnings: list[str] = []
+    for step, part in ((0, records[:cut]), (HEAD, [*again, *records[cut:]])):
+        opening = wanted.openers(
+            logging, job="logged", folder=folder, spec=SPEC, step=step, warn=warnings.append
+        )
+        sinks = [SinkThread(name, open, warnings.append) for name, open in opening.items()]
+        for sink in sinks:
+            for record in part:
+                sink.take(record)
+        for sink in sinks:
+            sink.close(CLOSE_S)
+    assert warnings == []
+    return folder
+
+
+@pytest.fixture(scope="module")
+def losses() -> dict[int, float]:
+    """Step -> loss when it was first committed."""
+    found: dict[int, float] = {}
+    for record in eventful().records:
+        if isinstance(record.event, StepReport):
+            found.setdefault(record.event.step, record.event.loss)
+    return found
+
+
+def test_tensorboard_shows_each_step_once_over_two_starts(folder: Path, losses: dict[int, float]) -> None:
+    seen = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    seen.Reload()
+    points = seen.Scalars("loss")
+    assert [point.step for point in points] == list(range(1, LAST + 1))
+    assert [point.value for point in points] == pytest.approx([losses[n] for n in range(1, LAST + 1)])
+    assert [point.step for point in seen.Scalars("validation_loss")] == [25, 50, LAST]
+    (move,) = seen.Scalars("recovery_seconds/move")
+    assert (move.step, move.value) == (CHECKPOINT, 2.0)
+    assert {f"recovery_seconds/{part}" for part in PARTS} <= set(seen.Tags()["scalars"])
+    first = next(each for each in eventful().records if isinstance(each.event, StepReport))
+    assert points[0].wall_time == pytest.approx(first.time_s, abs=1e-3), "when it was committed"
+
+
+def test_mlflow_has_one_run_over_two_starts(
+    folder: Path, losses: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient(tracking_uri=(folder / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("freshet")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("logged", "FINISHED")
+    assert run.data.params == {"job.name": "logged", "job.seed": "7"}
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert {each.step: each.value for each in history} == pytest.approx(losses)
+    assert len(history) == LAST
+    (rerun,) = client.get_metric_history(run.info.run_id, "steps_rerun")
+    assert (rerun.step, rerun.value) == (CHECKPOINT, 1 + STEPS - CHECKPOINT)
+
+
+def test_wandb_offline_has_one_run_over_two_starts(folder: Path, losses: dict[int, float]) -> None:
+    files = sorted((folder / "wandb").glob("offline-run-*/run-r1.wandb"))
+    assert len(files) == 2, "`wandb sync` joins them, as they have one id"
+    rows = []
+    for file in files:
+        for raw in wandb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record.FromString(raw)
+            if record.WhichOneof("record_type") == "history":
+                rows.append({item.key or item.nested_key[0]: item.value_json for item in record.history.item})
+            elif record.WhichOneof("record_type") == "run":
+                assert (record.run.run_id, record.run.project, record.run.display_name) == (
+                    "r1",
+                    "freshet",
+                    "logged",
+                )
+    logged = {int(row["step"]): json.loads(row["loss"]) for row in rows if "loss" in row}
+    assert logged == pytest.approx(losses)
+    assert len([row for row in rows if "loss" in row]) == LAST
+    assert [int(row["step"]) for row in rows if "recovery_seconds/move" in row] == [CHECKPOINT]
+
+
+def wandb_records(file: bytes) -> Iterator[bytes]:
+    """The records of W&B's file: LevelDB's log format, in blocks of 32 KiB, after a header of seven bytes."""
+    at, record = 7, b""
+    while at + 7 <= len(file):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", file[at : at + 7])
+        record += file[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+class Failing:
+    """A sink that takes `good` batches and then fails."""
+
+    def __init__(self, good: int) -> None:
+        self.left = good
+
+    def take(self, records: Sequence[Record]) -> None:
+        if not self.left:
+            raise ConnectionError("no route to host\nand a long story")
+        self.left -= 1
+
+    def close(self) -> None: ...
+
+
+class Stuck:
+    """A sink that takes nothing until `go` is set."""
+
+    def __init__(self, go: threading.Event) -> None:
+        self.go = go
+
+    def take(self, records: Sequence[Record]) -> None:
+        self.go.wait()
+
+    def close(self) -> None: ...
+
+
+def records(count: int) -> list[Record]:
+    return eventful().records[:1] * count
+
+
+def wait_for(warnings: list[str]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not warnings:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_sink_that_fails_costs_one_warning(good: int) -> None:
+    warnings: list[str] = []
+    sink = SinkThread("MLflow", partial(Failing, good), warnings.append)
+    for record in records(50):
+        sink.take(record)
+        time.sleep(0.001)
+    wait_for(warnings)
+    for record in records(50):
+        sink.take(record)
+    sink.close(CLOSE_S)
+    assert warnings == ["MLflow gets no more of this job's numbers: ConnectionError: no route to host"]
+
+
+def test_a_sink_that_cannot_open_costs_one_warning() -> None:
+    def open() -> Any:
+        raise OSError("the folder is read only")
+
+    warnings: list[str] = []
+    sink = SinkThread("TensorBoard", open, warnings.append)
+    wait_for(warnings)
+    sink.close(CLOSE_S)
+    assert warnings == ["TensorBoard gets no more of this job's numbers: OSError: the folder is read only"]
+
+
+def test_a_sink_that_hangs_blocks_nobody_and_keeps_a_bounded_backlog() -> None:
+    warnings: list[str] = []
+    go = threading.Event()
+    sink = SinkThread("MLflow", partial(Stuck, go), warnings.append)
+    (record,) = records(1)
+    begun_s = time.monotonic()
+    for _ in range(2 * WAITING_RECORDS + 2):
+        sink.take(record)
+    sink.close(0.1)
+    assert time.monotonic() - begun_s < 5
+    assert warnings == ["MLflow gets no more of this job's numbers: it is 10,000 events behind"]
+    go.set()
+
+
+def test_a_sink_that_does_not_end_is_left_behind() -> None:
+    warnings: list[str] = []
+    go = threading.Event()
+    sink = SinkThread("MLflow", partial(Stuck, go), warnings.append)
+    sink.take(*records(1))
+    sink.close(0.1)
+    assert warnings == ["MLflow gets no more of this job's numbers: it has not ended within 0.1 s"]
+    go.set()
+
+
+@pytest.mark.parametrize(
+    ("logging", "missing", "told"),
+    [
+        (
+            {"tensorboard": True},
+            "tensorboardX",
+            r"logging.tensorboard needs .*'tensorboardX'.*freshet\[tensorboard\]",
+        ),
+        ({"mlflow": "/tmp/m"}, "mlflow", r"logging.mlflow needs .*'mlflow'.*freshet\[mlflow\]"),
+        ({"wandb": "offline"}, "wandb", r"logging.wandb needs .*'wandb'.*freshet\[wandb\]"),
+        ({"otel": "http://h:4318"}, "opentelemetry.exporter.otlp.proto.http", r"freshet\[otel\]"),
+    ],
+)
+def test_a_missing_package_is_an_error_in_words(
+    monkeypatch: pytest.MonkeyPatch, logging: dict[str, Any], missing: str, told: str
+) -> None:
+    wanted.check_packages(LoggingConfig.model_validate(logging))
+    monkeypatch.setattr(wanted, "_installed", lambda module: module != missing)
+    with pytest.raises(JobError, match=told):
+        wanted.check_packages(LoggingConfig.model_validate(logging))
+    wanted.check_packages(LoggingConfig(otel="console") if "otel" in logging else LoggingConfig())
+
+
+def test_installed_is_asked_of_python() -> None:
+    assert wanted._installed("tensorboardX")
+    assert not wanted._installed("opentelemetry.exporter.no_such_part.http")
+
+
+def test_a_job_that_logs_nothing_opens_nothing() -> None:
+    spec = Spec.model_validate({"job": {"name": "quiet"}})
+    assert wanted.wanted(spec.logging) == ()
+    assert set(wanted.NAMES) == set(wanted.MODULES) <= set(LoggingConfig.model_fields)
