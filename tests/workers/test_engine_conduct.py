@@ -75,6 +75,7 @@ def test_an_emulated_device_waits_out_its_times_and_keeps_the_bits(tmp_path: Pat
     assert run.state_sha256 == real.state_sha256
     modelled_s = {"F": 0.016, "I": 0.012, "W": 0.008}
     timelines = [r for r in run.reports if isinstance(r, TimelineReport)]
+    assert all((timeline.memory_bytes or 0) > 2**24 for timeline in timelines), "a process with PyTorch"
     assert {t.rank for t in timelines} == {0, 1}
     for timeline in timelines:
         # Later actions make up for one that overslept; none gets ahead.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import threading
 import time
@@ -15,10 +16,14 @@ import pytest
 from eventful_run import CHECKPOINT, LAST, STEPS, eventful
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_jobs import tiny
 from wandb.proto import wandb_internal_pb2
 
+from orchestrator.client.submit import Submission
 from orchestrator.events.types import Record
 from orchestrator.history.totals import PARTS
+from orchestrator.prepare.resumption import adopt
+from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import LoggingConfig, Spec
 from orchestrator.telemetry import wanted
 from orchestrator.telemetry.sinks import WAITING_RECORDS, SinkThread
@@ -246,6 +251,55 @@ def test_a_missing_package_is_an_error_in_words(
     with pytest.raises(JobError, match=told):
         wanted.check_packages(LoggingConfig.model_validate(logging))
     wanted.check_packages(LoggingConfig(otel="console") if "otel" in logging else LoggingConfig())
+
+
+def test_the_submission_says_what_is_missing_and_names_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tiny(tmp_path, "named", logging={"mlflow": str(tmp_path / "mlflow")})
+    first, second = (Submission(given, resume=False, say=print).spec.logging.run for _ in range(2))
+    assert first
+    assert second
+    assert first != second
+    assert Submission(tiny(tmp_path, "quiet"), resume=False, say=print).spec.logging.run is None
+    monkeypatch.setattr(wanted, "_installed", lambda module: False)
+    with pytest.raises(JobError, match=r"pip install 'freshet\[mlflow\]'"):
+        Submission(given, resume=False, say=print)
+
+
+@pytest.mark.parametrize(
+    ("logging", "output", "told"),
+    [
+        ({"mlflow": "https://me:secret@h"}, None, "logging.mlflow holds a user name or a password"),
+        ({"otel": "http://token@h:4318"}, None, "logging.otel holds a user name or a password"),
+        (
+            {"mlflow": "sqlite:///runs.db"},
+            None,
+            "expected http://HOST:PORT, https://HOST or the path of a folder",
+        ),
+        ({"otel": "h:4318"}, None, "logging.otel = 'h:4318': expected http://HOST:PORT"),
+        (
+            {"tensorboard": True},
+            "s3://bucket/run",
+            "logging.tensorboard = true writes files beside the event log",
+        ),
+        ({"wandb": "offline"}, "s3://bucket/run", 'logging.wandb = "offline" writes files'),
+    ],
+)
+def test_a_wrong_logger_is_an_error_in_words(logging: dict[str, Any], output: str | None, told: str) -> None:
+    with pytest.raises(JobError, match=re.escape(told)) as error:
+        check(Spec.model_validate({"job": {"name": "a", "output": output}, "logging": logging}))
+    assert "secret" not in str(error.value)
+
+
+def test_a_resumed_job_keeps_the_run_unless_it_names_another() -> None:
+    def spec(**logging: str) -> Spec:
+        return Spec.model_validate({"job": {"name": "a"}, "logging": {"wandb": "offline", **logging}})
+
+    before = spec(run="first").model_dump(mode="json")
+    assert adopt(spec(), before).logging.run == "first"
+    assert adopt(spec(run="other"), before).logging.run == "other"
+    assert adopt(spec(), {"job": {"name": "a"}}).logging.run is None, "an older log has no such section"
 
 
 def test_installed_is_asked_of_python() -> None:
