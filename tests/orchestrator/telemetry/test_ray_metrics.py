@@ -109,3 +109,4 @@ def test_metrics_and_loggers_of_a_real_job(head: None, tmp_path: Path) -> None:
     assert {*range(1, RESUMED + 1)} - {*steps} <= {*range(1, killed[0] + 6)}
     assert steps[-1] == RESUMED
     assert len(list((tmp_path / "counted" / "tensorboard").iterdir())) == 3, "a file of each controller"
+    assert not [event.text for event in log.of(events.Warned) if "no more" in event.text]
