@@ -31,8 +31,8 @@ FILES = (
 """Keys that may name a file or a folder."""
 NO_FILES = {"data.tokenizer": ("bytes",)}
 """Values of these keys that name none."""
-TRUSTED_SECTIONS = ("logging",)
-"""Sections whose texts name places to send data to."""
+DESTINATIONS = {"logging.mlflow": (), "logging.otel": ("console",), "logging.wandb": ("offline",)}
+"""Keys that may say where data is sent, and values of theirs that send none."""
 
 
 def tables_of(toml: str) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def check_trust(spec: Spec, roots: Sequence[Path]) -> None:
                 f"{key} = {text!r} names Python code to import, which this service takes from no client: start it"
                 " with --trust-specs, or submit the job with `ray job submit`"
             )
-        if key.startswith(TRUSTED_SECTIONS):
+        if key in DESTINATIONS and text not in DESTINATIONS[key]:
             raise JobError(
-                f"{key} = {text!r} names where data goes, which this service takes from no client: start it with"
+                f"{key} = {text!r} says where to send data, which this service takes from no client: start it with"
                 " --trust-specs, or submit the job with `ray job submit`"
             )
         if key in FILES and text not in NO_FILES.get(key, ()):

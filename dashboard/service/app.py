@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 
-from dashboard.api import cluster, controls, events, history, jobs, plans, runs
+from dashboard.api import cluster, controls, events, history, jobs, metrics, plans, runs
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
 from dashboard.jobs.submission import Submissions
@@ -72,6 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
     for module in (jobs, controls, plans, events, history, cluster, runs):
         api.include_router(module.router)
     app.include_router(api)
+    app.include_router(metrics.router, dependencies=[Depends(bearer)])
     mount_pages(app)
 
     @app.get("/healthz", include_in_schema=False)

@@ -7,8 +7,8 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import uvicorn
 
@@ -16,6 +16,7 @@ from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
 from orchestrator.client.asking import joined
 from orchestrator.client.errors import JobError
+from orchestrator.client.page_address import announce, withdraw
 
 CLOSE_S = 3
 
@@ -36,7 +37,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         app = create_app(settings)
         scheme = "https" if settings.tls_certificate is not None else "http"
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        say(f"dashboard: {scheme}://{host}:{listener.getsockname()[1]}/  token in {settings.tokens}")
+        url = f"{scheme}://{host}:{listener.getsockname()[1]}/"
+        say(f"dashboard: {url}  token in {settings.tokens}")
         if scheme == "http" and not is_loopback(settings.host):
             say(
                 "warning: without TLS the token crosses the network in the clear: use --tls-cert and --tls-key"
@@ -53,7 +55,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         server = uvicorn.Server(config)
         if settings.until_input_ends:
             _end_with_input(server)
-        server.run(sockets=[listener])
+        with _announced(settings.address, url):
+            server.run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:
@@ -66,6 +69,20 @@ def is_loopback(host: str) -> bool:
 
 def _cluster(address: str | None) -> AbstractContextManager[object]:
     return joined(address) if address is not None else nullcontext()
+
+
+@contextmanager
+def _announced(address: str | None, url: str) -> Iterator[None]:
+    """Tell the cluster's `freshet submit` where the pages are. A cluster that is gone needs no word of their end."""
+    if address is None:
+        yield
+        return
+    announce(url)
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            withdraw(url)
 
 
 def _listen(settings: Settings) -> socket.socket:

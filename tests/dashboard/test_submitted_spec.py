@@ -1,0 +1,99 @@
+"""What a spec from a client may hold."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from dashboard.jobs.submitted_spec import CODE, DESTINATIONS, FILES, check_trust, spec_of, tables_of
+from orchestrator.client.errors import JobError
+from orchestrator.spec.job_spec import Spec
+
+HARMLESS = {
+    "job.name",
+    "model.weights_sha256",
+    "data.sha256",
+    "data.field",
+    "optimizer.no_decay",
+    "cluster.address",  # always replaced by the service's own
+    "cluster.resources_per_rank",
+    "logging.project",
+    "logging.run",
+    "model.arguments",  # of a factory, which is code
+    "data.arguments",
+}
+"""Keys that take any text, and neither import, nor open, nor send anything."""
+
+
+def holds_text(annotation: Any) -> bool:
+    """Whether a value of this type may be, or hold, a text of the sender's choice."""
+    if annotation is str:
+        return True
+    if get_origin(annotation) is types.UnionType or get_origin(annotation) is not None:
+        return any(holds_text(part) for part in get_args(annotation) if not isinstance(part, str))
+    return False
+
+
+def text_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from text_keys(annotation, f"{prefix}{name}.")
+        elif holds_text(annotation):
+            yield f"{prefix}{name}"
+
+
+def test_every_key_that_takes_text_is_harmless_or_checked() -> None:
+    keys = set(text_keys(Spec))
+    assert len(keys) > 12
+    assert keys <= HARMLESS | {*CODE, *FILES, *DESTINATIONS}
+    assert {*CODE, *FILES} | {*DESTINATIONS} - {"logging.wandb"} <= keys | {"logging.wandb"}
+
+
+def spec(**sections: dict[str, Any]) -> Spec:
+    return spec_of({"job": {"name": "sent"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"model": {"factory": "os:system"}}, "model.factory = 'os:system' names Python code"),
+        ({"data": {"source": "evil.module:open"}}, "data.source = .* names Python code"),
+        ({"data": {"source": "text", "path": "/etc/passwd"}}, "data.path = '/etc/passwd' lies outside"),
+        ({"data": {"source": "text", "path": ["ok.txt", "../x"]}}, r"data.path = '../x' lies outside"),
+        ({"data": {"tokenizer": "/root/t.json"}}, "data.tokenizer"),
+        ({"job": {"name": "a", "output": "s3://bucket/run"}}, "job.output"),
+        ({"job": {"name": "a", "output": "runs/../../out"}}, "job.output"),
+        ({"pipeline": {"schedule": "csv:/etc/shadow"}}, "pipeline.schedule"),
+        ({"logging": {"mlflow": "http://evil.example"}}, "logging.mlflow .* says where to send data"),
+        ({"logging": {"wandb": "online"}}, "logging.wandb"),
+    ],
+)
+def test_what_is_not_trusted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(JobError, match=problem):
+        check_trust(spec(**sections), (tmp_path,))
+
+
+def test_an_ordinary_spec_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sections: dict[str, Any] = {
+        "data": {"source": "text", "path": "corpus.txt"},
+        "pipeline": {"schedule": "zbv"},
+        "logging": {"wandb": "offline", "tensorboard": True},
+    }
+    check_trust(spec(**sections), (tmp_path,))
+
+
+def test_a_wrong_key_is_answered_with_the_nearest() -> None:
+    with pytest.raises(JobError, match="did you mean 'steps'"):
+        spec_of({"job": {"name": "a", "stepz": 3}})
+    with pytest.raises(JobError, match="the spec is not TOML"):
+        tables_of("[job")
