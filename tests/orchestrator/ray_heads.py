@@ -12,12 +12,14 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from ray_jobs import started
 
+OF_THIS_PROCESS = ("PYTHONPATH", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 PORTS = (
     "port",
     "dashboard-port",
@@ -47,19 +49,27 @@ class Head:
     gcs: str
     environment: Mapping[str, str] = field(repr=False)
     """For its clients."""
+    process: subprocess.Popen[str]
+    """What `ray start` runs, parent of all others."""
+    folder: str
 
 
 @contextmanager
 def ray_head(bin: Path, **settings: str) -> Iterator[Head]:
     """A cluster that `bin/python` runs with the environment variables `settings`."""
+    head = started(lambda: start(bin, settings))
+    try:
+        yield head
+    finally:
+        end(head)
+
+
+def start(bin: Path, settings: Mapping[str, str]) -> Head:
+    """Start a cluster; raises AssertionError if it does not come up."""
     folder = tempfile.mkdtemp(prefix="fr-")  # short, because sockets are in there
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("PYTHONPATH", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
-    } | settings
-    starting = subprocess.Popen(
+    environment = {key: value for key, value in os.environ.items() if key not in OF_THIS_PROCESS} | settings
+    process = subprocess.Popen(
         [
             bin / "python",
             *("-m", "ray.scripts.scripts", "start", "--head", "--block"),
@@ -73,25 +83,29 @@ def ray_head(bin: Path, **settings: str) -> Iterator[Head]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    try:
-        assert starting.stdout is not None
-        said = []
-        for line in starting.stdout:
-            said.append(line)
-            if "Ray runtime started" in line:
-                break
-        else:
-            raise AssertionError("".join(said))
-        yield Head(f"http://127.0.0.1:{ports['dashboard-port']}", f"127.0.0.1:{ports['port']}", environment)
-    finally:
-        family = psutil.Process(starting.pid).children(recursive=True)
-        for process in (starting, *reversed(family)):
-            if process.poll() is None if isinstance(process, subprocess.Popen) else process.is_running():
-                process.kill()
-        starting.communicate()
+    url, gcs = f"http://127.0.0.1:{ports['dashboard-port']}", f"127.0.0.1:{ports['port']}"
+    head = Head(url, gcs, environment, process, folder)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if "Ray runtime started" in line:
+            return head
+    end(head)
+    raise AssertionError("".join(said))
+
+
+def end(head: Head) -> None:
+    """End all processes of a cluster."""
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(head.process.pid).children(recursive=True)
+        for each in (head.process, *reversed(family)):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
         _, alive = psutil.wait_procs(family, timeout=30)
-        shutil.rmtree(folder, ignore_errors=True)
         assert not alive
+    head.process.communicate()
+    shutil.rmtree(head.folder, ignore_errors=True)
 
 
 def free_ports(count: int) -> list[int]:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -31,7 +31,7 @@ from orchestrator.report.page import REPORT_NAME
 from workers.protocol import StepReport
 
 ROOT = Path(__file__).resolve().parents[3]
-STEPS = 150
+STEPS = 100
 SMALL = ("job.sample_tokens=0", "pipeline.ranks=1", "pipeline.partition=parameter", "cluster.wait_s=240")
 (AS_TYPED,) = (
     shlex.split(line)[3:]
@@ -123,6 +123,28 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@dataclass(frozen=True)
+class Meanwhile:
+    """A job of another cluster, which asks for no token."""
+
+    client: subprocess.Popen[str]
+    url: str
+    run: Path
+
+
+@pytest.fixture(scope="module")
+def meanwhile(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meanwhile]:
+    folder = tmp_path_factory.mktemp("open")
+    spec, run = write_spec(folder, "open"), folder / "run"
+    with ray_head(python, RAY_AUTH_MODE="disabled") as head:
+        here = replace(head, environment={**head.environment, "RAY_ADDRESS": head.gcs})
+        mine = settings(*SMALL, "job.steps=3", "data.path=text.txt", f"job.output={run}")
+        submit = ("orchestrator", "submit", spec.name, "--name=renamed", "--follow", *mine)
+        with client(here, *submit, folder=folder) as process:
+            yield Meanwhile(process, head.url, run)
+
+
+@pytest.mark.usefixtures("meanwhile")
 def test_two_jobs_of_a_cluster_that_asks_for_a_token(
     tmp_path: Path, python: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +165,7 @@ def test_two_jobs_of_a_cluster_that_asks_for_a_token(
         raw = ("ray.scripts.scripts", "job", "submit", *options, *AS_TYPED, *quick, *emulated(0.07))
         said = output_of(head, *raw, folder=ROOT)
         assert "'second' submitted successfully" in said
-        with client(head, *submit, *emulated(0.03), "--follow", folder=user) as following:
+        with client(head, *submit, *emulated(0.05), "--follow", folder=user) as following:
             assert following.stdout is not None
             seen = ""
             while not re.search(r"^step +\d", seen, re.MULTILINE):
@@ -203,15 +225,10 @@ def as_announced(head: Head) -> None:
     assert page_address(head.url) == PAGE
 
 
-def test_a_job_of_a_cluster_that_asks_for_none(tmp_path: Path, python: Path) -> None:
-    run = tmp_path / "run"
-    spec = write_spec(tmp_path, "open")
-    with ray_head(python, RAY_AUTH_MODE="disabled") as head:
-        here = replace(head, environment={**head.environment, "RAY_ADDRESS": head.gcs})
-        mine = settings(*SMALL, "job.steps=3", "data.path=text.txt", f"job.output={run}")
-        submit = ("orchestrator", "submit", spec.name, "--name=renamed", "--follow", *mine)
-        said = output_of(here, *submit, folder=tmp_path)
-        assert f"job renamed is submitted to {head.url} as renamed-" in said
-        assert "done: 3 steps" in said
-        assert "page:" not in said
-        assert (run / REPORT_NAME).exists()
+def test_a_job_of_a_cluster_that_asks_for_none(meanwhile: Meanwhile) -> None:
+    said, _ = meanwhile.client.communicate(timeout=240)
+    assert meanwhile.client.returncode == DONE, said
+    assert f"job renamed is submitted to {meanwhile.url} as renamed-" in said
+    assert "done: 3 steps" in said
+    assert "page:" not in said
+    assert (meanwhile.run / REPORT_NAME).exists()
