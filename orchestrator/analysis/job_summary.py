@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.analysis.node_time import parts
+from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
 
 SPARKS = 60
@@ -39,7 +39,7 @@ class JobSummary:
     """Ranks that train."""
     spares: int
     effective_time_ratio: float | None
-    """Time of committed steps that stand over all time since the first step began."""
+    """Time of committed steps that stand over all time since the newest start's first step."""
     recoveries: int
     """How often the ranks regrouped after losses."""
     recovery_s: float
@@ -74,8 +74,6 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
     losses = [report.loss for report in steps if math.isfinite(report.loss)]
     spread = max(1, min(SPARKS, len(losses)))
     sparks = tuple(losses[(n + 1) * len(losses) // spread - 1] for n in range(spread)) if losses else ()
-    regrouped = [each.regrouped for each in view.recovery.regroupings if each.regrouped is not None]
-    losses_of_ranks = [event for event in regrouped if event.cause == "loss"]
     running = view.outcome is None and not lost
     times = sorted(report.step_s for report in recent)
     return JobSummary(
@@ -90,22 +88,13 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         per_s="tokens/s" if any(each.tokens for each in recent) else "samples/s",
         ranks=len(view.ranks.members) if running else 0,
         spares=len(view.ranks.spares) if running else 0,
-        effective_time_ratio=_effective(view),
-        recoveries=len(losses_of_ranks),
-        recovery_s=sum(sum(parts(event)) for event in losses_of_ranks),
-        steps_rerun=sum(event.rerun for event in regrouped) + view.recovery.undone,
+        effective_time_ratio=training_time_ratio(view),
+        recoveries=view.totals.recoveries.get("loss", 0),
+        recovery_s=sum(view.totals.recovery_s.get("loss", {}).values()),
+        steps_rerun=view.steps_rerun,
         plan_version=plan_version(view),
         folder=view.folder,
         trouble=trouble or view.trouble,
         started_s=view.started_s,
         ended_s=view.ended_s,
     )
-
-
-def _effective(view: JobView) -> float | None:
-    stretches = list(view.recovery.stretches())
-    if not stretches:
-        return None
-    whole_s = stretches[-1].end_s - stretches[0].start_s
-    trained_s = sum(stretch.end_s - stretch.start_s for stretch in stretches if stretch.stands)
-    return min(1.0, trained_s / whole_s) if whole_s > 0 else None

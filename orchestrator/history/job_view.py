@@ -173,6 +173,12 @@ class JobView:
         return self.spec.get("job", {}).get("output") or ""
 
     @property
+    def steps_rerun(self) -> int:
+        """Steps that were run again, over the whole log: interrupted ones, and those that a return to a checkpoint
+        voided."""
+        return self.totals.interrupted + self.recovery.undone
+
+    @property
     def emulated(self) -> bool:
         """Whether times and rates come from modelled layer times."""
         return self.spec.get("cluster", {}).get("device") == "emulated"

@@ -108,7 +108,7 @@ def _recoveries(view: JobView) -> Iterator[Sample]:
         yield _sample("ranks_lost_total", totals.ranks_lost.get(cause, 0), cause)
         for part, seconds in totals.recovery_s.get(cause, {}).items():
             yield _sample("recovery_seconds_total", seconds, cause, part)
-    yield _sample("steps_rerun_total", totals.interrupted + view.recovery.undone)
+    yield _sample("steps_rerun_total", view.steps_rerun)
     for mode, count in sorted(totals.moves.items()):
         yield _sample("moves_total", count, mode)
         yield _sample("move_seconds_total", totals.move_s[mode], mode)
