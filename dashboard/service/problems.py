@@ -18,6 +18,7 @@ from orchestrator.client.errors import (
     NoSuchJob,
     PlanChanged,
     Refused,
+    problem_type,
 )
 
 TITLES = {
@@ -67,6 +68,7 @@ class ProblemModel(BaseModel):
         }
     )
     type: str = "about:blank"
+    """`urn:freshet:...` where a client can tell errors of one status apart."""
     title: str
     status: int
     detail: str
@@ -81,18 +83,27 @@ class Problem(Exception):
     """An answer that is an error."""
 
     def __init__(
-        self, status: int, detail: str, *, action: str = "", version: str | None = None, **headers: str
+        self,
+        status: int,
+        detail: str,
+        *,
+        action: str = "",
+        version: str | None = None,
+        type: str = "about:blank",
+        **headers: str,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.action = action or ACTIONS.get(status, "")
         self.version = version
+        self.type = type
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def response(self) -> JSONResponse:
         """The answer."""
         body = ProblemModel(
+            type=self.type,
             title=TITLES.get(self.status, "Error"),
             status=self.status,
             detail=self.detail,
@@ -109,17 +120,19 @@ class Problem(Exception):
 
 def problem_of(error: JobError) -> Problem:
     """The answer that tells of `error`."""
+    kind = problem_type(error)
     match error:
-        case PlanChanged(epoch=epoch, version=version):
-            return Problem(412, str(error), version=f"{epoch}.{version}")
         case NoSuchJob():
-            return Problem(404, str(error))
+            return Problem(404, str(error), type=kind)
         case NoController():
-            return Problem(409, str(error), action="Resume it with POST /api/v1/jobs, resume = true.")
+            action = "Resume it with POST /api/v1/jobs, resume = true."
+            return Problem(409, str(error), action=action, type=kind)
         case ControllerSilent():
-            return Problem(503, str(error), Retry_After="5")
+            return Problem(503, str(error), type=kind, Retry_After="5")
+        case PlanChanged(epoch=epoch, version=version):
+            return Problem(412, str(error), version=f"{epoch}.{version}", type=kind)
         case Refused() | CommandIdReused():
-            return Problem(409, str(error))
+            return Problem(409, str(error), type=kind)
     return Problem(422, str(error))
 
 

@@ -20,7 +20,8 @@ class JobSummary:
 
     job: str
     state: str
-    """`starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or `lost`."""
+    """`starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or `lost`; without a view `silent`
+    or `abandoned`, and from a service `submitting` or `refused`."""
     step: int
     """Steps committed."""
     last_step: int
@@ -98,3 +99,8 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         started_s=view.started_s,
         ended_s=view.ended_s,
     )
+
+
+def without_view(job: str, state: str, trouble: str) -> JobSummary:
+    """The summary of a job of which no more is known than its state."""
+    return job_summary(JobView(job=job, state=state), trouble=trouble)

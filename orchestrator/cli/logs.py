@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestrator.client.asking import ControllerSilent, joined
-from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.errors import ControllerSilent, ServiceUnreachable
+from orchestrator.client.jobs import address_or_default, opened
 from orchestrator.client.rank_logs import JobLogs, ranks_with_output
 from orchestrator.events.folder import JobFolder
 from orchestrator.history.folder_view import view_in
@@ -19,7 +19,7 @@ LOOK_EVERY_S = 0.5
 
 
 def logs_command(
-    run: str, address: str, rank: int | None, *, follow: bool, show: Callable[[str], None]
+    run: str, address: str | None, rank: int | None, *, follow: bool, show: Callable[[str], None]
 ) -> None:
     """Show what the ranks of `run`, a job's folder or its name, printed.
 
@@ -50,8 +50,8 @@ def logs_command(
         show(line)
 
 
-def folder_of(run: str, address: str) -> str:
-    """The folder of `run`, which is a folder, a name in `runs/`, or a running job of the cluster.
+def folder_of(run: str, address: str | None) -> str:
+    """The folder of `run`, which is a folder, a name in `runs/`, or a running job at `address`.
 
     Raises:
         JobError: there is none.
@@ -59,14 +59,14 @@ def folder_of(run: str, address: str) -> str:
     with suppress(JobError):
         return find_folder(run)
     try:
-        with joined(address):
-            return BlockingJobClient(address).view(run).folder
-    except ControllerSilent:
+        with opened(address) as client:
+            return client.view(run).folder
+    except (ControllerSilent, ServiceUnreachable):
         raise
     except JobError as error:
         raise JobError(
-            f"there is no folder {run}, nor runs/{run}, and no job {run!r} is running at {address}: name a job's output"
-            " folder"
+            f"there is no folder {run}, nor runs/{run}, and no job {run!r} is running at"
+            f" {address_or_default(address)}: name a job's output folder"
         ) from error
 
 

@@ -9,27 +9,32 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.commands.checkpoint import checkpoint
-from orchestrator.cli.commands.dashboard import dashboard
-from orchestrator.cli.commands.export import export
-from orchestrator.cli.commands.fault import fault
-from orchestrator.cli.commands.follow import follow
-from orchestrator.cli.commands.logs import logs
-from orchestrator.cli.commands.move import move
-from orchestrator.cli.commands.pause import pause
-from orchestrator.cli.commands.plan import plan
-from orchestrator.cli.commands.profile import profile
-from orchestrator.cli.commands.reap import reap
-from orchestrator.cli.commands.rehearse import rehearse
-from orchestrator.cli.commands.report import report
-from orchestrator.cli.commands.resume import resume
-from orchestrator.cli.commands.schedule import schedule
-from orchestrator.cli.commands.status import status
-from orchestrator.cli.commands.stop import stop
-from orchestrator.cli.commands.submit import submit
-from orchestrator.cli.commands.timeline import timeline
-from orchestrator.cli.commands.train import train
-from orchestrator.cli.commands.verify import verify
+from orchestrator.cli.commands.results.export import export
+from orchestrator.cli.commands.results.report import report
+from orchestrator.cli.commands.results.timeline import timeline
+from orchestrator.cli.commands.results.verify import verify
+from orchestrator.cli.commands.start.plan import plan
+from orchestrator.cli.commands.start.profile import profile
+from orchestrator.cli.commands.start.rehearse import rehearse
+from orchestrator.cli.commands.start.schedule import schedule
+from orchestrator.cli.commands.start.submit import submit
+from orchestrator.cli.commands.start.train import train
+from orchestrator.cli.commands.steer.cancel import cancel
+from orchestrator.cli.commands.steer.checkpoint import checkpoint
+from orchestrator.cli.commands.steer.drain import drain
+from orchestrator.cli.commands.steer.fault import fault
+from orchestrator.cli.commands.steer.freeze import freeze
+from orchestrator.cli.commands.steer.move import move
+from orchestrator.cli.commands.steer.pause import pause
+from orchestrator.cli.commands.steer.reap import reap
+from orchestrator.cli.commands.steer.resume import resume
+from orchestrator.cli.commands.steer.scale import scale
+from orchestrator.cli.commands.watch.dashboard import dashboard
+from orchestrator.cli.commands.watch.events import events
+from orchestrator.cli.commands.watch.follow import follow
+from orchestrator.cli.commands.watch.jobs import jobs
+from orchestrator.cli.commands.watch.logs import logs
+from orchestrator.cli.commands.watch.status import status
 from orchestrator.cli.exit_codes import USER_ERROR
 from workers.protocol import JobError
 
@@ -40,30 +45,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (
-    train,
-    submit,
-    plan,
-    profile,
-    dashboard,
-    status,
-    follow,
-    logs,
-    checkpoint,
-    pause,
-    resume,
-    stop,
-    move,
-    report,
-    timeline,
-    export,
-    verify,
-    rehearse,
-    fault,
-    reap,
-    schedule,
-):
-    app.command()(command)
+ROOMS = {
+    "Start": (train, submit, plan, profile, schedule, rehearse),
+    "Watch": (dashboard, jobs, status, events, follow, logs),
+    "Steer": (checkpoint, pause, resume, cancel, move, drain, scale, freeze, fault, reap),
+    "Results": (report, timeline, export, verify),
+}
+"""Heading of the help -> its commands."""
+for heading, commands in ROOMS.items():
+    for command in commands:
+        app.command(rich_help_panel=heading)(command)
 
 
 def _show_version(asked: bool) -> None:

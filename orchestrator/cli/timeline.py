@@ -8,32 +8,67 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.analysis.step_memory import profile_beside
+from orchestrator.client.jobs import opened
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
-from orchestrator.history.job_view import fold
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.forms import check_suffix, write_form
 from orchestrator.report.parts import Table as Facts
 from orchestrator.report.step_timeline import measured_step
+from planner.profile import Profile
 from workers.protocol import JobError
 
+SHOWN = 20
+"""Newest measured steps that a message names."""
 
-def timeline_command(run: str, out: Path | None) -> None:
-    """Print the newest measured step of the run in folder `run`, or write it to `out`.
+
+def timeline_of_run(run: str, step: int | None, out: Path | None) -> None:
+    """Print a measured step of the run in folder `run`, or write it to `out`.
+
+    Args:
+        step: unset: the newest one.
 
     Raises:
-        JobError: there is no run, its log is damaged, no step was measured, or `out` cannot be written.
+        JobError: there is no run, its log is damaged, the step was not measured, or `out` cannot be written.
     """
-    if out is not None:
-        check_suffix(out, "--out")
+    _check(out)
     log = JobFolder(run).fetch_events()
     try:
-        step = measured_step(fold(read_log(log)), profile_beside(log))
+        view = fold(read_log(log))
     except OSError as error:
         raise JobError(
             f"{run} holds no event log: {error.strerror or error}; name a job's output folder"
         ) from error
     except ValueError as error:
         raise JobError(str(error)) from error
+    _show(run, view, profile_beside(log), step, out)
+
+
+def timeline_of_job(job: str, address: str | None, step: int | None, out: Path | None) -> None:
+    """The same of a running job.
+
+    Raises:
+        JobError: nothing answers at `address`, there is no such job, the step was not measured, or `out` cannot be
+            written.
+    """
+    _check(out)
+    with opened(address) as client:
+        view, profile = client.view(job), client.profile(job)
+    _show(f"job {job!r}", view, profile, step, out)
+
+
+def _check(out: Path | None) -> None:
+    if out is not None:
+        check_suffix(out, "--out")
+
+
+def _show(run: str, view: JobView, profile: Profile | None, wanted: int | None, out: Path | None) -> None:
+    if wanted is not None and view.measured and wanted not in view.measured:
+        kept = ", ".join(map(str, sorted(view.measured)[-SHOWN:]))
+        raise JobError(
+            f"{run} holds no timeline of step {wanted}: ask for one of the measured steps, such as {kept}"
+        )
+    step = measured_step(view, profile, wanted) if view.measured else None
     if step is None:
         raise JobError(f"{run} holds no timeline yet: ranks report the last step's, and those of monitoring")
     if out is not None:

@@ -84,7 +84,7 @@ def detach_command(
     job = detach(load(path, overrides), resume=resume, say=say, profile=profile, replay=replay)
     if job.end is None:
         say(
-            f"{job.name} trains in {job.folder}: freshet follow {job.name} shows it, freshet stop {job.name} ends it"
+            f"{job.name} trains in {job.folder}: freshet follow {job.name} shows it, freshet cancel {job.name} ends it"
         )
     return DONE
 

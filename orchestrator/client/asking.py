@@ -134,6 +134,11 @@ def joined(address: str) -> AbstractContextManager[cluster.Connection]:
     Raises:
         JobError: there is none.
     """
+    if "://" in address and not address.startswith("ray://"):
+        raise JobError(
+            f"{address} is no address of a Ray cluster, which this command joins: use auto or HOST:PORT. Over a Freshet"
+            " service, `freshet events a --follow` follows job a"
+        )
     if address == "local":
         raise JobError("a local cluster belongs to its own `freshet train`: use its address, or auto")
     return cluster.connected(address, cpus=0)

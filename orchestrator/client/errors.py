@@ -1,4 +1,4 @@
-"""The errors that a client of jobs can get, in one place for those who tell people of them."""
+"""The errors that a client of jobs can get, in one place for those who tell people of them, or send them over REST."""
 
 from __future__ import annotations
 
@@ -15,4 +15,40 @@ __all__ = [
     "NoSuchJob",
     "PlanChanged",
     "Refused",
+    "ServiceError",
+    "ServiceUnreachable",
+    "problem_type",
 ]
+
+
+class ServiceUnreachable(JobError):
+    """No Freshet service answers at the address."""
+
+
+class ServiceError(JobError):
+    """A Freshet service refuses a request, for a reason that has no error of its own.
+
+    Args:
+        text: for people.
+        status: HTTP status.
+    """
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+PROBLEMS: dict[str, type[JobError]] = {
+    "urn:freshet:no-such-job": NoSuchJob,
+    "urn:freshet:no-controller": NoController,
+    "urn:freshet:controller-silent": ControllerSilent,
+    "urn:freshet:refused": Refused,
+    "urn:freshet:command-id-reused": CommandIdReused,
+    "urn:freshet:plan-changed": PlanChanged,
+}
+"""`type` of a problem+json answer -> the error that a client raises for it."""
+
+
+def problem_type(error: JobError) -> str:
+    """The `type` that tells a client which error this is."""
+    return next((name for name, kind in PROBLEMS.items() if type(error) is kind), "about:blank")

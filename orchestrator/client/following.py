@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,12 +23,10 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder
 from orchestrator.events.log import read_log
+from orchestrator.events.page import Page
 from orchestrator.history.starts import since_start
 from orchestrator.spec.job_spec import Spec
 from workers.protocol import JobError
-
-if TYPE_CHECKING:
-    from orchestrator.controller.actor import Page
 
 Observer = Callable[[events.Record], None]
 

@@ -8,15 +8,16 @@ All code outside a job's own processes uses it, or `BlockingJobClient`. The proc
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.job_summary import JobSummary, job_summary, without_view
+from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.client.asking import (
+    ControllerSilent,
     NoController,
     NoSuchJob,
     Refused,
@@ -26,39 +27,23 @@ from orchestrator.client.asking import (
     listed,
     living_controller,
 )
+from orchestrator.client.jobs import POLL_S, Command, Missed, command_id, events_of
 from orchestrator.cluster.actor_names import living_jobs
 from orchestrator.events.folder import JobFolder
+from orchestrator.events.page import Page
 from orchestrator.events.types import Answered, Record
-from orchestrator.history.folder_view import view_in
+from orchestrator.history.folder_view import view_without_controller
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal
+from planner.profile import Profile
 from planner.wording import counted
-from workers.protocol import JobError
 
 if TYPE_CHECKING:
     from orchestrator.client.submit import SubmittedJob
-    from orchestrator.controller.actor import Page
     from orchestrator.spec.job_spec import Spec
 
-POLL_S = 5.0
-"""How long the controller holds a request for news before it answers that there is none."""
-
-
-@dataclass(frozen=True)
-class Missed:
-    """Events that a reader requested too late: the controller no longer keeps them. The log has them."""
-
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A command that a job's controller has accepted."""
-
-    job: str
-    id: str
-    text: str
-    """The command's effect, in words."""
+ANSWER_S = 5.0
+"""Limit for a controller's answer when all controllers of a cluster are asked."""
 
 
 class JobClient:
@@ -114,26 +99,47 @@ class JobClient:
         except (NoSuchJob, NoController):
             if folder is None:
                 raise
-            view = await asyncio.to_thread(view_in, JobFolder(folder))
-            if view.outcome is None:
-                view.trouble = (
-                    "it has no controller: it was lost, and --resume goes on from its newest checkpoint"
-                )
-            return view
+            return await asyncio.to_thread(view_without_controller, JobFolder(folder))
+
+    async def summaries(self) -> tuple[JobSummary, ...]:
+        """All jobs in a few numbers, by name: with the state `silent` where a controller does not answer, and
+        `abandoned` where ranks have none."""
+        ranks, names = await self.ranks(), await self.jobs()
+        answered = await asyncio.gather(*(self._summary(name, ranks.get(name, 0)) for name in names))
+        abandoned = [
+            without_view(
+                name,
+                "abandoned",
+                f"{counted(count, 'rank')} without a controller; clear with freshet reap {name}",
+            )
+            for name, count in ranks.items()
+            if name not in names
+        ]
+        return tuple(sorted([*answered, *abandoned], key=lambda summary: summary.job))
+
+    async def _summary(self, name: str, ranks: int) -> JobSummary:
+        try:
+            return job_summary(await self.view(name, timeout_s=ANSWER_S))
+        except (ControllerSilent, NoController, NoSuchJob):
+            return without_view(
+                name,
+                "silent",
+                f"its controller does not answer: being started again, or hung; {counted(ranks, 'rank')} there",
+            )
+
+    async def profile(self, job: str) -> Profile | None:
+        """What was measured of the job's layers and links; None if nothing was, or the file is not visible."""
+        folder = (await self.view(job)).folder
+        return await asyncio.to_thread(profile_beside, JobFolder(folder).events_path)
 
     async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
         """The events after the first `after`; waits up to `wait_s` for one."""
         return await ask(job, await self._controller(job), "read", after, wait_s)
 
-    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
+    def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
         """The events of the job after the first `after`, as they arrive, until it has ended. A reader that is too slow
         gets `Missed` for the events that the controller no longer keeps."""
-        over = False
-        while not over:
-            page = await self.page(job, after, POLL_S)
-            for item in items_of(page):
-                yield item
-            after, over = page.next, page.over
+        return events_of(self, job, after)
 
     async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Stop after the step in flight, with a checkpoint."""
@@ -296,27 +302,18 @@ class JobClient:
             view = await self.view(job)
             if view.outcome is None:
                 raise Refused(
-                    f"job {job!r} is {view.state}, at step {view.step} of {view.last_step}: end it with freshet stop"
-                    f" {job}, or kill it with freshet reap {job} --force"
+                    f"job {job!r} is {view.state}, at step {view.step} of {view.last_step}: end it with freshet"
+                    f" cancel {job}, or kill it with freshet reap {job} --force"
                 )
 
     async def _controller(self, job: str) -> Any:
         return await known_controller(job, self._address)
 
     async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
-        id = secrets.token_hex(8) if id is None else id
-        if not id:
-            raise JobError("a command id is a text that is not empty")
+        id = command_id(id)
         # With one id it is safe to ask the next controller if this one dies.
         text: str = await ask(job, await self._controller(job), "command", id, name, arguments, by)
         return Command(job=job, id=id, text=text)
-
-
-def items_of(page: Page) -> Iterator[Record | Missed]:
-    """The items that a reader of `page` gets."""
-    if page.missed:
-        yield Missed(page.missed)
-    yield from page.records
 
 
 def _kill(controller: Any) -> None:

@@ -234,7 +234,7 @@ def _make_way(name: str) -> None:
     if view.outcome is None:
         raise JobError(
             f"a job {name!r} is running in this cluster (step {view.step} of {view.last_step}, in"
-            f" {view.folder}): follow it with `freshet follow {name}`, stop it with `freshet stop {name}`, or choose"
+            f" {view.folder}): follow it with `freshet follow {name}`, end it with `freshet cancel {name}`, or choose"
             " another job.name"
         )
     ray.kill(running)
@@ -357,6 +357,6 @@ def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
         ).remote(order, setup, spec.model_dump(mode="json"))
     except ActorAlreadyExistsError as error:
         raise JobError(
-            f"a job {name!r} has been started in this cluster just now: follow it with `freshet follow {name}`, stop it"
-            f" with `freshet stop {name}`, or choose another job.name"
+            f"a job {name!r} has been started in this cluster just now: follow it with `freshet follow {name}`, end it"
+            f" with `freshet cancel {name}`, or choose another job.name"
         ) from error

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import IO, Any
 
@@ -37,6 +37,7 @@ from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import DamagedLogError
+from orchestrator.events.page import Page
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import Record
 from orchestrator.history.command_table import Entry
@@ -68,19 +69,6 @@ PATIENCE_S = 60.0
 """How long a request waits for the controller to take the job over."""
 LINGER_S = 60.0
 """How long an ended job's controller stays for drivers that ask for the outcome."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """Some events of a job."""
-
-    records: tuple[Record, ...]
-    missed: int
-    """How many of the requested events before these are no longer kept."""
-    next: int
-    """The `after` that gets the events that follow."""
-    over: bool
-    """Whether the job has ended and these are its last events."""
 
 
 class Controller:

@@ -34,3 +34,15 @@ def view_in(folder: JobFolder) -> JobView:
     if not loaded.view.runs:
         raise JobError(f"{folder.location} holds no event log: name a job's output folder")
     return loaded.view
+
+
+def view_without_controller(folder: JobFolder) -> JobView:
+    """The job of the folder, which has no controller: as it ended, or with the trouble that it was lost.
+
+    Raises:
+        JobError: there is no log, or it cannot be read.
+    """
+    view = view_in(folder)
+    if view.outcome is None:
+        view.trouble = "it has no controller: it was lost, and --resume goes on from its newest checkpoint"
+    return view

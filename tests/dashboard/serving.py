@@ -70,7 +70,13 @@ def audited(settings: Settings) -> list[dict[str, object]]:
 @contextmanager
 def served(settings: Settings) -> Iterator[str]:
     """A service on a free port; yields its address."""
-    app = create_app(replace(settings, port=0))
+    with listening(create_app(replace(settings, port=0))) as address:
+        yield address
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """`app` on a free port of this machine; yields its address."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -7,7 +7,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from orchestrator.cli.commands.schedule import schedule
+from orchestrator.cli.commands.start.schedule import schedule
 from planner.schedule.registry import build
 from planner.schedule.table_format import dump, parse
 

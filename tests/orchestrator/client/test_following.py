@@ -14,8 +14,8 @@ from orchestrator.client import following
 from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob
 from orchestrator.client.following import Following, Run
 from orchestrator.client.interrupts import Interrupts
-from orchestrator.controller.actor import Page
 from orchestrator.events.log import EventLog
+from orchestrator.events.page import Page
 from orchestrator.events.types import Event, Failed, Finished, Record, Submitted, Warned
 from orchestrator.spec.job_spec import Spec
 

@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import RayTaskError
 from synthetic_run import records
 
-from orchestrator.cli import jobs
+from orchestrator.cli import steering
 from orchestrator.client import asking, job_client
 from orchestrator.client.asking import NoSuchJob, Refused
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -107,9 +107,9 @@ def test_a_pause_is_waited_for_and_a_resume_is_not(monkeypatch: pytest.MonkeyPat
     paused = Answered(id="x", done=True, step=4, text="paused at step 4")
     given = ["pauses", paused, "goes on from step 4"]
     made = controller(monkeypatch, lambda *arguments: given.pop(0))
-    monkeypatch.setattr(jobs, "joined", lambda address: nullcontext())
-    assert jobs.pause_job("a", "auto") == "paused at step 4"
-    assert jobs.resume_job("a", "auto") == "goes on from step 4"
+    monkeypatch.setattr(asking, "joined", lambda address: nullcontext())
+    assert steering.pause_job("a", "auto") == "paused at step 4"
+    assert steering.resume_job("a", "auto") == "goes on from step 4"
     assert [asked[2] for asked in made.asked if asked[0] == "command"] == ["pause", "resume"]
 
 
@@ -203,7 +203,7 @@ def test_a_job_at_work_is_not_cleared_away(monkeypatch: pytest.MonkeyPatch) -> N
     cleared: list[Any] = []
     monkeypatch.setattr(job_client, "_clear", lambda job, controller: cleared.append((job, controller)))
     with pytest.raises(
-        Refused, match=r"job 'a' is training, at step .*: end it with freshet stop a, or kill it"
+        Refused, match=r"job 'a' is training, at step .*: end it with freshet cancel a, or kill it"
     ):
         BlockingJobClient().reap("a")
     assert cleared == []

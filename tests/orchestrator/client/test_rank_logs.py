@@ -11,6 +11,7 @@ from command_line import freshet_here
 
 from orchestrator.cli import logs
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
+from orchestrator.client import asking
 from orchestrator.client.asking import NoSuchJob
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.rank_logs import JobLogs, RankLog
@@ -112,7 +113,7 @@ def test_a_job_by_name_is_looked_for_in_the_cluster(tmp_path: Path, monkeypatch:
             raise NoSuchJob("no such job")
         return JobView(spec={"job": {"output": str(tmp_path)}})
 
-    monkeypatch.setattr(logs, "joined", lambda address: nullcontext())
+    monkeypatch.setattr(asking, "joined", lambda address: nullcontext())
     monkeypatch.setattr(BlockingJobClient, "view", answer)
     assert logs.folder_of("a", "auto") == str(tmp_path)
     with pytest.raises(JobError, match="there is no folder b, nor runs/b, and no job 'b' is running at auto"):

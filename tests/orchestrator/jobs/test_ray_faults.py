@@ -13,7 +13,7 @@ from ray_jobs import Log, assert_nothing_left, state_sha256, wait_for
 from tiny_jobs import tiny
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.cli.jobs import fault_job
+from orchestrator.cli.steering import fault_job
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer

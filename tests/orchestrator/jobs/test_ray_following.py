@@ -19,14 +19,14 @@ from ray_jobs import wait_for as wait_until
 from test_ray_recovery import DRIVER, ONE, job, logged, wait_for
 
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
-from orchestrator.cli.jobs import (
+from orchestrator.cli.jobs import status_lines
+from orchestrator.cli.steering import (
+    cancel_job,
     fault_job,
     move_layers,
     pause_job,
     reap_job,
     resume_job,
-    status_lines,
-    stop_job,
 )
 from orchestrator.cli.training import follow_command
 from orchestrator.client.asking import Refused
@@ -98,7 +98,7 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
         other.send_signal(signal.SIGINT)
         output, _ = other.communicate(timeout=120)
         assert other.returncode == INTERRUPTED, output
-        assert "no longer following led, which goes on; end it with freshet stop led" in output
+        assert "no longer following led, which goes on; end it with freshet cancel led" in output
 
     # Two drivers follow at a time; the one that learns of the end later reads it in the log.
     with driver("-m", "orchestrator", "follow", "led") as other:
@@ -181,11 +181,11 @@ def test_a_controller_that_hangs_keeps_nobody_waiting(
     pid = controller_pid("hung")
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr("orchestrator.client.asking.ANSWER_S", 2.0)
-    monkeypatch.setattr("orchestrator.cli.jobs.ANSWER_S", 2.0)
+    monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 2.0)
     way_out = "'hung' has not answered for 2 s: .*`freshet reap hung --force`"
     for ask in (
-        lambda: stop_job("hung", "auto", now=False),
-        lambda: stop_job("hung", "auto", now=True),
+        lambda: cancel_job("hung", "auto", now=False),
+        lambda: cancel_job("hung", "auto", now=True),
         lambda: move_layers("hung", "auto", "1", 0),
         lambda: fault_job("hung", "auto", {"rank": 0, "fault": {"kind": "kill"}}),
         lambda: reap_job("hung", "auto", force=False),

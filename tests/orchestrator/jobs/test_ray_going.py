@@ -25,7 +25,7 @@ from ray_jobs import (
 )
 from tiny_jobs import tiny
 
-from orchestrator.cli.jobs import fault_job
+from orchestrator.cli.steering import fault_job
 from orchestrator.cluster import connection
 from orchestrator.cluster.draining import draining
 from orchestrator.controller.drains import drained

@@ -183,7 +183,7 @@ def test_two_jobs_of_a_cluster_that_asks_for_a_token(
         other = settings(f"job.output={tmp_path / 'other'}")
         refused = output_of(head, *submit, *other, "--follow", folder=user, code=USER_ERROR)
         assert "a job 'one' is running in this cluster" in refused
-        assert "freshet stop one" in refused
+        assert "freshet cancel one" in refused
 
         wait_until(lambda: steps(two) > 0)
         before = steps(one)

@@ -19,7 +19,8 @@ from ray_jobs import Log, assert_nothing_left, state_sha256
 from resolving import resolve_spec, settle_spec
 from tiny_jobs import STEPS, tiny
 
-from orchestrator.cli.jobs import status_lines, stop_job
+from orchestrator.cli.jobs import status_lines
+from orchestrator.cli.steering import cancel_job
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.actor import Controller
@@ -119,7 +120,7 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
     def stop_at_two(record: events.Record) -> None:
         if isinstance(record.event, StepReport) and record.event.step == 2:
             lines.extend(status_lines("auto"))
-            stop_job("halves", "auto", now=False)
+            cancel_job("halves", "auto", now=False)
 
     # Steps take almost a second, so that the request arrives during one.
     log = Log(stop_at_two)
@@ -217,7 +218,7 @@ def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
     log.wait_for(StepReport)
     marker = tmp_path / "only" / "job.json"
     before = marker.read_bytes()
-    with pytest.raises(JobError, match=r"a job 'only' is running .* `freshet stop only`"):
+    with pytest.raises(JobError, match=r"a job 'only' is running .* `freshet cancel only`"):
         PipelineTrainer(tiny(tmp_path / "elsewhere", "only")).fit()
     assert not (tmp_path / "elsewhere" / "only" / "job.json").exists()
     log.wait_for(CheckpointReport)
@@ -225,8 +226,8 @@ def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
         PipelineTrainer(endless, resume=True).fit()
     assert marker.read_bytes() == before
     with pytest.raises(JobError, match="no job 'onyl' is running at auto; did you mean 'only'"):
-        stop_job("onyl", "auto", now=True)
-    stop_job("only", "auto", now=True)
+        cancel_job("onyl", "auto", now=True)
+    cancel_job("only", "auto", now=True)
     thread.join(60)
     assert "aborted on request" in str(errors[0])
     log.assert_processes_gone()

@@ -20,7 +20,8 @@ from ray_jobs import Log, assert_nothing_left, controller_pid, kill_controller, 
 from ray_jobs import wait_for as wait_until
 from tiny_jobs import tiny
 
-from orchestrator.cli.jobs import reap_job, status_lines
+from orchestrator.cli.jobs import status_lines
+from orchestrator.cli.steering import reap_job
 from orchestrator.client.blocking import Call
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
@@ -349,7 +350,7 @@ def test_an_abandoned_job_is_told_of_and_cleared_away(
     thread.start()
     log.wait_for(StepReport)
     with pytest.raises(
-        JobError, match=r"job 'orphan' is training, at step \d+ of 100000: end it with freshet stop"
+        JobError, match=r"job 'orphan' is training, at step \d+ of 100000: end it with freshet cancel"
     ):
         reap_job("orphan", "auto", force=False)
     with pytest.raises(JobError, match="nothing of a job 'orhpan' is at auto; there is orphan"):

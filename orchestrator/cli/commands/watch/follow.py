@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from orchestrator.cli.options import ClusterAddress, Job
 
 
 def follow(
-    job: Annotated[str, typer.Argument(help="The job's name.")],
-    address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
+    job: Job,
+    address: ClusterAddress = "auto",
 ) -> None:
     """Follow a running job from now on, as freshet train does: its lines, the report at its end, the exit code. Ctrl-C
-    only stops following, and the job goes on; to end it, use freshet stop."""
+    only stops following, and the job goes on; to end it, use freshet cancel."""
     from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.training import follow_command
 
@@ -20,7 +20,7 @@ def follow(
         code = follow_command(job, address)
     except KeyboardInterrupt:
         typer.echo(
-            f"freshet: no longer following {job}, which goes on; end it with freshet stop {job}", err=True
+            f"freshet: no longer following {job}, which goes on; end it with freshet cancel {job}", err=True
         )
         code = INTERRUPTED
     raise typer.Exit(code)

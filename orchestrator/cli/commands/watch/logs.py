@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.options import Address
+
 
 def logs(
     run: Annotated[str, typer.Argument(help="A job's output folder, or its name.", metavar="JOB_OR_FOLDER")],
@@ -13,7 +15,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as the ranks print, until the job has ended.")
     ] = False,
-    address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
+    address: Address = None,
 ) -> None:
     """Show what each rank of a job printed, logged or warned, from the files in the job's folder: while the job trains,
     after its end, after a crash."""

@@ -1,4 +1,4 @@
-"""`freshet fault`: injects faults into a job of a running cluster."""
+"""`freshet fault`: injects faults into a running job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import Address, Id, Job, Json
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import JobError
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fault(
-    job: Annotated[str, typer.Argument(help="The job's name.")],
+    job: Job,
     kind: Annotated[FaultKind, typer.Argument(help="What to do, see above.")],
     rank: Annotated[
         int | None,
@@ -44,9 +45,11 @@ def fault(
     deadline: Annotated[
         float | None, typer.Option(help="drain: seconds until it is gone.", show_default="30")
     ] = None,
-    address: Annotated[str, typer.Option(help="The cluster, as in cluster.address.")] = "auto",
+    id: Id = None,
+    as_json: Json = False,
+    address: Address = None,
 ) -> None:
-    """Inject a fault into a job of a running cluster, to see how the job takes it. The job must allow it:
+    """Inject a fault into a running job, to see how the job takes it. The job must allow it:
     elastic.allow_faults = true.
 
     KIND is one of
@@ -81,7 +84,7 @@ def fault(
 
     freshet fault my-job drain --node 10.0.0.7 --deadline 60
     """
-    from orchestrator.cli.jobs import fault_job
+    from orchestrator.cli.steering import fault_job
 
     asked = drill_of(
         kind=kind,
@@ -97,7 +100,7 @@ def fault(
         bytes_per_s=bytes_per_s,
         steps=steps,
     )
-    typer.echo(fault_job(job, address, asked.to_json()))
+    typer.echo(fault_job(job, address, asked.to_json(), id=id, as_json=as_json))
 
 
 def drill_of(

@@ -1,0 +1,4 @@
+"""Commands on what a run left: its report, timelines, weights and proof.
+
+Not here: Commands that need a cluster.
+"""

@@ -1,0 +1,4 @@
+"""Commands before and at a job's start: train it, plan it, measure it, rehearse it.
+
+Not here: Commands on a job that runs.
+"""

@@ -1,0 +1,28 @@
+"""`freshet events`: shows what happened to a job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import Address, Job
+
+
+def events(
+    job: Job,
+    after: Annotated[int, typer.Option(min=0, help="Leave out this many events; 0: none.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as events happen, until the job has ended.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each as its line of the event log.")] = False,
+    address: Address = None,
+) -> None:
+    """Show the events since the job's newest start, each with its number and time."""
+    from orchestrator.cli.exit_codes import INTERRUPTED
+    from orchestrator.cli.jobs import events_command
+
+    try:
+        events_command(job, address, after=after, follow=follow, as_json=as_json, show=typer.echo)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,60 @@
+"""Words each event as one line: `freshet events`. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from datetime import datetime
+
+from orchestrator.cli.progress import checkpoint_text, skipped_text, step_fields
+from orchestrator.events import types as events
+from orchestrator.events.types import KINDS, Event, Record, named_floats
+from orchestrator.history.notes import note_of
+from workers.protocol import CheckpointReport, StepReport, ValidationReport
+
+LONGEST = 160
+"""Most characters of an event that has no words of its own."""
+
+
+def event_line(number: int, record: Record) -> str:
+    """The event with this number: its time in local time, its kind, and what happened."""
+    time = datetime.fromtimestamp(record.time_s).strftime("%H:%M:%S")
+    kind = next(kind for kind, payload in KINDS.items() if payload is type(record.event))
+    return f"{number:>6}  {time}  {kind:<15} {_text(record.event)}".rstrip()
+
+
+def _text(event: Event) -> str:
+    match event:
+        case StepReport(skipped=True):
+            return skipped_text(event)
+        case StepReport(step=step):
+            return f"step {step}  {step_fields(event)}"
+        case ValidationReport(step=step, loss=loss):
+            return f"step {step}  validation loss {loss:.4f}"
+        case CheckpointReport():
+            return checkpoint_text(event)
+        case events.Commanded(name=name, arguments=arguments, id=id, by=by):
+            what = f"{name} {json.dumps(arguments)}" if arguments else name
+            return f"{what}, id {id}{f', by {by}' if by else ''}"
+        case events.Answered(id=id, done=done, text=text):
+            return f"{'done' if done else 'not done'}: {text}, id {id}"
+        case events.Issued(plan=plan):
+            return f"plan {plan.epoch}.{plan.version}: {plan.reason}"
+        case events.Regrouped(step=step, reason=reason):
+            return f"training goes on after step {step}: {reason}"
+        case events.Finished(step=step, stopped=stopped, state_sha256=digest):
+            return f"{'stopped' if stopped else 'done'} at step {step}, state {digest}"
+        case _:
+            note = note_of(event)
+            return note.text if note is not None else _plain(event)
+
+
+def _plain(event: Event) -> str:
+    """The short fields of `event`."""
+    shown = []
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if isinstance(value, str | int | float | bool):
+            shown.append(f"{field.name} {json.dumps(named_floats(value))}")
+    text = ", ".join(shown)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

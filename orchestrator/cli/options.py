@@ -1,0 +1,23 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Job = Annotated[str, typer.Argument(help="The job's name.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="A Ray cluster, as in cluster.address, or the URL of a Freshet service.",
+        show_default="FRESHET_ADDRESS, else auto",
+    ),
+]
+ClusterAddress = Annotated[str, typer.Option(help="The cluster, as in cluster.address.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Id = Annotated[
+    str | None,
+    typer.Option(help="The command's id: sent twice with one id, it is done once; unset: a new one."),
+]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]

@@ -1,0 +1,265 @@
+"""`Jobs`: what a client can do with jobs, whichever way it reaches them; and `opened`, which chooses the way.
+
+Not here: The two ways. `JobClient` is a driver of the cluster, `RestJobClient` sends requests to a Freshet service.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator.events.page import Page
+from orchestrator.events.types import Answered, Record
+from workers.protocol import JobError
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.job_summary import JobSummary
+    from orchestrator.client.blocking_client import BlockingJobs
+    from orchestrator.client.submit import SubmittedJob
+    from orchestrator.history.job_view import JobView
+    from orchestrator.history.proposal import Proposal
+    from orchestrator.spec.job_spec import Spec
+    from planner.profile import Profile
+
+POLL_S = 5.0
+"""How long a request for news is held before the answer is that there is none."""
+ADDRESS = "FRESHET_ADDRESS"
+"""Environment variable with the address of those who name none."""
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Events that a reader requested too late: they are no longer kept. The log has them."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that a job's controller has accepted."""
+
+    job: str
+    id: str
+    text: str
+    """The command's effect, in words."""
+
+
+def items_of(page: Page) -> Iterator[Record | Missed]:
+    """The items that a reader of `page` gets."""
+    if page.missed:
+        yield Missed(page.missed)
+    yield from page.records
+
+
+def command_id(id: str | None) -> str:
+    """`id`, or a random one.
+
+    Raises:
+        JobError: it is empty.
+    """
+    id = secrets.token_hex(8) if id is None else id
+    if not id:
+        raise JobError("a command id is a text that is not empty")
+    return id
+
+
+class Jobs(Protocol):
+    """The jobs at an address.
+
+    Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` if the job does not answer,
+    and `Refused` if its controller refuses. A command that is sent twice with one `id` is done once; the same id for
+    another command raises `CommandIdReused`. Without `id` a random one is used. `by` says who sends it, for the log;
+    over REST the service logs the token's role and the sender's network address instead.
+    """
+
+    async def submit(
+        self, spec: Spec, *, resume: bool = False, profile: Path | None = None, replay: Path | None = None
+    ) -> SubmittedJob:
+        """Check, measure, plan and start a job; returns once its controller has accepted it, and does not follow it.
+
+        Args:
+            resume: continue from the newest checkpoint in the job's folder.
+            profile: plan with this file instead of measuring. Not over REST.
+            replay: freeze as this event log says, without new decisions. Not over REST.
+
+        Raises:
+            JobError: something that the user can fix.
+        """
+        ...
+
+    async def jobs(self) -> tuple[str, ...]:
+        """Names of the jobs that can be asked; over REST also of jobs that ended a while ago."""
+        ...
+
+    async def summaries(self) -> tuple[JobSummary, ...]:
+        """All jobs in a few numbers, by name, also those that do not answer."""
+        ...
+
+    async def view(self, job: str, *, folder: str | None = None, timeout_s: float | None = None) -> JobView:
+        """The job's state and history.
+
+        Args:
+            folder: the job's folder, from which a job without a controller is read, as it ended or was lost.
+            timeout_s: limit for the answer; None: 90 s.
+        """
+        ...
+
+    async def profile(self, job: str) -> Profile | None:
+        """What was measured of the job's layers and links; None if nothing was, or the file is not visible."""
+        ...
+
+    async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
+        """The events after the first `after` of the job's newest start; waits up to `wait_s` for one."""
+        ...
+
+    def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
+        """The events of the job after the first `after`, as they arrive, until it has ended. A reader that is too slow
+        gets `Missed` for the events that are no longer kept."""
+        ...
+
+    async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        """Stop after the step in flight, with a checkpoint."""
+        ...
+
+    async def abort(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        """End at once, without a checkpoint."""
+        ...
+
+    async def checkpoint(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        """Write a checkpoint after the step in flight."""
+        ...
+
+    async def pause(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        """Pause after the step in flight, with a checkpoint, and release the ranks."""
+        ...
+
+    async def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        """Resume a paused job from its checkpoint, once there is room for its ranks."""
+        ...
+
+    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
+        """Move `layers`, such as `3` or `3-4`, to `rank`."""
+        ...
+
+    async def fault(
+        self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
+    ) -> Command:
+        """Inject the fault `drill`, a `workers.fault_injection.drill.Drill` as JSON values."""
+        ...
+
+    async def drain(
+        self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
+    ) -> Command:
+        """Have the job leave a node (its id, the beginning of one, or its host) within `deadline_s`; others stay."""
+        ...
+
+    async def scale(
+        self,
+        job: str,
+        *,
+        ranks: int | None = None,
+        spares: int | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        """Give the job another number of ranks or spares from now on; None: as many as before."""
+        ...
+
+    async def freeze(
+        self,
+        job: str,
+        *,
+        method: str | None = None,
+        r_max: float | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        """Change `freeze.method` or `freeze.r_max` from a commit on; None: as before, `none` turns freezing off."""
+        ...
+
+    async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
+        """What another partition would bring, validated and simulated. Nothing changes.
+
+        Args:
+            partition: layers per stage; None: the planner's own best for the same ranks and schedule.
+        """
+        ...
+
+    async def apply(
+        self,
+        job: str,
+        partition: Sequence[int],
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        """Have the training ranks take up `partition`, as `elastic.migration` says.
+
+        Args:
+            base: (epoch, version) of the plan that it is to replace; None: whichever is the newest.
+
+        Raises:
+            PlanChanged: the newest plan is another one than `base`.
+        """
+        ...
+
+    async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
+        """Wait for the answer to `command`.
+
+        Raises:
+            Refused: it was not done; says why.
+            TimeoutError: it is not decided after `timeout_s`.
+        """
+        ...
+
+
+async def events_of(client: Jobs, job: str, after: int) -> AsyncIterator[Record | Missed]:
+    """The events of a job, page by page until it has ended."""
+    over = False
+    while not over:
+        page = await client.page(job, after, POLL_S)
+        for item in items_of(page):
+            yield item
+        after, over = page.next, page.over
+
+
+@contextmanager
+def opened(address: str | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[BlockingJobs]:
+    """A blocking client of the jobs at `address`.
+
+    Args:
+        address: `auto`, `HOST:PORT` or `ray://HOST:PORT` for a Ray cluster, whose driver this process becomes;
+            `http://HOST:PORT` or `https://HOST:PORT` for a Freshet service; None: that of `FRESHET_ADDRESS`, else
+            `auto`.
+
+    Raises:
+        JobError: it is no address, nothing answers there, or the token must not be sent there.
+    """
+    from orchestrator.client.blocking_client import BlockingJobClient, BlockingJobs
+
+    address = address_or_default(address, environment)
+    if is_service(address):
+        from orchestrator.client.rest_client import RestJobClient
+
+        yield BlockingJobs(RestJobClient(address, environment))
+        return
+    from orchestrator.client.asking import joined
+
+    with joined(address):
+        yield BlockingJobClient(address)
+
+
+def address_or_default(address: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """`address`, or that of those who name none."""
+    return address if address is not None else environment.get(ADDRESS) or "auto"
+
+
+def is_service(address: str) -> bool:
+    """Whether `address` is that of a Freshet service."""
+    return address.lower().startswith(("http://", "https://"))

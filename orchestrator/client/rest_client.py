@@ -1,0 +1,259 @@
+"""`RestJobClient`: the interface to the jobs that a Freshet service shows, over its REST interface.
+
+The same methods and errors as `JobClient`, without Ray: the service is the driver of the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.analysis.job_summary import JobSummary
+from orchestrator.client.errors import JobError, NoController, NoSuchJob, ServiceError, ServiceUnreachable
+from orchestrator.client.jobs import Command, Missed, command_id, events_of
+from orchestrator.client.rest_transport import RestTransport, json_of
+from orchestrator.events.folder import JobFolder
+from orchestrator.events.page import Page
+from orchestrator.events.types import Answered, Record
+from orchestrator.history.folder_view import view_without_controller
+from orchestrator.history.job_view import JobView
+from orchestrator.history.proposal import Proposal
+from planner.profile import Profile
+
+if TYPE_CHECKING:
+    from orchestrator.client.submit import SubmittedJob
+    from orchestrator.spec.job_spec import Spec
+
+HOLD_S = 20.0
+"""How long the service holds a question for an outcome, or for a job's start."""
+LONGEST_S = 60.0
+"""How long it holds any request."""
+NOT_YET = ("submitting", "refused")
+"""States of jobs that have no controller yet, or get none."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_ID = re.compile(r"[\x21-\x2e\x30-\x7e]{1,200}")
+_SUMMARIES = TypeAdapter(tuple[JobSummary, ...])
+
+
+class RestJobClient:
+    """The jobs of the service at `address`. `orchestrator.client.jobs.Jobs` documents each method.
+
+    Every method also raises `ServiceUnreachable` if no service answers, and `ServiceError` if it refuses a request:
+    without a valid token, with a read token, too often. An answer that is lost is asked for again.
+
+    Args:
+        address: `http://HOST:PORT` or `https://HOST:PORT`.
+        environment: where `FRESHET_TOKEN` or `FRESHET_TOKEN_FILE` are looked up.
+        home: the folder whose `.freshet/tokens.json` is read without these.
+
+    Raises:
+        JobError: the address is none, the token must not be sent there, or its file cannot be used.
+    """
+
+    def __init__(
+        self, address: str, environment: Mapping[str, str] = os.environ, home: Path | None = None
+    ) -> None:
+        self._service = RestTransport(address, environment, home if home is not None else Path.home())
+
+    async def submit(
+        self, spec: Spec, *, resume: bool = False, profile: Path | None = None, replay: Path | None = None
+    ) -> SubmittedJob:
+        from orchestrator.client.submit import SubmittedJob
+
+        if profile is not None or replay is not None:
+            raise JobError(
+                "a service takes neither a profile nor a log to replay: submit the job to the cluster itself"
+            )
+        name = spec.job.name
+        body = {"spec": spec.model_dump(mode="json", exclude_unset=True), "resume": resume}
+        # Never sent twice: the second one would find the job of the first.
+        answer = await self._service.post("/jobs", body, wait_s=HOLD_S, again=False)
+        sent = self._json(answer)
+        while not sent.get("accepted", False):
+            summary = self._json(await self._service.get(f"/jobs/{name}"))
+            if summary["state"] == "refused":
+                raise JobError(summary["trouble"])
+            if summary["state"] != "submitting":
+                break
+            await asyncio.sleep(0.5)
+        return SubmittedJob(name=name, folder=sent["folder"], spec=spec)
+
+    async def jobs(self) -> tuple[str, ...]:
+        return tuple(each.job for each in await self.summaries() if each.state not in NOT_YET)
+
+    async def summaries(self) -> tuple[JobSummary, ...]:
+        found = self._json(await self._service.get("/jobs"))
+        try:
+            return _SUMMARIES.validate_python(found.get("jobs"))
+        except ValidationError:
+            raise self._another_version() from None
+
+    async def view(self, job: str, *, folder: str | None = None, timeout_s: float | None = None) -> JobView:
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._service.get(f"{_path(job)}/view")
+        except TimeoutError:
+            raise ServiceUnreachable(
+                f"{self._service.address} has not answered for {timeout_s:g} s: ask again later"
+            ) from None
+        except (NoSuchJob, NoController):
+            if folder is None:
+                raise
+            return await asyncio.to_thread(view_without_controller, JobFolder(folder))
+        try:
+            return JobView.from_json(answer.content)
+        except ValueError:
+            raise self._another_version() from None
+
+    async def profile(self, job: str) -> Profile | None:
+        try:
+            answer = await self._service.get(f"{_path(job)}/profile")
+        except ServiceError as error:
+            if error.status == 404:
+                return None
+            raise
+        return Profile.from_json(answer.text)
+
+    async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
+        wait_s = min(wait_s, LONGEST_S)
+        answer = self._json(await self._service.get(f"{_path(job)}/events", after=after, wait_s=wait_s))
+        try:
+            return Page(
+                records=tuple(Record.from_json(json.dumps(line)) for line in answer["events"]),
+                missed=answer["missed"],
+                next=answer["next"],
+                over=answer["over"],
+            )
+        except (ValueError, KeyError, TypeError):
+            raise self._another_version() from None
+
+    def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
+        return events_of(self, job, after)
+
+    async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return await self._send(job, "cancel", {"abort": False}, id)
+
+    async def abort(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return await self._send(job, "cancel", {"abort": True}, id)
+
+    async def checkpoint(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return await self._send(job, "checkpoint", None, id)
+
+    async def pause(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return await self._send(job, "pause", None, id)
+
+    async def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
+        return await self._send(job, "resume", None, id)
+
+    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
+        return await self._send(job, "move", {"layers": layers, "rank": rank}, id)
+
+    async def fault(
+        self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
+    ) -> Command:
+        return await self._send(job, "faults", drill, id)
+
+    async def drain(
+        self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
+    ) -> Command:
+        return await self._send(job, "drain", {"node": node, "deadline_s": deadline_s}, id)
+
+    async def scale(
+        self,
+        job: str,
+        *,
+        ranks: int | None = None,
+        spares: int | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        return await self._send(job, "scale", {"ranks": ranks, "spares": spares}, id)
+
+    async def freeze(
+        self,
+        job: str,
+        *,
+        method: str | None = None,
+        r_max: float | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        return await self._send(job, "freeze", {"method": method, "r_max": r_max}, id)
+
+    async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
+        wanted = None if partition is None else list(partition)
+        answer = await self._service.post(f"{_path(job)}/plan/proposal", {"partition": wanted}, again=True)
+        found = self._json(answer)
+        try:
+            epoch, _, version = found.pop("version").partition(".")
+            return Proposal.from_json(json.dumps({**found, "base": [int(epoch), int(version)]}))
+        except (ValueError, KeyError):
+            raise self._another_version() from None
+
+    async def apply(
+        self,
+        job: str,
+        partition: Sequence[int],
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        headers = {} if base is None else {"If-Match": f'"{base[0]}.{base[1]}"'}
+        return await self._send(job, "plan", {"partition": list(partition)}, id, headers)
+
+    async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = HOLD_S if deadline_s is None else min(HOLD_S, max(0.0, deadline_s - time.monotonic()))
+            path = f"{_path(command.job)}/commands/{command.id}"
+            answer = self._json(await self._service.get(path, wait_s=left_s))
+            if answer.get("done"):
+                return Answered(id=command.id, done=True, step=answer["step"], text=answer["text"])
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise TimeoutError(
+                    f"job {command.job!r} has not decided command {command.id!r} in {timeout_s:g} s"
+                )
+
+    async def _send(
+        self,
+        job: str,
+        name: str,
+        body: Mapping[str, Any] | None,
+        id: str | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Command:
+        id = command_id(id)
+        if not _ID.fullmatch(id):
+            raise JobError(
+                f"a command id for a service has 1 to 200 ASCII characters, no spaces and no slashes: {id!r} has others"
+            )
+        keyed = {"Idempotency-Key": id, **(headers or {})}
+        # With one id it is safe to send it again if the answer is lost.
+        answer = await self._service.post(f"{_path(job)}/{name}", body, headers=keyed, again=True)
+        return Command(job=job, id=id, text=str(self._json(answer).get("text", "")))
+
+    def _json(self, answer: Any) -> dict[str, Any]:
+        return json_of(answer, self._service.address)
+
+    def _another_version(self) -> ServiceUnreachable:
+        return ServiceUnreachable(
+            f"the service at {self._service.address} is of another version of Freshet: its answer cannot be read here"
+        )
+
+
+def _path(job: str) -> str:
+    """Raises:
+    NoSuchJob: no job can be called so.
+    """
+    if not _NAME.fullmatch(job):
+        raise NoSuchJob(f"no job is called {job!r}: names have letters, digits, `.`, `_` and `-`")
+    return f"/jobs/{job}"
