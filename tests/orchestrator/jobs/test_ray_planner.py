@@ -16,6 +16,7 @@ from ray_jobs import Log, job_of, kill_controller, resolved
 from tiny_jobs import tiny
 
 from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.job_client import Command
 from orchestrator.client.running import run
 from orchestrator.controller.planner_link import LIVES, PlannerLink
 from orchestrator.events import types as events
@@ -25,9 +26,10 @@ from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.decision import FreezeQuestion
-from planner.freezing import FreezePlan, Phase, Phases
+from planner.freezing import Control, FreezePlan, Phase, Phases
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
+from workers.config import FreezeConfig
 from workers.launch.ranks import run_threads
 from workers.protocol import FreezeReport, FreezeStarted, StepReport, TimelineReport
 
@@ -261,6 +263,50 @@ def test_half_a_monitoring_of_another_partition_is_not_enough(stopped_while_moni
         text=f"no rank reported how long B of stage 0 takes in the monitored {steps}, so the freeze program cannot be"
         " solved; the job trains on with nothing frozen"
     )
+
+
+def test_freezing_is_switched_on_while_the_job_trains_and_its_controller_dies(tmp_path: Path) -> None:
+    """The job's own method is none: it monitors first, and the planner decides for the next controller."""
+    asked: list[Command] = []
+    client = BlockingJobClient()
+
+    def act(record: events.Record) -> None:
+        match record.event:
+            case StepReport(step=5):
+                asked.append(client.freeze("switched", method="timelyfreeze", r_max=0.5, by="a test"))
+            case events.FreezeChanged():
+                kill_controller("switched")
+            case FreezeStarted(plan=FreezePlan(control=Control(solved=True))):
+                assert client.outcome(asked[0], timeout_s=60.0).done
+                view = client.view("switched")
+                assert (view.freeze.method, view.freeze.r_max) == ("timelyfreeze", 0.5)
+            case StepReport(step=step) if len(log.of(FreezeStarted)) == 2:
+                if step == (log.of(FreezeStarted)[-1].plan.start or 0) + 3:
+                    client.stop("switched")
+            case _:
+                pass
+
+    log = Log(act)
+    one = {"ranks": 1}
+    spec = freezing(tmp_path, "switched", SHORT, pipeline=one)
+    never = FreezeConfig(method="none")
+    end = run(spec.model_copy(update={"freeze": never}), resume=False, observe=log, say=print).end
+    assert isinstance(end, events.Finished)
+    assert [each.epoch for each in log.of(events.Submitted)] == [1, 2]
+    (change,), (solved,) = log.of(events.FreezeChanged), log.of(events.FreezeSolved)
+    began, follows = (started.plan for started in log.of(FreezeStarted))
+    assert change.by == "a test"
+    assert began == replace(change.plan, start=began.start)
+    assert follows == replace(solved.plan, start=follows.start)
+    assert follows.epoch == 2
+    assert solved.measured_unfrozen_s is not None
+    assert solved.measured_all_frozen_s is not None
+    assert solved.solved_s < solved.unfrozen_s
+    plain = freezing(tmp_path, "again", SHORT, device="cpu", pipeline=one)
+    work = job_of(plain.model_copy(update={"freeze": never}))
+    again = run_threads(replace(work, freeze_plans=(began, follows), stop_at=end.step))
+    assert again.state_sha256 == end.state_sha256
+    log.assert_processes_gone()
 
 
 def test_a_planner_that_always_dies_is_given_up(tmp_path: Path) -> None:
