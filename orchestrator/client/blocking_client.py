@@ -72,17 +72,6 @@ class BlockingJobs:
     def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
         return finish(self._client.move(job, layers, rank, id=id, by=by))
 
-    def freeze(
-        self,
-        job: str,
-        *,
-        method: str | None = None,
-        r_max: float | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        return finish(self.waiting.freeze(job, method=method, r_max=r_max, id=id, by=by))
-
     def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = "") -> Command:
         return finish(self._client.fault(job, drill, id=id, by=by))
 
