@@ -124,8 +124,8 @@ class LoggingConfig(Section):
     """MLflow tracking server, `http://` or `https://`, or a folder of MLflow's files (extra `mlflow`)."""
     wandb: Literal["online", "offline"] | None = None
     """Weights & Biases (extra `wandb`). `offline` writes to `wandb/` in the job's folder, for `wandb sync`."""
-    project: str = "freshet"
-    """Experiment at MLflow and project at Weights & Biases."""
+    project: str | None = None
+    """Experiment at MLflow and project at Weights & Biases; unset: `freshet`."""
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     """Identity of the run at MLflow and Weights & Biases; unset: a random one. A resumed job keeps it."""
     otel: str | None = None

@@ -23,6 +23,8 @@ MODULES = {
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 """Key of `[logging]`, which is also the name of the extra -> modules that it needs."""
+PROJECT = "freshet"
+"""Project at loggers, if the spec names none."""
 NAMES = {
     "tensorboard": "TensorBoard",
     "mlflow": "MLflow",
@@ -68,11 +70,11 @@ def openers(
         step: steps up to this one were written by earlier controllers of the job.
         warn: takes a sink's warnings.
     """
-    run = logging.run or job
+    run, project = logging.run or job, logging.project or PROJECT
     opening: dict[str, Callable[[], Sink]] = {
         "tensorboard": partial(_tensorboard, folder / "tensorboard", step),
-        "mlflow": partial(_mlflow, logging.mlflow or "", logging.project, job, run, spec, step),
-        "wandb": partial(_wandb, logging.wandb or "offline", folder, logging.project, job, run, spec, step),
+        "mlflow": partial(_mlflow, logging.mlflow or "", project, job, run, spec, step),
+        "wandb": partial(_wandb, logging.wandb or "offline", folder, project, job, run, spec, step),
         "otel": partial(_otel, logging.otel or "console", job, warn),
     }
     return {NAMES[key]: opening[key] for key in wanted(logging)}

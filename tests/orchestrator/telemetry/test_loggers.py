@@ -310,4 +310,6 @@ def test_installed_is_asked_of_python() -> None:
 def test_a_job_that_logs_nothing_opens_nothing() -> None:
     spec = Spec.model_validate({"job": {"name": "quiet"}})
     assert wanted.wanted(spec.logging) == ()
+    texts = [value for value in spec.logging.model_dump().values() if isinstance(value, str)]
+    assert texts == [], "a service takes no text of this section from a client that it does not trust"
     assert set(wanted.NAMES) == set(wanted.MODULES) <= set(LoggingConfig.model_fields)
