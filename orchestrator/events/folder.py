@@ -47,8 +47,9 @@ _MAY_DIFFER = {
 }
 """Settings of the ranks that a resumed job may change, in sections that it otherwise may not."""
 MAY_CHANGE = (
-    "job.steps, job.validate_every, job.curvature_every, job.sample_tokens, pipeline.ranks (with the same replicas),"
-    " pipeline.schedule, pipeline.chunks, pipeline.partition, pipeline.recompute,"
+    "job.steps, job.validate_every, job.timeline_every, job.curvature_every, job.sample_tokens,"
+    " pipeline.ranks (with the same replicas), pipeline.schedule, pipeline.chunks, pipeline.partition,"
+    " pipeline.recompute,"
     f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic] and [cluster]"
 )
 

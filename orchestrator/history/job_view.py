@@ -68,7 +68,8 @@ VERSION = 5
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
 KEPT_SPANS = 6_000
-"""Most actions in the timelines that are kept; beyond it every other monitored step is dropped."""
+"""Most actions in the timelines that are kept; beyond it older steps are dropped: those that were not monitored, and if
+there are none, every other monitored one."""
 KEPT_DECISIONS = 20
 RECAPPED_STEPS = 200
 KEPT_LINES = 300
@@ -235,7 +236,10 @@ class JobView:
 
     def freeze_history(self) -> FreezeHistory:
         """What a run that continues from here must know of freezing."""
-        monitored = (of for step, of in self.measured.items() if step > self.measured_since)
+        phases = [(first, phases_of(section)) for first, section in self.freeze_sections]
+        monitored = (
+            of for step, of in self.measured.items() if step > self.measured_since and _monitors(phases, step)
+        )
         return FreezeHistory(
             plans=tuple(plan for _, plan in sorted(self.freeze.plans.items())),
             monitored=tuple(chain.from_iterable(of_step.values() for of_step in monitored)),
@@ -388,11 +392,13 @@ class JobView:
         monitored = [step for step in self.measured if _monitors(phases, step)]
         if len(self.measured) - len(monitored) > RECENT_TIMELINES:
             del self.measured[min(self.measured.keys() - monitored)]
-        spans = sum(len(report.spans) for ranks in self.measured.values() for report in ranks.values())
-        if spans > KEPT_SPANS and len(self.measured) > 1:
-            older = monitored[:-1] or sorted(self.measured)[:-1]
-            for step in older[::2]:
+        if self._spans() > KEPT_SPANS and len(self.measured) > 1:
+            others = sorted(self.measured.keys() - monitored)[:-1]
+            for step in others or (monitored[:-1] or sorted(self.measured)[:-1])[::2]:
                 del self.measured[step]
+
+    def _spans(self) -> int:
+        return sum(len(report.spans) for ranks in self.measured.values() for report in ranks.values())
 
     def to_json(self) -> bytes:
         """The view as JSON, less than 2 MB; numbers that are not finite are written by name."""

@@ -84,6 +84,7 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
         precision=spec.job.precision,
         threads=spec.job.threads,
         validate_every=spec.job.validate_every,
+        timeline_every=spec.job.timeline_every,
         curvature_every=spec.job.curvature_every,
         sample_tokens=spec.job.sample_tokens if found.language else 0,
         output=spec.job.folder,

@@ -54,6 +54,9 @@ class JobConfig(Section):
     """Torch threads per rank. Part of the trajectory: another number gives other bits."""
     validate_every: NonNegative = 0
     """Steps between validations; 0: only after the last step."""
+    timeline_every: NonNegative = 50
+    """Steps between the timelines that pages and metrics show: what each rank did when; 0: only the last step's and
+    those that freezing monitors. Changes no bits."""
     curvature_every: NonNegative = 0
     """Steps between samples of the loss's smoothness and the gradient's second moment, which say how many updates an
     asynchronous pipeline would need; 0: none. At a sample each rank holds a second copy of its weights and gradients

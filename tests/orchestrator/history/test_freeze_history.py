@@ -39,6 +39,8 @@ SOLVED = events.FreezeSolved(
     critical=(),
     solve_s=0.0,
 )
+SPEC = {"freeze": {"method": "timelyfreeze", "warm_up": 2, "monitoring": 8, "ramp": 10}}
+"""Steps 3 to 8 are monitored."""
 
 
 def run(epoch: int, *, start: int | None, plan: Plan = PLAN) -> list[events.Event]:
@@ -47,7 +49,7 @@ def run(epoch: int, *, start: int | None, plan: Plan = PLAN) -> list[events.Even
     )
     ref = CheckpointRef(path=f"/out/{start}", step=start) if start is not None else None
     return [
-        events.Submitted(job="j", epoch=epoch, spec={}, resume=start is not None),
+        events.Submitted(job="j", epoch=epoch, spec=SPEC, resume=start is not None),
         events.Issued(plan=plan),
         events.Formed(generation=generation, start=ref, step=start or 0),
     ]
@@ -105,6 +107,11 @@ def test_measurements_after_the_resumed_step_are_made_again() -> None:
         (5, 2.0),
         (6, 2.0),
     ]
+
+
+def test_steps_that_were_only_looked_at_are_not_monitored() -> None:
+    log = [*run(1, start=None), *timelines(1, 2), *timelines(8, 10)]
+    assert [(report.step, report.rank) for report in fold(*log).monitored] == [(8, 0), (8, 1)]
 
 
 def test_times_of_another_partition_are_dropped() -> None:
