@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
@@ -23,6 +24,10 @@ router = APIRouter(tags=["metrics"])
 async def metrics(parts: Parts) -> Response:
     """The metrics of all live jobs, in Prometheus's text format. The read token is enough."""
     async with AsyncExitStack() as stack:
-        views = [await stack.enter_async_context(job.reading()) for job in parts.live.jobs() if not job.gone]
+        views = []
+        for job in parts.live.jobs():
+            if not job.gone or job.view.outcome is None:  # running, or lost
+                view = await stack.enter_async_context(job.reading())
+                views.append(replace(view, trouble=view.trouble or job.trouble))
         text = await asyncio.to_thread(exposition, views)
     return Response(text, media_type=CONTENT_TYPE)

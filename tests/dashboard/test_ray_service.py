@@ -1,0 +1,173 @@
+"""The service on a real cluster: it takes a job, one that comes late shows the same, and killing one costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray_jobs import assert_nothing_left, driver_of, job_of, start_head
+from tiny_jobs import tiny
+
+from dashboard.service.access import Role, open_tokens
+from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder_view import view_in
+from orchestrator.history.job_view import JobView
+from orchestrator.spec.job_spec import Spec
+from workers.launch.ranks import run_threads
+
+JOB = "served"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A node with room for two ranks."""
+    nodes = start_head(2)
+    try:
+        with driver_of(nodes):
+            yield nodes
+            assert_nothing_left()
+    finally:
+        nodes.shutdown()
+
+
+class Service:
+    """A process of `freshet dashboard`."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        tokens = folder / "tokens.json"
+        address = ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-m", "orchestrator", "dashboard", "--address", address, "--port", "0"]
+        command += ["--token-file", str(tokens), "--audit-log", str(folder / "audit.jsonl"), *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("dashboard: http://127.0.0.1:"), line
+        self.address = line.split()[1].rstrip("/")
+        bearer = {"Authorization": f"Bearer {open_tokens(tokens)[Role.CONTROL]}"}
+        self.client = httpx.Client(base_url=f"{self.address}/api/v1", headers=bearer, timeout=60)
+
+    def get(self, path: str) -> Any:
+        answer = self.client.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def view(self) -> JobView:
+        """All that the service knows of the job."""
+        answer = self.client.get(f"/jobs/{JOB}/view")
+        assert answer.status_code == 200, answer.text
+        return JobView.from_json(answer.content)
+
+
+@contextmanager
+def service(folder: Path, *options: str) -> Iterator[Service]:
+    made = Service(folder, *options)
+    try:
+        yield made
+    finally:
+        made.client.close()
+        made.process.terminate()
+        made.process.wait(20)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen within two minutes"
+        time.sleep(0.05)
+
+
+def job(folder: Path, times_s: float = 0.003) -> Spec:
+    """A job of two emulated ranks, longer than the test."""
+    return tiny(
+        folder,
+        JOB,
+        job={"steps": 100_000, "timeline_every": 5, "sample_tokens": 0},
+        pipeline={"ranks": 2, "microbatches": 2},
+        cluster={
+            "device": "emulated",
+            "emulated": dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), times_s),
+            "resources_per_rank": {"CPU": 1.0},
+        },
+    )
+
+
+def seen(view: JobView) -> dict[str, Any]:
+    """What a view shows, as JSON values."""
+    return json.loads(view.to_json())[0] | {"pid": None}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_service_takes_a_job_shows_it_and_may_die(tmp_path: Path) -> None:
+    spec = job(tmp_path)
+    with service(tmp_path, "--root", str(tmp_path)) as first:
+        sent = {"spec": spec.model_dump(mode="json", exclude_defaults=True)}
+        wrong = {"spec": {"job": {"name": "x", "stepz": 1}}}
+        refused = first.client.post("/jobs", json=wrong)
+        assert refused.status_code == 422
+        assert "did you mean 'steps'" in refused.json()["detail"]
+        untrusted = first.client.post("/jobs", json={"spec": {"job": {"name": "x", "output": "/elsewhere"}}})
+        assert "lies outside the folders" in untrusted.json()["detail"]
+        accepted = first.client.post("/jobs", json=sent, params={"wait_s": 60})
+        assert accepted.status_code == 202, accepted.text
+        assert accepted.json()["page"] == f"/jobs/{JOB}"
+        again = first.client.post("/jobs", json=sent, params={"wait_s": 60})
+        assert again.status_code == 422
+        assert "a job 'served' is running" in again.json()["detail"]
+        until(lambda: first.get(f"/jobs/{JOB}")["step"] > 12)
+
+        with service(tmp_path) as late:
+            # Both follow the job: what the late one shows once it is as far is what the first one showed.
+            for _ in range(200):
+                one, other = seen(first.view()), seen(late.view())
+                if one["events"] == other["events"]:
+                    break
+            assert one["events"] == other["events"]
+            assert one == other
+            for path in ("", "/plan", "/plans", "/telemetry", "/checkpoints", "/timeline", "/events"):
+                assert late.get(f"/jobs/{JOB}{path}")
+            cluster = late.get("/cluster")
+            assert [user for node in cluster["nodes"] for user in node["users"]] == [
+                {"job": JOB, "ranks": [0, 1]}
+            ]
+            assert "freshet_step" in late.client.get(f"{late.address}/metrics").text
+
+            killed_at = late.get(f"/jobs/{JOB}")["step"]
+            os.kill(first.process.pid, signal.SIGKILL)
+            assert first.process.wait() == -signal.SIGKILL
+            until(lambda: late.get(f"/jobs/{JOB}")["step"] > killed_at + 10)
+            answer = late.client.post(f"/jobs/{JOB}/cancel", params={"wait_s": 60})
+            assert answer.json()["done"] is True, answer.text
+            until(lambda: late.get(f"/jobs/{JOB}")["state"] == "stopped")
+            shown = seen(late.view())
+
+    folder = JobFolder(str(tmp_path / JOB))
+    assert shown == seen(view_in(folder))
+    step, sha256 = shown["outcome"]["step"], shown["outcome"]["state_sha256"]
+    assert run_threads(replace(job_of(job(tmp_path / "again", 0.0)), stop_at=step)).state_sha256 == sha256
+    audit = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in audit if line["method"] == "POST"] == [422, 422, 202, 422, 202]
+    assert shown["commands"]["entries"].popitem()[1]["command"]["by"] == "control from 127.0.0.1"
+    BlockingJobClient().dismiss(JOB)
+
+
+def test_an_unreachable_cluster_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "orchestrator", "dashboard", "--address", "127.0.0.1:9", "--port", "0"]
+    done = subprocess.run(
+        [*command, "--token-file", str(tmp_path / "t")], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "cluster.address = '127.0.0.1:9': no Ray cluster answers there" in done.stderr
