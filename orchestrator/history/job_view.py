@@ -84,6 +84,8 @@ class Decision:
     """An issued plan, and the alternatives that it was chosen from."""
 
     time_s: float
+    step: int
+    """Steps committed when it was issued."""
     plan: Plan
     alternatives: tuple[Alternative, ...]
     """Including the plan itself; empty if there was no search."""
@@ -278,7 +280,9 @@ class JobView:
             case Submitted() as submitted:
                 self._start(submitted, record.time_s)
             case Issued(plan=plan, alternatives=alternatives):
-                self._issue(Decision(time_s=record.time_s, plan=plan, alternatives=alternatives))
+                self._issue(
+                    Decision(time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives)
+                )
             case Formed() as formed:
                 self.ranks.take(formed)
                 self._form(formed)

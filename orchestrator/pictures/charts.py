@@ -85,6 +85,8 @@ class Chart:
     marks: tuple[int, ...] = ()
     """Steps to mark on the step axis."""
     mark_name: str = ""
+    changes: tuple[int, ...] = ()
+    """Steps after which the plan changed."""
     bands: tuple[Band, ...] = ()
     """In order of steps, each with its own tint."""
     axis: str = "step"
@@ -132,13 +134,19 @@ class Chart:
             sentences.append(
                 f"{self.mark_name}: {', '.join(f'{mark:,}' for mark in self.marks[:MOST_MARKS])}."
             )
+        if self.changes:
+            sentences.append(f"{self.changes_text}.")
         return f"{self.title}, {self.unit}. " + " ".join(sentences)
 
     @property
     def marks_text(self) -> str:
         """E.g. `skipped step 88`; lists all steps if they are few."""
-        named = ", ".join(f"{mark:,}" for mark in self.marks[:MOST_NAMED])
-        return f"{self.mark_name} {named}" + (", …" if len(self.marks) > MOST_NAMED else "")
+        return f"{self.mark_name} {_named(self.marks)}"
+
+    @property
+    def changes_text(self) -> str:
+        """E.g. `plan changed after step 40`."""
+        return f"plan changed after step {_named(self.changes)}"
 
     def _series_words(self, series: Series) -> str:
         points = [point for point in series.points if math.isfinite(point[1])]
@@ -194,7 +202,12 @@ class Chart:
             "series": [_series_data(series) for series in self.series],
             "bands": [[band.first, band.last] for band in self.bands],
             "marks": list(self.marks[:MOST_MARKS]),
+            "changes": list(self.changes[-MOST_MARKS:]),
         }
+
+
+def _named(steps: Sequence[int]) -> str:
+    return ", ".join(f"{step:,}" for step in steps[:MOST_NAMED]) + (", …" if len(steps) > MOST_NAMED else "")
 
 
 def bins(points: Sequence[Point]) -> list[Bin]:

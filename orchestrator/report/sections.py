@@ -12,7 +12,7 @@ from statistics import median
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
-from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Series
+from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
 from orchestrator.report.what_ran import device_text, model_text
@@ -135,6 +135,7 @@ def training(run: JobView) -> Training | None:
     if not steps:
         return None
     skipped = tuple(report.step for report in steps if report.skipped)
+    changes = tuple(sorted({decision.step for decision in run.decisions if decision.step > 0}))
 
     def series(name: str, value: Callable[[StepReport], float]) -> Series:
         return Series(name=name, points=tuple((report.step, value(report)) for report in steps))
@@ -151,8 +152,9 @@ def training(run: JobView) -> Training | None:
         for row in freeze_steps(run)
         if row.predicted_step_s is not None
     )
-    if predicted:
-        times.append(Series(name="predicted", points=predicted))
+    planned = () if predicted else _planned(run, steps[-1].step, factor)
+    if predicted or planned:
+        times.append(Series(name="predicted", points=predicted or planned, stepped=bool(planned)))
     drawn = (
         Chart(
             title="Loss",
@@ -161,6 +163,7 @@ def training(run: JobView) -> Training | None:
             format=significant,
             marks=skipped,
             mark_name="skipped step",
+            changes=changes,
         ),
         Chart(
             title="Throughput",
@@ -169,6 +172,7 @@ def training(run: JobView) -> Training | None:
             format=rate,
             from_zero=True,
             bands=run.phases,
+            changes=changes,
             emulated=run.emulated,
         ),
         Chart(
@@ -179,6 +183,7 @@ def training(run: JobView) -> Training | None:
             logarithmic=True,
             marks=skipped,
             mark_name="skipped step",
+            changes=changes,
         ),
         Chart(
             title="Step time",
@@ -187,6 +192,7 @@ def training(run: JobView) -> Training | None:
             format=significant,
             from_zero=True,
             bands=run.phases,
+            changes=changes,
             emulated=run.emulated,
         ),
     )
@@ -195,6 +201,19 @@ def training(run: JobView) -> Training | None:
         together = round(len(steps) / MOST_BINS)
         how = f"line: median of each {together} steps; band: lowest to highest"
     return Training(how, drawn)
+
+
+def _planned(run: JobView, newest: int, factor: float) -> tuple[Point, ...]:
+    """The predicted step of each plan of a job that freezes nothing, from the step that it was issued after."""
+    points = {
+        max(decision.step, 1): decision.plan.predicted_step_s * factor
+        for decision in run.decisions
+        if decision.plan.predicted_step_s is not None
+    }
+    if points and not run.phases:
+        first = min(points)
+        return (*sorted(points.items()), (newest, points[max(points)])) if first < newest else ()
+    return ()
 
 
 def checkpoints(run: JobView) -> Table | None:

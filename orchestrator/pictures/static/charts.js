@@ -7,6 +7,7 @@ const freshetCharts = (() => {
   const WHOLE = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((factor) => factor * 10 ** power));
   const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
   const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 6 });
+  const DASHES = [undefined, [7, 3], [2, 3], [11, 3, 2, 3], [5, 5], [14, 5]];
   const drawn = new Map();
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -14,11 +15,26 @@ const freshetCharts = (() => {
 
   /** Draws `chart` into `figure`, in place of what stood there. */
   function draw(figure, chart) {
-    drawn.get(figure)?.destroy();
+    drawn.get(figure)?.plot.destroy();
     const place = figure.querySelector(".plot");
     figure.classList.add("drawn");
-    drawn.set(figure, new uPlot(options(chart, place.clientWidth), joined(chart), place));
+    drawn.set(figure, { plot: new uPlot(options(chart, place.clientWidth), joined(chart), place), chart });
   }
+
+  /** Gives the drawn `figure` the data of `chart`. Draws anew only if there are other curves; a zoom stays. */
+  function update(figure, chart) {
+    const known = drawn.get(figure);
+    if (!known || shape(known.chart) !== shape(chart)) return draw(figure, chart);
+    const { plot } = known;
+    const [all, x] = [plot.data[0], plot.scales.x];
+    const zoomed = all.length > 1 && (x.min > all[0] || x.max < all[all.length - 1]);
+    Object.assign(known.chart, chart); // the plot's options refer to this object
+    plot.setData(joined(chart), !zoomed);
+    if (zoomed) plot.redraw(true, true);
+  }
+
+  const shape = (chart) =>
+    JSON.stringify([chart.kind, chart.x.label, chart.y.label, chart.y.log, chart.series.map((each) => [each.name, Boolean(each.low), each.dots])]);
 
   function joined(chart) {
     const tables = chart.series.map((each) => (each.low ? [each.x, each.y, each.low, each.high] : [each.x, each.y]));
@@ -68,7 +84,7 @@ const freshetCharts = (() => {
         label: each.name,
         stroke,
         width: chart.kind === "bars" ? 0 : 1.75,
-        dash: number === 1 && !each.colour ? [7, 3] : undefined,
+        dash: each.colour ? undefined : DASHES[number % DASHES.length],
         fill: chart.kind === "bars" ? stroke : undefined,
         points: { show: Boolean(each.dots), size: each.labels ? 9 : 6, fill: stroke },
         paths: path(chart, each),
@@ -106,17 +122,8 @@ const freshetCharts = (() => {
     const { ctx, bbox } = plot;
     const pixel = devicePixelRatio;
     ctx.save();
-    ctx.strokeStyle = colour("--bad");
-    ctx.setLineDash([3 * pixel, 3 * pixel]);
-    for (const mark of chart.marks) {
-      const x = plot.valToPos(mark, "x", true);
-      if (x < bbox.left || x > bbox.left + bbox.width) continue;
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
-    }
-    ctx.setLineDash([]);
+    upright(plot, chart.marks, "--bad", [3 * pixel, 3 * pixel]);
+    upright(plot, chart.changes.map((step) => step + 0.5), "--accent", [pixel, 2 * pixel]);
     const taken = [];
     chart.series.forEach((each, number) => {
       const stroke = each.colour ?? colour(`--s${number}`);
@@ -128,6 +135,22 @@ const freshetCharts = (() => {
       });
     });
     ctx.restore();
+  }
+
+  /** Lines over the plot's whole height at `steps`. */
+  function upright(plot, steps, name, dash) {
+    const { ctx, bbox } = plot;
+    ctx.strokeStyle = colour(name);
+    ctx.setLineDash(dash);
+    for (const step of steps) {
+      const x = plot.valToPos(step, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.setLineDash([]);
   }
 
   function triangle(ctx, fill, x, bottom, pixel) {
@@ -154,20 +177,32 @@ const freshetCharts = (() => {
     ctx.fillText(words, left + 8 * pixel, height);
   }
 
+  const data = (figure) => JSON.parse(figure.querySelector("script").text);
+  const figures = () => [...document.querySelectorAll("figure.chart")];
+
+  /** Draws the charts that are not drawn yet, and forgets those that have left the page. */
+  function drawNew() {
+    for (const [figure, { plot }] of drawn) {
+      if (figure.isConnected) continue;
+      plot.destroy();
+      drawn.delete(figure);
+    }
+    figures().forEach((figure) => drawn.has(figure) || draw(figure, data(figure)));
+  }
+
   /** Draws every chart of the page, again when its width or the colours change. */
   function drawAll() {
-    const figures = [...document.querySelectorAll("figure.chart")];
-    const redraw = () => figures.forEach((figure) => draw(figure, JSON.parse(figure.querySelector("script").text)));
+    const redraw = () => figures().forEach((figure) => draw(figure, drawn.get(figure)?.chart ?? data(figure)));
     redraw();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
     addEventListener("resize", () => {
-      drawn.forEach((plot, figure) =>
+      drawn.forEach(({ plot }, figure) =>
         plot.setSize({ width: figure.querySelector(".plot").clientWidth, height: plot.height }),
       );
     });
   }
 
-  return { draw, drawAll };
+  return { draw, drawAll, drawNew, update, data };
 })();
 
 freshetCharts.drawAll();
