@@ -30,7 +30,7 @@ def planning(run: JobView) -> PlanningPart | None:
     plan = run.plan
     if plan is None or (plan.predicted_step_s is None and not run.alternatives and not run.curvature.samples):
         return None
-    return PlanningPart(plan.partition or "", _tiles(run, plan), _considered(plan, run.alternatives))
+    return PlanningPart(plan.partition or "", _tiles(run, plan), considered(plan, run.alternatives))
 
 
 def _tiles(run: JobView, plan: Plan) -> tuple[Tile, ...]:
@@ -63,7 +63,7 @@ def _unfrozen(run: JobView) -> list[StepReport]:
     ]
 
 
-def _considered(plan: Plan, alternatives: tuple[Alternative, ...]) -> Table | None:
+def considered(plan: Plan, alternatives: tuple[Alternative, ...]) -> Table | None:
     """The chosen plan first, then each program's own choice for its shape, then plans of other shapes."""
     if not alternatives:
         return None

@@ -1,0 +1,193 @@
+"""What a job's step would be with other ranks, another schedule, cut or r_max, a slower device or another link.
+
+Both cases are simulated from the job's profile: today's plan, and the changed one. Pure: a view and a profile in,
+predictions out; it asks no rank and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.history.job_view import JobView
+from orchestrator.prepare.planning import as_planned
+from orchestrator.spec.job_spec import Spec
+from planner.freeze.program import layer_ratios, solve
+from planner.plan import Plan, PlanError
+from planner.profile import Cluster, Profile
+from planner.schedule.expand import schedule_of
+from planner.schedule.registry import families
+from planner.schedule.validate import ScheduleError
+from planner.search.evaluate import Evaluator
+from planner.search.search import END_TO_END, QUICK, choose_among
+from planner.search.shapes import shapes
+from planner.simulation.costs import bounds
+from planner.simulation.predict import Prediction, predict
+from planner.simulation.resized_cluster import resized
+from workers.protocol import JobError
+
+KEEP, BEST = "keep", "best"
+"""Cuts that need no numbers: today's, and the planner's choice for the changed case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What is another way. None: as it is today."""
+
+    ranks: int | None = None
+    """Ranks of one pipeline."""
+    schedule: str | None = None
+    """A family of schedules."""
+    cut: str | tuple[int, ...] = BEST
+    """`keep`, `best`, or the layers per stage."""
+    r_max: float | None = None
+    """0: nothing is frozen."""
+    slow_rank: int | None = None
+    slowdown: float = 1.0
+    """Factor on the times of `slow_rank`'s device."""
+    source: int | None = None
+    target: int | None = None
+    """The link between these two ranks, in both directions."""
+    bandwidth: float = 1.0
+    """Factor on its bytes per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step as it is predicted."""
+
+    prediction: Prediction
+    """With the ratios frozen, if any."""
+    unfrozen_s: float
+    """The step with nothing frozen."""
+    r_max: float
+    ratios: tuple[tuple[int, int, float], ...]
+    """(stage, microbatch, frozen share of weight-gradient time)."""
+
+    @property
+    def plan(self) -> Plan:
+        return self.prediction.plan
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """Layers per stage."""
+        return tuple(stop - first for first, stop in self.plan.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """Today's step, and the changed one."""
+
+    now: Case
+    then: Case
+
+    @property
+    def same_shape(self) -> bool:
+        """Whether only the cut may differ: then the ranks can take it up while they train."""
+        now, then = self.now.plan, self.then.plan
+        return (now.schedule, now.chunks, now.stage_ranks) == (then.schedule, then.chunks, then.stage_ranks)
+
+
+def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
+    """Simulate today's plan of `view` and the one that `change` leads to.
+
+    Raises:
+        JobError: there is no profile or plan to simulate, or no plan meets the change; says why.
+    """
+    plan = view.followed or view.plan
+    if profile is None or plan is None:
+        what = (
+            "no plan yet" if plan is None else "no profile in its folder, or the folder is not visible here"
+        )
+        raise JobError(f"job {view.job!r} has {what}: nothing can be simulated")
+    if plan.schedule not in families():
+        raise JobError(f"the schedule {plan.schedule} is a table of your own, which is not simulated here")
+    try:
+        spec = Spec.model_validate(view.spec)
+        planned = as_planned(profile, spec)
+        today = replace(planned, cluster=_sized(planned.cluster, plan.pipeline_ranks))
+        r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
+        now = _case(today, plan, r_max)
+        then_r_max = r_max if change.r_max is None else change.r_max
+        then = _case(*_changed(planned, plan, change), then_r_max)
+    except (ScheduleError, PlanError) as error:
+        raise JobError(f"no plan: {error}") from error
+    except ValueError as error:
+        raise JobError(f"this cannot be simulated: {error}") from error
+    return WhatIf(now=now, then=then)
+
+
+def _changed(planned: Profile, plan: Plan, change: Change) -> tuple[Profile, Plan]:
+    """The profile and the plan of the changed case."""
+    ranks = plan.pipeline_ranks if change.ranks is None else change.ranks
+    profile = replace(planned, cluster=_disturbed(_sized(planned.cluster, ranks), change))
+    name = plan.schedule if change.schedule is None else change.schedule
+    same_shape = (ranks, name) == (plan.pipeline_ranks, plan.schedule)
+    if change.cut == KEEP and not same_shape:
+        raise JobError(
+            "today's cut is for today's ranks and schedule: choose the best cut, or give its layers"
+        )
+    if change.cut == KEEP:
+        return profile, plan
+    built, refused = shapes(
+        layers=len(profile.model.layers),
+        most_ranks=ranks,
+        ranks=ranks,
+        name=name,
+        chunks=plan.chunks if same_shape else None,
+        microbatches=plan.microbatches,
+    )
+    if not built:
+        raise PlanError("; ".join(dict.fromkeys(each.why for each in refused)))
+    evaluators = [
+        Evaluator(profile, shape, replicas=plan.replicas, recompute=plan.recompute, pipelines=plan.pipelines)
+        for shape in built
+    ]
+    cut = END_TO_END if isinstance(change.cut, str) else change.cut
+    chosen = choose_among(evaluators, cut, effort=QUICK).plan
+    return profile, replace(chosen, standbys=plan.standbys if same_shape else ())
+
+
+def _sized(measured: Cluster, ranks: int) -> Cluster:
+    """`measured` with `ranks` ranks; more than were measured are typical ones, on one machine."""
+    if ranks > len(measured.devices):
+        return resized(measured, [0] * ranks)
+    return measured
+
+
+def _disturbed(cluster: Cluster, change: Change) -> Cluster:
+    """`cluster` with the changed device and link.
+
+    Raises:
+        JobError: it has no such rank.
+    """
+    ranks = len(cluster.devices)
+    for rank in (change.slow_rank, change.source, change.target):
+        if rank is not None and rank >= ranks:
+            raise JobError(f"there is no rank {rank}: the profile has the ranks 0 to {ranks - 1}")
+    devices = tuple(
+        replace(device, slowdown=device.slowdown * change.slowdown) if rank == change.slow_rank else device
+        for rank, device in enumerate(cluster.devices)
+    )
+    pair = {change.source, change.target}
+    links = tuple(
+        tuple(
+            replace(link, bytes_per_s=link.bytes_per_s * change.bandwidth)
+            if link is not None and {source, target} == pair
+            else link
+            for target, link in enumerate(row)
+        )
+        for source, row in enumerate(cluster.links)
+    )
+    return replace(cluster, devices=devices, links=links)
+
+
+def _case(profile: Profile, plan: Plan, r_max: float) -> Case:
+    """The predicted step of `plan`, with what the freeze program freezes."""
+    schedule = schedule_of(plan)
+    unfrozen = predict(profile, plan, schedule)
+    freezable = any(layer.weight_grad_s for layer in profile.model.layers)
+    if r_max <= 0 or not freezable:
+        return Case(prediction=unfrozen, unfrozen_s=unfrozen.step_s, r_max=0.0, ratios=())
+    solution = solve(schedule, *bounds(profile, plan, schedule), r_max)
+    frozen = predict(profile, plan, schedule, layer_ratios(solution.ratios, plan))
+    return Case(prediction=frozen, unfrozen_s=unfrozen.step_s, r_max=r_max, ratios=solution.ratios)

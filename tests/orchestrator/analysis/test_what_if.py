@@ -1,0 +1,91 @@
+"""Steps with other ranks, schedules, cuts, ratios, devices and links, from a profile with round times."""
+
+from __future__ import annotations
+
+import pytest
+from made_profile import made_profile
+from synthetic_run import records
+
+from orchestrator.analysis.what_if import KEEP, Change, WhatIf, what_if
+from orchestrator.history.job_view import fold
+from orchestrator.report.what_if_part import what_if_part, words
+from workers.protocol import JobError
+
+NAMES = [f"layer{number}" for number in range(10)]
+PROFILE = made_profile(NAMES, [1000] * 10, 4)
+VIEW = fold(records())
+
+
+def asked(**change: object) -> WhatIf:
+    return what_if(VIEW, PROFILE, Change(**change))  # type: ignore[arg-type]
+
+
+def test_today_is_the_job_s_plan_and_nothing_changed_is_the_same_step() -> None:
+    found = asked(cut=KEEP)
+    assert found.now.cut == found.then.cut == (3, 2, 2, 3)
+    assert found.now.prediction.step_s == found.then.prediction.step_s
+    # Rank 0 and 3 have three layers of 10 + 20 ms, and eight microbatches: no step is shorter than that.
+    assert found.now.prediction.step_s > 8 * 3 * 0.03
+    assert words(found).endswith("as long")
+
+
+def test_a_slower_device_makes_the_step_longer_and_another_cut_takes_layers_from_it() -> None:
+    kept = asked(cut=KEEP, slow_rank=0, slowdown=2.0)
+    assert kept.then.prediction.step_s > 1.5 * kept.now.prediction.step_s
+    best = asked(slow_rank=0, slowdown=2.0)
+    assert best.then.cut[0] < 3
+    assert best.now.prediction.step_s < best.then.prediction.step_s < kept.then.prediction.step_s
+    assert best.same_shape
+
+
+def test_a_thin_link_makes_the_step_longer() -> None:
+    found = asked(cut=KEEP, source=0, target=1, bandwidth=1e-6)
+    assert found.then.prediction.step_s > found.now.prediction.step_s
+
+
+def test_fewer_ranks_and_another_schedule_are_other_shapes() -> None:
+    fewer = asked(ranks=2)
+    assert (fewer.then.plan.pipeline_ranks, sum(fewer.then.cut), fewer.same_shape) == (2, 10, False)
+    assert fewer.then.prediction.step_s > fewer.now.prediction.step_s
+    other = asked(schedule="zb-h1")
+    assert (other.then.plan.schedule, other.same_shape) == ("zb-h1", False)
+    assert other.then.prediction.bubble < other.now.prediction.bubble
+    assert asked(ranks=6).then.plan.pipeline_ranks == 6  # more than were measured
+
+
+def test_freezing_shortens_the_step_as_the_freeze_program_says() -> None:
+    found = asked(cut=KEEP, r_max=0.5)
+    assert found.then.prediction.step_s < found.then.unfrozen_s == found.now.prediction.step_s
+    assert max(ratio for _, _, ratio in found.then.ratios) <= 1
+    assert found.then.r_max == 0.5
+
+
+def test_the_page_shows_both_cases_beside_each_other() -> None:
+    part = what_if_part(asked(ranks=2, r_max=0.5))
+    table = {str(row[0]): row[1:] for row in part.numbers.rows}
+    assert table["Ranks of a pipeline"] == ("4", "2")
+    assert table["r_max"] == ("nothing frozen", "0.5")
+    assert [step.name for step in part.timelines.steps] == ["today", "changed"]
+    assert (len(part.now_memory), len(part.then_memory)) == (4, 2)
+    assert all(rank.fits and rank.peak_bytes > 0 for rank in part.then_memory)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ranks": 3, "cut": KEEP}, "today's cut is for today's ranks and schedule"),
+        ({"slow_rank": 9}, "there is no rank 9: the profile has the ranks 0 to 3"),
+        ({"cut": (5, 5)}, "stages"),
+        ({"schedule": "interleave"}, "did you mean 'interleaved'"),
+        ({"schedule": "interleaved", "ranks": 3}, "needs a multiple of the ranks"),
+        ({"ranks": 11}, "11 stages, and the model has 10 layers"),
+    ],
+)
+def test_what_cannot_be_is_said_with_the_way_out(change: dict[str, object], said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        asked(**change)
+
+
+def test_without_a_profile_nothing_is_simulated() -> None:
+    with pytest.raises(JobError, match="no profile in its folder"):
+        what_if(VIEW, None, Change())
