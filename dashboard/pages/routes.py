@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI, Response
 
-from dashboard.pages import jobs_page, login
+from dashboard.pages import (
+    cluster_page,
+    control_pages,
+    job_page,
+    jobs_page,
+    login,
+    runs_page,
+    what_if_page,
+)
 from dashboard.pages.templating import BUNDLES, KINDS, bundle
 from dashboard.service.problems import Problem
 
@@ -24,5 +32,6 @@ async def file(name: str) -> Response:
 
 def mount_pages(app: FastAPI) -> None:
     """Add the pages to `app`."""
-    for part in (router, login.router, jobs_page.router):
+    modules = (login, jobs_page, job_page, control_pages, what_if_page, cluster_page, runs_page)
+    for part in (router, *(module.router for module in modules)):
         app.include_router(part)

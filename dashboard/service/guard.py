@@ -32,7 +32,8 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Not no-referrer: browsers then send `Origin: null` with a form of our own pages.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -89,7 +90,7 @@ class Guard:
             why = problem.detail
             audited = True
             if problem.status == 401 and _wants_page(scope, headers):
-                await RedirectResponse(f"/login?next={quote(scope['path'])}", 303)(scope, receive, answer)
+                await RedirectResponse(f"/login?next={quote(_target(scope))}", 303)(scope, receive, answer)
             else:
                 await problem.response()(scope, receive, answer)
         else:
@@ -185,6 +186,12 @@ def _same_origin(headers: Headers, scope: Scope) -> bool:
         return False
     origin = headers.get("origin")
     return origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+
+
+def _target(scope: Scope) -> str:
+    """The path with its query."""
+    query = scope["query_string"].decode("latin-1")
+    return f"{scope['path']}?{query}" if query else scope["path"]
 
 
 def _wants_page(scope: Scope, headers: Headers) -> bool:

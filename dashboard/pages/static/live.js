@@ -1,1 +1,170 @@
+// Keeps a page's sections fresh. A section names where it is fetched from (data-from) and either the kinds of events
+// that make it old (data-kinds, heard on the page's stream), or how often it is fetched (data-poll, in ms).
 "use strict";
+
+(() => {
+  const RETRY_MS = 1000;
+  const sections = [...document.querySelectorAll("section[data-from]")].map((element) => ({
+    element,
+    kinds: new Set((element.dataset.kinds ?? "").split(" ")),
+    every: Number(element.dataset.every ?? 1000),
+    text: null, // as fetched last
+    fetchedAt: 0,
+    old: false,
+    busy: false,
+  }));
+
+  /** Fetches a section if it is old and was not fetched a moment ago. */
+  async function refresh(section) {
+    const wait = section.fetchedAt + section.every - performance.now();
+    if (!section.old || section.busy || document.hidden) return;
+    if (wait > 0) return void setTimeout(refresh, wait, section);
+    if (held(section.element)) return void setTimeout(refresh, 1000, section);
+    section.busy = true;
+    section.old = false;
+    section.fetchedAt = performance.now();
+    try {
+      const answer = await fetch(section.element.dataset.from, { headers: { Accept: "text/html" } });
+      if (answer.redirected || answer.status === 401) return void location.reload(); // the session has expired
+      if (!answer.ok) throw new Error(String(answer.status));
+      const text = await answer.text();
+      if (text !== section.text) swap(section.element, text);
+      section.text = text;
+      section.element.dataset.loaded = "yes";
+      if (section.element.dataset.poll) tell("");
+    } catch {
+      section.old = true;
+      if (section.element.dataset.poll) tell("The service does not answer: reconnecting …");
+      section.fetchedAt = performance.now() + RETRY_MS;
+    } finally {
+      section.busy = false;
+    }
+    refresh(section);
+  }
+
+  function makeOld(section) {
+    section.old = true;
+    refresh(section);
+  }
+
+  /** Puts `text` into `element`. What a reader has opened, scrolled, zoomed or focused stays so. */
+  function swap(element, text) {
+    const fresh = new DOMParser().parseFromString(text, "text/html").body;
+    keepCharts(element, fresh);
+    const open = new Map([...element.querySelectorAll("details")].map((each, n) => [key(each, n), each.open]));
+    fresh.querySelectorAll("details").forEach((each, n) => {
+      if (open.has(key(each, n))) each.open = open.get(key(each, n));
+    });
+    const scrolled = [...element.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+    const focused = element.contains(document.activeElement) ? place(element, document.activeElement) : null;
+    const put = () => {
+      element.replaceChildren(...fresh.childNodes);
+      element.querySelectorAll(".scroll").forEach((each, n) => (each.scrollLeft = scrolled[n] ?? 0));
+      if (focused) find(element, focused)?.focus({ preventScroll: true });
+      if (typeof freshetCharts !== "undefined") freshetCharts.drawNew();
+      if (typeof freshetTimelines !== "undefined") freshetTimelines.drawAll(element);
+    };
+    if (moved(element, fresh)) document.startViewTransition(put);
+    else put();
+  }
+
+  /** Whether someone reads a part of a timeline in `element`: it stays until they have seen it. */
+  function held(element) {
+    const figure = element.querySelector("figure.timeline-view");
+    if (!figure || typeof freshetTimelines === "undefined") return false;
+    const view = freshetTimelines.of(figure);
+    return figure.contains(document.activeElement) || view.from > 0 || view.to < view.data.end;
+  }
+
+  const key = (details, number) => details.dataset.key ?? number;
+
+  /** Charts that are drawn stay where they are and get the new data. */
+  function keepCharts(element, fresh) {
+    if (typeof freshetCharts === "undefined") return;
+    const title = (figure) => figure.querySelector("h3").textContent;
+    const drawn = new Map([...element.querySelectorAll("figure.chart.drawn")].map((each) => [title(each), each]));
+    for (const newer of fresh.querySelectorAll("figure.chart")) {
+      const kept = drawn.get(title(newer));
+      if (!kept) continue;
+      const chart = freshetCharts.data(newer);
+      const words = newer.querySelector(".words").textContent;
+      kept.querySelector("figcaption").replaceWith(newer.querySelector("figcaption"));
+      kept.querySelector(".words").textContent = words;
+      kept.querySelector(".plot").setAttribute("aria-label", words);
+      kept.querySelector("details.values table").replaceWith(newer.querySelector("details.values table"));
+      kept.querySelector("script").textContent = newer.querySelector("script").textContent;
+      newer.replaceWith(kept);
+      requestAnimationFrame(() => freshetCharts.update(kept, chart));
+    }
+  }
+
+  /** Whether layers are elsewhere than before: then each is led to its new place. */
+  function moved(element, fresh) {
+    if (!document.startViewTransition || matchMedia("(prefers-reduced-motion: reduce)").matches) return false;
+    const rank = (box) => box.closest(".rank")?.querySelector("h4")?.textContent + box.className;
+    const where = (root) => new Map([...root.querySelectorAll("[data-layer]:not(.arriving)")].map((box) => [box.dataset.layer, box]));
+    const [before, after] = [where(element), where(fresh)];
+    let any = false;
+    for (const [layer, box] of after) {
+      const old = before.get(layer);
+      if (!old || rank(old) === rank(box)) continue;
+      old.style.viewTransitionName = box.style.viewTransitionName = `layer-${layer}`;
+      any = true;
+    }
+    return any;
+  }
+
+  /** The way from `element` down to `inside`, as numbers of children. */
+  function place(element, inside) {
+    const way = [];
+    for (let node = inside; node !== element; node = node.parentElement) way.unshift([...node.parentElement.children].indexOf(node));
+    return way;
+  }
+  const find = (element, way) => way.reduce((node, number) => node?.children[number], element);
+
+  function tell(words) {
+    const status = document.querySelector(".connection");
+    if (!status || status.textContent === words) return;
+    status.textContent = words;
+    status.hidden = !words;
+  }
+
+  /** Follows the job's events. The browser reconnects by itself and goes on after the last event that it has. */
+  function follow(address) {
+    const stream = new EventSource(address);
+    let lost = false;
+    stream.onopen = () => {
+      if (lost) sections.forEach(makeOld);
+      lost = false;
+      tell("");
+    };
+    stream.onerror = () => {
+      lost = true;
+      tell("The connection is lost: reconnecting …");
+      if (stream.readyState === EventSource.CLOSED) setTimeout(() => (stream.close(), follow(address)), RETRY_MS);
+    };
+    stream.addEventListener("record", (event) => {
+      const kind = /"kind": ?"(\w+)"/.exec(event.data)?.[1];
+      sections.filter((section) => section.kinds.has(kind)).forEach(makeOld);
+    });
+    for (const kind of ["missed", "start", "view"]) stream.addEventListener(kind, () => sections.forEach(makeOld));
+    stream.addEventListener("end", () => {
+      stream.close();
+      sections.forEach(makeOld);
+    });
+  }
+
+  const address = document.querySelector("[data-stream]")?.dataset.stream;
+  if (address) follow(address);
+  for (const section of sections) {
+    if ("late" in section.element.dataset) makeOld(section);
+    const poll = Number(section.element.dataset.poll ?? 0);
+    if (poll) {
+      section.every = poll;
+      setInterval(makeOld, poll, section);
+    }
+  }
+  document.addEventListener("visibilitychange", () => sections.forEach(refresh));
+  const reload = document.querySelector("[data-reload]");
+  if (reload) setInterval(() => location.reload(), Number(reload.dataset.reload));
+})();

@@ -1,0 +1,85 @@
+"""Asks before a control acts: what will happen, what the simulator expects, and a button that sends it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Form, Path, Request, Response
+from fastapi.responses import RedirectResponse
+from markupsafe import Markup
+
+from dashboard.api.models import JobName, Model
+from dashboard.pages.control_form import Control, Sending, expectation
+from dashboard.pages.controls import CONTROLS
+from dashboard.pages.shown import Job, Shown, Subject, page_router
+from dashboard.pages.templating import html, rendered
+from dashboard.service.access import Caller, Role
+from dashboard.service.problems import Problem, problem_of
+from dashboard.service.services import From, Parts
+from orchestrator.analysis.job_summary import plan_version
+from orchestrator.client.errors import JobError
+
+router = page_router()
+
+Name = Annotated[str, Path(pattern=r"^[a-z]{1,20}$")]
+Key = Annotated[str, Form(pattern=r"^[\x21-\x7e]{1,200}$")]
+
+
+def _control(name: str, caller: Caller) -> Control[Any]:
+    if name not in CONTROLS:
+        raise Problem(404, f"there is no control {name!r}", action=f"There are {', '.join(CONTROLS)}.")
+    if caller.role != Role.CONTROL:
+        raise Problem(403, "the read token changes nothing")
+    return CONTROLS[name]
+
+
+@router.get("/jobs/{job}/controls/{name}")
+async def ask(job: Job, name: Name, request: Request, caller: From) -> Response:
+    """What a control will do, and a button that sends it."""
+    control = _control(name, caller)
+    given = dict(request.query_params)
+    return await _asking(job, control, given, control.parse(given), caller, secrets.token_hex(16))
+
+
+@router.post("/jobs/{job}/controls/{name}")
+async def send(
+    job: JobName, subject: Job, name: Name, key: Key, request: Request, parts: Parts, caller: From
+) -> Response:
+    """Send a control; then show the job, and among the controls sent to it what comes of this one."""
+    control = _control(name, caller)
+    form = await request.form()
+    given = {field: value for field, value in form.items() if isinstance(value, str)}
+    body = control.parse(given)
+    try:
+        await control.send(Sending(job, parts, caller, key), body)
+    except JobError as error:
+        return await _asking(subject, control, given, body, caller, key, problem_of(error))
+    return RedirectResponse(f"/jobs/{job}#commands", 303)
+
+
+async def _asking(
+    subject: Subject,
+    control: Control[Any],
+    given: Mapping[str, str],
+    body: Model,
+    caller: Caller,
+    key: str,
+    problem: Problem | None = None,
+) -> Response:
+    def made(shown: Shown) -> Markup:
+        return rendered(
+            "ask.html.j2",
+            shown=shown,
+            control=control,
+            fields={name: value for name, value in given.items() if name in control.model.model_fields},
+            version=plan_version(shown.view),
+            says=control.says(shown.view, body),
+            expected=expectation(control, shown, body),
+            key=key,
+            problem=problem,
+            caller=caller,
+        )
+
+    return html(await subject.read(made), problem.status if problem is not None else 200)

@@ -1,0 +1,100 @@
+"""The sections of a job's page: what each is made from, and which events make it old.
+
+Each is also served alone, and the page's script swaps it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from dashboard.pages.head import head
+from dashboard.pages.shown import Shown
+from dashboard.pages.templating import rendered
+from orchestrator.analysis.layer_map import layer_map
+from orchestrator.report.decision_log import decision_log
+from orchestrator.report.freezing import freezing
+from orchestrator.report.moves import moves
+from orchestrator.report.planning import planning
+from orchestrator.report.rank_memory import rank_memory
+from orchestrator.report.recovery import recovery
+from orchestrator.report.sections import checkpoints, notes, spec, training
+from orchestrator.report.timeline import timeline
+from orchestrator.report.what_ran import what_ran
+
+LIFE = ("submitted", "formed", "paused", "finished", "failed", "regrouped", "requested")
+"""Events after which most of a page is another one."""
+RANKS = (*LIFE, "placing", "rank_started", "rank_failed", "notice", "noticed")
+PLANS = (*LIFE, "plan", "switch", "migrated", "freeze_solved")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section."""
+
+    name: str
+    make: Callable[[Shown], object]
+    """Its facts; None: it has nothing to show."""
+    kinds: tuple[str, ...]
+    """Kinds of events after which it is made again."""
+    late: bool = False
+    """Whether it is loaded after the page, because it is large."""
+    every_ms: int = 1000
+    """How often it is fetched at most."""
+
+    @property
+    def template(self) -> str:
+        return f"section_{self.name}.html.j2"
+
+
+def _commands(shown: Shown) -> object:
+    entries = list(shown.view.commands.entries.values())[-5:]
+    return entries[::-1] or None
+
+
+SECTIONS = (
+    Section("head", head, ("step", "validation", *RANKS, *PLANS), every_ms=500),
+    Section("commands", _commands, ("commanded", "answered", "migrated", "checkpoint", *LIFE), every_ms=500),
+    Section(
+        "notes",
+        lambda shown: notes(shown.view) or None,
+        ("warning", "warned", "fault", "skipped", "checkpoint", *RANKS),
+    ),
+    Section(
+        "map",
+        lambda shown: layer_map(shown.view),
+        ("standbys", "commanded", "answered", *RANKS, *PLANS),
+        every_ms=500,
+    ),
+    Section("training", lambda shown: training(shown.view), ("step", "validation", "formed", "plan")),
+    Section("timeline", lambda shown: timeline(shown.view, shown.profile()), ("timeline",), late=True),
+    Section(
+        "memory",
+        lambda shown: rank_memory(shown.view, shown.profile()) or None,
+        ("plan", "switch", "formed"),
+        late=True,
+    ),
+    Section("freezing", lambda shown: freezing(shown.view), ("freeze", "freeze_solved", "freeze_started")),
+    Section("plan", lambda shown: planning(shown.view), PLANS),
+    Section("decisions", lambda shown: decision_log(shown.view) or None, PLANS),
+    Section("recovery", lambda shown: recovery(shown.view), ("regrouped", "formed", "rehearsed")),
+    Section("moves", lambda shown: moves(shown.view), ("migrated",)),
+    Section("checkpoints", lambda shown: checkpoints(shown.view), ("checkpoint",)),
+    Section("what", lambda shown: what_ran(shown.view) or None, PLANS),
+    Section("sample", lambda shown: shown.view.sample, ("sample",)),
+    Section("spec", lambda shown: spec(shown.view) or None, ("submitted",)),
+)
+BY_NAME = {section.name: section for section in SECTIONS}
+
+
+def render(section: Section, shown: Shown) -> Markup:
+    """The body of `section`; empty if it has nothing to show."""
+    part = section.make(shown)
+    return Markup("") if part is None else rendered(section.template, part=part, shown=shown)
+
+
+def render_first(shown: Shown) -> Sequence[tuple[Section, Markup]]:
+    """What the page begins with: the sections, those that are loaded later without a body."""
+    return [(section, Markup("") if section.late else render(section, shown)) for section in SECTIONS]

@@ -1,0 +1,136 @@
+"""The job or past run that a page shows, and pages for errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+from dashboard.api.models import JobName, RunName
+from dashboard.api.sources import LiveSource, PastSource, Source
+from dashboard.pages.templating import page
+from dashboard.service.problems import TITLES, Problem, problem_of
+from dashboard.service.services import Parts
+from orchestrator.analysis.step_memory import profile_beside
+from orchestrator.client.errors import JobError
+from orchestrator.events.folder import JobFolder
+from orchestrator.history.job_view import JobView
+from planner.profile import Profile
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What the sections of a page are made from."""
+
+    view: JobView
+    name: str
+    """As pages call it."""
+    base: str
+    """Path of the job's or the run's page."""
+    live: bool
+    """Whether it is a job of the cluster that has not ended."""
+    lost: bool
+    """Whether it has no controller, though it may not have ended."""
+    trouble: str
+    """Why what is shown may be old."""
+    folder: str
+    """Empty if it is not known."""
+
+    def profile(self) -> Profile | None:
+        """The profile in its folder, if there is one that is visible here. Reads a file."""
+        return profile_beside(JobFolder(self.folder).events_path) if self.folder else None
+
+    @property
+    def api(self) -> str:
+        """Path of the job or run in the REST interface."""
+        return f"/api/v1{self.base}"
+
+
+class Subject:
+    """A job or a past run, named by a path."""
+
+    def __init__(self, source: Source, base: str) -> None:
+        self.source = source
+        self.base = base
+
+    async def read(self, make: Callable[[Shown], T]) -> T:
+        """`make` of what is known now, in another thread."""
+        source = self.source
+
+        def shown(view: JobView) -> T:
+            live = isinstance(source, LiveSource) and not source.lost and view.outcome is None
+            return make(
+                Shown(
+                    view=view,
+                    name=source.name,
+                    base=self.base,
+                    live=live,
+                    lost=source.lost,
+                    trouble=source.trouble,
+                    folder=str(source.run.path) if isinstance(source, PastSource) else view.folder,
+                )
+            )
+
+        return await source.read(shown)
+
+
+async def job_subject(job: JobName, parts: Parts) -> Subject:
+    """The job called `job`.
+
+    Raises:
+        NoSuchJob: there is none.
+    """
+    return Subject(LiveSource(await parts.live.find(job)), f"/jobs/{job}")
+
+
+async def _run(run: RunName, parts: Parts) -> Subject:
+    return Subject(PastSource(parts.past, await asyncio.to_thread(parts.past.find, run)), f"/runs/{run}")
+
+
+Job = Annotated[Subject, Depends(job_subject)]
+Run = Annotated[Subject, Depends(_run)]
+
+
+class PageRoute(APIRoute):
+    """A route whose errors are pages."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handled(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Problem as problem:
+                return error_page(request, problem)
+            except JobError as error:
+                return error_page(request, problem_of(error))
+            except RequestValidationError as error:
+                said = "; ".join(
+                    f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()[:5]
+                )
+                return error_page(request, Problem(422, said))
+
+        return handled
+
+
+def error_page(request: Request, problem: Problem) -> Response:
+    """The page of an error."""
+    return page(
+        "error.html.j2",
+        problem.status,
+        title=TITLES.get(problem.status, "Error"),
+        problem=problem,
+        caller=getattr(request.state, "caller", None),
+    )
+
+
+def page_router() -> APIRouter:
+    """A router of pages."""
+    return APIRouter(include_in_schema=False, route_class=PageRoute)

@@ -1,0 +1,137 @@
+"""What-if: change ranks, schedule, cut, r_max, a device or a link, and see the step that the simulator expects.
+
+The change is in the address, so that a link shares it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Query, Response
+from markupsafe import Markup
+from pydantic import BaseModel, Field, model_validator
+
+from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
+from dashboard.pages.templating import html, rendered
+from dashboard.service.access import Caller, Role
+from dashboard.service.services import From
+from orchestrator.analysis.job_summary import plan_version
+from orchestrator.analysis.what_if import BEST, KEEP, Change, WhatIf, what_if
+from orchestrator.client.errors import JobError
+from orchestrator.report.what_if_part import WhatIfPart, what_if_part
+from planner.schedule.registry import families
+
+router = page_router()
+
+
+class Asked(BaseModel):
+    """The form; what is left out stays as it is."""
+
+    ranks: int | None = Field(default=None, ge=1, le=512)
+    schedule: str | None = Field(default=None, max_length=40)
+    cut: str = Field(default=BEST, max_length=2000, pattern=r"^(best|keep|\d+( ?[+, ] ?\d+)*)$")
+    r_max: float | None = Field(default=None, ge=0, le=1)
+    slow_rank: int | None = Field(default=None, ge=0, le=10_000)
+    slowdown: float = Field(default=2.0, gt=0, le=1000)
+    source: int | None = Field(default=None, ge=0, le=10_000)
+    target: int | None = Field(default=None, ge=0, le=10_000)
+    bandwidth: float = Field(default=0.1, gt=0, le=1000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value != ""} if isinstance(data, dict) else data
+
+    @property
+    def change(self) -> Change:
+        """As the simulator is asked."""
+        cut = self.cut
+        return Change(
+            ranks=self.ranks,
+            schedule=self.schedule,
+            cut=cut
+            if cut in (BEST, KEEP)
+            else tuple(map(int, cut.replace("+", " ").replace(",", " ").split())),
+            r_max=self.r_max,
+            slow_rank=self.slow_rank,
+            slowdown=self.slowdown if self.slow_rank is not None else 1.0,
+            source=self.source,
+            target=self.target,
+            bandwidth=self.bandwidth if None not in (self.source, self.target) else 1.0,
+        )
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a part of a change can be had, or why it cannot."""
+
+    text: str
+    control: str = ""
+    """Address of the form that does it, below the job's page; empty: none does."""
+
+
+def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
+    """What it takes to have the change in the running job."""
+    now, then = found.now, found.then
+    wanted: list[Way] = []
+    if then.plan.schedule != now.plan.schedule:
+        wanted.append(
+            Way(
+                "A running job keeps its schedule. Stop it, and submit it again with resume and pipeline.schedule ="
+                f' "{then.plan.schedule}": it goes on from its checkpoint, with the same bits.'
+            )
+        )
+    if then.plan.pipeline_ranks != now.plan.pipeline_ranks:
+        ranks = then.plan.pipeline_ranks
+        wanted.append(Way(f"Scale to {ranks} ranks; the job cuts the layers itself.", f"scale?ranks={ranks}"))
+    if found.same_shape and then.cut != now.cut:
+        query = urlencode(
+            {"partition": "+".join(map(str, then.cut)), **({"version": version} if version else {})}
+        )
+        wanted.append(Way("Have the ranks take up this cut while they train.", f"plan?{query}"))
+    if then.r_max != now.r_max:
+        query = urlencode({"r_max": then.r_max} if then.r_max else {"method": "none"})
+        wanted.append(Way("Change what is frozen, from a commit on.", f"freeze?{query}"))
+    if asked.slow_rank is not None or None not in (asked.source, asked.target):
+        wanted.append(Way("A device or a link is as it is: this part of the change is only supposed."))
+    return wanted
+
+
+async def _page(subject: Subject, asked: Asked, caller: Caller) -> Response:
+    def made(shown: Shown) -> Markup:
+        part: WhatIfPart | None = None
+        possible: list[Way] = []
+        problem = ""
+        try:
+            found = what_if(shown.view, shown.profile(), asked.change)
+        except JobError as error:
+            problem = str(error)
+        else:
+            part, possible = what_if_part(found), ways(found, asked, plan_version(shown.view))
+        return rendered(
+            "what_if.html.j2",
+            shown=shown,
+            asked=asked,
+            families=list(families()),
+            part=part,
+            ways=possible,
+            problem=problem,
+            steers=shown.live and caller.role == Role.CONTROL,
+            caller=caller,
+        )
+
+    return html(await subject.read(made))
+
+
+@router.get("/jobs/{job}/what-if")
+async def job_what_if(job: Job, caller: From, asked: Annotated[Asked, Query()]) -> Response:
+    """What-if for a job."""
+    return await _page(job, asked, caller)
+
+
+@router.get("/runs/{run}/what-if")
+async def run_what_if(run: Run, caller: From, asked: Annotated[Asked, Query()]) -> Response:
+    """What-if for a past run."""
+    return await _page(run, asked, caller)

@@ -1,0 +1,262 @@
+"""The pages as HTML: what they show of past runs and live jobs, who sees controls, and what a browser has to load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from page_runs import HOSTILE, moving, page_settings, profile, training
+from report_page import Page
+from serving import token
+
+from dashboard.api.controls import Drain, Freeze, Move, Scale
+from dashboard.pages.control_form import Control, expectation
+from dashboard.pages.controls import CONTROLS, Cut
+from dashboard.pages.sections import BY_NAME, SECTIONS, render
+from dashboard.pages.shown import Shown
+from dashboard.pages.sparkline import sparkline
+from dashboard.service.access import Role
+from dashboard.service.app import create_app
+from dashboard.service.problems import Problem
+from dashboard.service.settings import Settings
+from orchestrator.events.types import KINDS
+from orchestrator.history.job_view import JobView
+
+HEAVIEST = 150_000
+"""Most bytes of a page without the chart library."""
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return page_settings(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="module")
+def client(settings: Settings) -> Iterator[TestClient]:
+    headers = {"Authorization": f"Bearer {token(settings)}"}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8270", headers=headers) as client:
+        yield client
+
+
+def shown(view: JobView, *, live: bool = True) -> Shown:
+    return Shown(
+        view=view, name="gpt", base="/jobs/gpt", live=live, lost=False, trouble="", folder=view.folder
+    )
+
+
+def section(name: str, view: JobView) -> Page:
+    return Page(str(render(BY_NAME[name], shown(view))))
+
+
+def test_a_past_run_shows_every_section_and_no_control(client: TestClient) -> None:
+    answer = client.get("/runs/frozen")
+    page = Page(answer.text)
+    assert answer.status_code == 200
+    headings = re.findall(r"<h2>([^<]*)", answer.text)
+    assert headings == [
+        "Notes",
+        "Layers on ranks and nodes",
+        "Training",
+        "Freezing",
+        "Decisions",
+        "Checkpoints",
+        "What runs",
+        "Sampled text",
+    ]
+    assert {"Loss", "Gradient norm", "Throughput", "Step time", "Freeze ratio"} <= set(page.charts)
+    assert [series["name"] for series in page.charts["Step time"]["series"]] == ["measured", "predicted"]
+    assert "controls/" not in answer.text
+    assert not any(link.get("data-stream") for _, link in page.elements)
+    # What is large comes after the page.
+    late = [each["data-from"] for each in page.all("section") if "data-late" in each]
+    assert late == ["/runs/frozen/parts/timeline", "/runs/frozen/parts/memory"]
+
+
+def test_what_comes_after_the_page_is_the_timeline_and_the_memory(client: TestClient) -> None:
+    timeline = client.get("/runs/frozen/parts/timeline").text
+    assert "Step 200 measured and predicted" in timeline
+    assert "Idle time by cause" in timeline
+    memory = Page(client.get("/runs/gpt/parts/memory").text)
+    meters = memory.all("meter")
+    assert [meter["aria-label"] for meter in meters] == [f"Memory of rank {rank}" for rank in range(4)]
+    assert {meter["max"] for meter in meters} == {"12000000"}
+    assert client.get("/runs/gpt/parts/nothing").status_code == 404
+
+
+def test_pages_are_light_and_refer_to_nothing_but_this_service(client: TestClient) -> None:
+    answer = client.get("/runs/frozen")
+    page = Page(answer.text)
+    files = [each["src"] for each in page.all("script") if "src" in each]
+    files += [each["href"] for each in page.all("link") if each["rel"] == "stylesheet"]
+    assert files
+    assert all(name.startswith("/static/") for name in files)
+    loaded = {name: client.get(name) for name in files}
+    assert {each.status_code for each in loaded.values()} == {200}
+    own = [len(each.content) for name, each in loaded.items() if "chart_library" not in name]
+    late = [each["data-from"] for each in page.all("section") if "data-late" in each]
+    rest = [len(client.get(name).content) for name in late]
+    assert len(answer.content) + sum(own) + sum(rest) < HEAVIEST
+    # The policy forbids styles and scripts in the page.
+    assert not page.scripts
+    assert not page.styles
+    assert not any("style" in attributes for _, attributes in page.elements)
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+
+
+def test_the_timeline_of_a_kept_step_has_an_address_and_a_trace(client: TestClient) -> None:
+    text = client.get("/runs/frozen/steps", params={"step": 25}).text
+    page = Page(text)
+    assert "Step 25 as measured" in text
+    assert {each["href"] for each in page.all("a")} >= {"?step=24", "?step=26", "?step=25"}
+    (trace,) = (each["href"] for each in page.all("a") if "download" in each)
+    assert client.get(trace).json()["traceEvents"]
+    refused = client.get("/runs/frozen/steps", params={"step": 3})
+    assert refused.status_code == 404
+    assert "no timeline of step 3 is kept" in Page(refused.text).text
+
+
+def test_runs_are_listed_with_those_that_cannot_be_read_and_compared(client: TestClient) -> None:
+    text = Page(client.get("/runs").text).text
+    assert "half has no event log yet" in text
+    compared = client.get("/compare", params={"run": ["gpt", "frozen", "rehearsal"]})
+    page = Page(compared.text)
+    assert [series["name"] for series in page.charts["Loss"]["series"]] == ["gpt", "frozen", "rehearsal"]
+    assert "Rehearsal rehearsal" in page.text
+    assert "Effective training time" in page.text
+    one = client.get("/compare", params={"run": "gpt"})
+    assert one.status_code == 422
+    assert "2 to 6 can be compared" in Page(one.text).text
+    assert client.get("/compare", params={"run": ["gpt", "no"]}).status_code == 404
+
+
+def test_what_if_shows_both_steps_and_what_it_takes(client: TestClient) -> None:
+    page = client.get("/runs/gpt/what-if", params={"schedule": "zb-h1", "r_max": "0.5", "ranks": ""})
+    assert "A running job keeps its schedule." in page.text
+    assert "Change what is frozen" in page.text
+    best = client.get("/runs/gpt/what-if").text
+    assert "Have the ranks take up this cut" in best
+    assert "20." in re.findall(r"Expected<small>([^<]*)", best)[0]
+    bad = client.get("/runs/gpt/what-if", params={"ranks": 3, "schedule": "interleaved"})
+    assert "needs a multiple of the ranks" in Page(bad.text).text
+    assert client.get("/runs/gpt/what-if", params={"ranks": "x"}).status_code == 422
+
+
+def test_errors_are_pages_with_the_way_out(client: TestClient) -> None:
+    for path in ("/jobs/nope", "/jobs/nope/controls/pause", "/runs/nope"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"].startswith("text/html")
+    answer = client.get("/cluster")
+    assert answer.status_code == 409
+    assert "Start it with --address." in Page(answer.text).text
+
+
+def test_the_start_page_says_how_to_begin(client: TestClient) -> None:
+    page = Page(client.get("/").text)
+    assert "started without a cluster" in page.text
+    (part,) = page.all("section")
+    assert client.get(part["data-from"]).status_code == 200
+
+
+def test_a_login_leads_back_to_the_shared_page(settings: Settings) -> None:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8270") as browser:
+        browser.follow_redirects = False
+        asked = browser.get("/runs/gpt/what-if?ranks=2&cut=best", headers={"Accept": "text/html"})
+        assert asked.status_code == 303
+        form = Page(browser.get(asked.headers["location"]).text)
+        (wanted,) = (each["value"] for each in form.all("input") if each.get("name") == "next")
+        answer = browser.post("/login", data={"token": token(settings, Role.READ), "next": wanted})
+        assert answer.headers["location"] == "/runs/gpt/what-if?ranks=2&cut=best"
+        assert browser.get(wanted).status_code == 200
+
+
+def test_a_live_job_s_page_follows_its_events() -> None:
+    """Each section names kinds of events that there are."""
+    names = {kind for each in SECTIONS for kind in each.kinds}
+    assert names <= KINDS.keys()
+    page = section("head", training())
+    assert "Ranks" in page.text
+    assert page.all("progress")[0]["value"] == "40"
+
+
+def test_layers_on_their_way_are_told_in_words_too() -> None:
+    page = section("map", moving())
+    assert "plan 1.1; plan 1.2 is on its way, layers 3 move" in " ".join(page.text.split())
+    assert "3 → rank 0" in page.text
+    assert "3 from rank 1" in page.text
+
+
+def test_a_job_s_name_is_never_markup() -> None:
+    view = training()
+    view.job = view.spec["job"]["name"] = HOSTILE
+    for each in SECTIONS:
+        assert "<script>alert" not in render(each, shown(view))
+
+
+def test_the_plan_s_changes_are_marked_in_the_curves() -> None:
+    page = section("training", moving())
+    assert {title: chart["changes"] for title, chart in page.charts.items()} == {
+        "Loss": [40],
+        "Throughput": [40],
+        "Gradient norm": [40],
+        "Step time": [40],
+    }
+    decisions = section("decisions", moving())
+    assert decisions.text.index("plan 1.2") < decisions.text.index("plan 1.1")
+    assert "layer 3 moves" in decisions.text
+
+
+class WithProfile(Shown):
+    def profile(self):  # type: ignore[override]
+        return profile()
+
+
+def expected(control: str, body: object) -> str:
+    view = training()
+    live = WithProfile(
+        view=view, name="gpt", base="/jobs/gpt", live=True, lost=False, trouble="", folder=""
+    )
+    found: Control[object] = CONTROLS[control]  # type: ignore[assignment]
+    return f"{found.says(view, body)} {expectation(found, live, body)}"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("control", "body", "said"),
+    [
+        ("pause", None, "gives its ranks back"),
+        ("move", Move(layers="7", rank=2), r"predicted to take 1.18 s now and .* shorter"),
+        ("move", Move(layers="0", rank=2), "not beside those of rank 2"),
+        ("scale", Scale(ranks=2), "trains with 2 ranks .* longer"),
+        ("scale", Scale(ranks=1), "nothing fits the memory"),
+        ("scale", Scale(spares=1), "trains with 1 spare "),
+        ("freeze", Freeze(r_max=0.5), "r_max 0.5 .* shorter"),
+        ("freeze", Freeze(method="none"), "Nothing is frozen any more"),
+        ("drain", Drain(node="5f0c"), r"ranks there \(0, 1\) move .* longer"),
+        ("drain", Drain(node="elsewhere"), "no ranks on elsewhere"),
+        ("plan", Cut(partition="3+3+3+1", version=None), "take up 3 .* 3 .* 3 .* 1 .* shorter"),  # type: ignore[arg-type]
+        ("plan", Cut(partition=(5, 5)), "The simulator says: .*stages"),
+    ],
+)
+def test_each_control_says_what_it_will_do_and_what_the_simulator_expects(
+    control: str, body: object, said: str
+) -> None:
+    assert re.search(said, expected(control, body)), expected(control, body)
+
+
+def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
+    with pytest.raises(Problem, match="layers: String should match"):
+        CONTROLS["move"].parse({"layers": "x", "rank": "1"})
+    with pytest.raises(Problem, match="send ranks, spares or both"):
+        CONTROLS["scale"].parse({"ranks": "", "spares": ""})
+    assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Cut(partition=(3, 2, 1))
+
+
+def test_a_sparkline_needs_two_losses() -> None:
+    assert sparkline([1.0]) is None
+    line = sparkline([2.0, 1.0, 1.0])
+    assert line is not None
+    assert line.points.split()[0] == "3.0,3.0"
+    assert line.words == "loss from 2.0000 to 1.0000, lowest 1.0000"
