@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -216,9 +215,7 @@ class WithProfile(Shown):
 
 def expected(control: str, body: object) -> str:
     view = training()
-    live = WithProfile(
-        view=view, name="gpt", base="/jobs/gpt", live=True, lost=False, trouble="", folder=""
-    )
+    live = WithProfile(view=view, name="gpt", base="/jobs/gpt", live=True, lost=False, trouble="", folder="")
     found: Control[object] = CONTROLS[control]  # type: ignore[assignment]
     return f"{found.says(view, body)} {expectation(found, live, body)}"  # type: ignore[arg-type]
 
