@@ -27,6 +27,7 @@ BENCHMARKS = (
     "soak",
     "takeover",
     "dashboard_load",
+    "dashboard_pages",
 )
 
 
