@@ -43,9 +43,9 @@ def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) 
 def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
     """A rank without a place failed, or did not start: nothing depends on it."""
     job = regroup.without(state.job, stimulus.rank)
-    state = replace(state, job=job)
-    weighing = regroup.weigh(order, job) if isinstance(state, Training) else ()
-    return state, (regroup.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})), *weighing)
+    job, commands = regroup.consider(order, job) if isinstance(state, Training) else (job, ())
+    lost = (regroup.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})))
+    return replace(state, job=job), (*lost, *commands)
 
 
 def lost_regrouping(

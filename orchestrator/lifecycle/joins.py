@@ -45,8 +45,8 @@ def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:
         return after, (log, *commands)
     if not isinstance(state, Training):
         return state, (log,)
-    job, commands = scaling.pursue(job, scaling.size_of(order, job))
-    return replace(state, job=job), (log, *commands, *regroup.weigh(order, job))
+    job, commands = regroup.consider(order, job)
+    return replace(state, job=job), (log, *commands)
 
 
 def go_on(order: Order, state: Waiting) -> Step:

@@ -261,7 +261,7 @@ def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
 def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
     job, commands = scaling.begin(order, state.job, stimulus)
     if isinstance(state, Training):
-        job, more = scaling.pursue(job, scaling.size_of(order, job))
+        job, more = regroup.consider(order, job)
         commands = (*commands, *more)
     return replace(state, job=job), commands
 

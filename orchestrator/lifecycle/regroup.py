@@ -431,9 +431,8 @@ def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step
     commands += [*asking, *leaving, *gone]
     if job.intents.stopping:
         return Stopping(job, frozenset(members)), tuple(commands)
-    job, resizing = scaling.pursue(job, scaling.size_of(order, job))
-    commands += resizing
-    return Training(job, frozenset(members)), (*commands, *weigh(order, job))
+    job, resizing = consider(order, job)
+    return Training(job, frozenset(members)), (*commands, *resizing)
 
 
 def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
@@ -481,6 +480,12 @@ def drained(job: Job) -> tuple[Job, tuple[Command, ...]]:
         for drain in over
     )
     return replace(job, intents=replace(job.intents, leaving=left)), tuple(answers)
+
+
+def consider(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
+    """Have training ranks regroup to the size that was requested, or ask whether to include idle ranks."""
+    job, commands = scaling.pursue(job, scaling.size_of(order, job))
+    return job, (*commands, *weigh(order, job))
 
 
 def weigh(order: Order, job: Job) -> tuple[Command, ...]:

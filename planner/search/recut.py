@@ -10,7 +10,7 @@ from planner.plan import Plan, PlanError
 from planner.schedule.expand import schedule_after, without_recompute
 from planner.schedule.registry import families
 from planner.search.alternatives import Alternative
-from planner.search.evaluate import PROGRAMS, Evaluator
+from planner.search.evaluate import Evaluator
 from planner.search.replan import Replanner
 from planner.search.search import END_TO_END, QUICK, choose_among
 from planner.search.shapes import Shape, shape_of
@@ -69,10 +69,8 @@ def best(replanner: Replanner, now: Plan, domains: Sequence[str]) -> tuple[Plan,
         pipelines=now.pipelines,
         domains=domains if replanner.standbys else None,
     )
-    first = replanner.first
-    program = first.partition if first.partition in PROGRAMS else END_TO_END
-    choice = choose_among((evaluator,), program, effort=QUICK)
-    return replace(now, layers=choice.plan.layers, partition=program), choice.alternatives
+    choice = choose_among((evaluator,), END_TO_END, effort=QUICK)
+    return replace(now, layers=choice.plan.layers, partition=END_TO_END), choice.alternatives
 
 
 def predicted(replanner: Replanner, plan: Plan, domains: Sequence[str]) -> Prediction | None:

@@ -55,6 +55,7 @@ from orchestrator.lifecycle.stimuli import (
     Released,
     Reported,
     Room,
+    Scale,
     Settled,
     Start,
     Stimulus,
@@ -369,8 +370,12 @@ class World:
         elif draw < 0.97 and self.ranks:
             count = self.random.randrange(1, len(self.ranks) + 1)
             self.answers.append(Going(frozenset(self.random.sample(sorted(self.ranks), count)), "file"))
-        elif isinstance(self.state, Live):
+        elif draw < 0.985 and isinstance(self.state, Live):
             self.answers.append(Asked(Request.CHECKPOINT))
+        elif isinstance(self.state, Live):
+            places = self.random.randrange(max(1, self.order.elastic.min_ranks), 6)
+            size = events.Scaled(ranks=places, spares=self.random.randrange(3), places=places)
+            self.answers.append(Scale(size, str(len(self.history))))
 
     def take(self, stimulus: Stimulus) -> None:
         self.history.append(stimulus)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_cluster import World
 
+from orchestrator.lifecycle.scaling import size_of
 from orchestrator.lifecycle.states import Closing, Failed, Finished, Stopping, Training, Waiting
 from workers.config import ElasticConfig
 
@@ -38,6 +39,11 @@ def test_whatever_happens_the_job_goes_on_or_says_why_not(
         job = world.state.job
         assert set(job.membership.members) <= job.membership.alive
         assert not job.membership.starting, "who never came up is called no more"
+        size = size_of(world.order, job)
+        if job.intents.asked is None and isinstance(world.state, Training):
+            assert len(job.membership.members) <= size.places, "a job that was to shrink has not"
+            up = job.membership.alive - job.membership.going
+            assert len(up) <= size.places + size.spares, "ranks that nobody wants are kept"
         assert set(world.standing(job.membership.members)) == set(job.membership.members), (
             "a loss went unheard"
         )

@@ -1,0 +1,201 @@
+"""Another number of ranks, and a node that is to be left, on request, over the life of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lifecycle_jobs import DEAD, THREE, Job, order_of, plan_of, position, ready, recovered, step_report, train
+
+from orchestrator.events import types as events
+from orchestrator.events.types import Record
+from orchestrator.history.job_view import JobView, fold
+from orchestrator.lifecycle.commands import Ask, Dismiss, LogRegroup, Recruit, Weigh
+from orchestrator.lifecycle.migration import Move, with_layers
+from orchestrator.lifecycle.states import Size, Training
+from orchestrator.lifecycle.stimuli import (
+    Asked,
+    Departed,
+    Going,
+    Migrate,
+    Positioned,
+    Reclaimed,
+    Reported,
+    Room,
+    Scale,
+    Settled,
+    Start,
+)
+from orchestrator.lifecycle.takeover import taken_over
+from workers.config import ElasticConfig
+from workers.protocol import Parted, Request
+
+QUIET = order_of(3, elastic=ElasticConfig(wait_s=60, grow=False))
+
+
+def scale(places: int, spares: int = 0, id: str = "s") -> Scale:
+    return Scale(events.Scaled(ranks=places, spares=spares, places=places), id)
+
+
+def regroup(job: Job, places: int, members: tuple[int, ...], *, there: tuple[int, ...]) -> None:
+    """The ranks leave at a commit, and a generation of `members` forms; `there`: all that are up."""
+    before = job.has.progress.round
+    job.take(*(Departed(Parted(rank=rank, step=4), before) for rank in job.has.membership.members))
+    held = {rank: (place,) for place, rank in enumerate(job.has.membership.members)}
+    if len(held) < 3:
+        held = dict.fromkeys(held, (0, 1, 2))
+    job.take(*(Positioned(position(rank, 4, held.get(rank, ())), before + 1) for rank in there))
+    recovered(job, plan_of(places, version=before + 2), members)
+
+
+def answers(job: Job) -> dict[str, tuple[bool, str]]:
+    told = [event for event in job.logged if isinstance(event, events.Answered)]
+    return {event.id: (event.done, event.text) for event in told}
+
+
+def regroupings(job: Job) -> list[events.Regrouped]:
+    return [effect.event for effect in job.effects if isinstance(effect, LogRegroup)]
+
+
+def test_fewer_ranks_are_left_at_a_commit_and_the_others_are_released() -> None:
+    job = train(Job(THREE)).take(scale(2))
+    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert answers(job) == {}
+    regroup(job, 2, (0, 1), there=(0, 1, 2))
+    assert answers(job) == {"s": (True, "trains on with 2 ranks")}
+    assert Dismiss(frozenset({2})) in job.effects
+    (regrouped,) = regroupings(job)
+    assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("scale", (2,), 0)
+    assert regrouped.reason == "rank 2 goes; 2 ranks go on where there were 3"
+    # It does not grow back.
+    job.take(Room(4))
+    assert not [effect for effect in job.effects if isinstance(effect, Recruit)]
+
+
+def test_a_released_rank_stays_where_a_spare_is_wanted() -> None:
+    job = train(Job(THREE)).take(scale(2, spares=1))
+    regroup(job, 2, (0, 1), there=(0, 1, 2))
+    assert job.has.membership.idle == {2}
+    (regrouped,) = regroupings(job)
+    assert regrouped.lost == ()
+    job.take(scale(2, id="none"))
+    assert job.effects[-1] == Dismiss(frozenset({2}))
+    assert events.Dismissed(ranks=(2,)) in job.logged
+    assert answers(job)["none"] == (True, "keeps 0 spare ranks from now on")
+
+
+def test_more_ranks_come_once_all_are_up_whether_or_not_it_pays() -> None:
+    job = train(Job(QUIET)).take(scale(5), Room(1), ready(3))
+    assert [effect for effect in job.effects if isinstance(effect, Recruit)] == [Recruit((3,))]
+    assert job.has.intents.asked is None
+    job.take(Room(7))
+    assert job.effects[-1] == Recruit((4,))
+    job.take(ready(4))
+    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert not [effect for effect in job.effects if isinstance(effect, Weigh)]
+    regroup(job, 3, (0, 1, 2), there=(0, 1, 2, 3, 4))
+    done, told = answers(job)["s"]
+    assert not done
+    assert told == "trains on with 3 ranks: the plan for 5 ranks has places for 3"
+    assert job.has.intents.scaling is None
+
+
+def test_spares_take_new_places_at_once() -> None:
+    job = train(Job(replace(QUIET, elastic=ElasticConfig(spares=1, grow=False))))
+    job.take(Room(1), ready(3), scale(4, spares=1))
+    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+
+
+def test_a_loss_meanwhile_counts_with_the_new_size() -> None:
+    job = train(Job(THREE)).take(scale(2), DEAD)
+    job.take(*(Positioned(position(rank, 0, (0, 1, 2)), 1) for rank in (0, 2)))
+    recovered(job, plan_of(2, version=2), (0, 2))
+    assert answers(job) == {"s": (True, "trains on with 2 ranks")}
+    assert regroupings(job)[0].cause == "loss"
+
+
+def test_a_later_request_takes_the_place_of_an_earlier_one() -> None:
+    job = train(Job(QUIET)).take(scale(5, id="1"), scale(3, id="2"))
+    assert answers(job) == {
+        "1": (False, "another scale took its place"),
+        "2": (True, "keeps 0 spare ranks from now on"),
+    }
+
+
+def test_the_size_outlives_the_controller() -> None:
+    before = train(Job(QUIET)).take(scale(2, spares=1))
+    view = fold(Record(time_s=0.0, event=event) for event in [submitted(), *before.logged])
+    order = taken_over(QUIET, JobView.from_json(view.to_json()))
+    assert order.earlier is not None
+    assert order.earlier.membership.size == Size(places=2, spares=1)
+    job = Job(order).take(Start(), scale(2, spares=1))
+    number = job.has.progress.round
+    job.take(*(Reclaimed(rank, f"node{rank}", "h", number) for rank in range(3)))
+    assert isinstance(job.state, Training)
+    assert Ask(Request.REGROUP, 0) in job.effects
+
+
+def submitted() -> events.Submitted:
+    return events.Submitted(job="j", epoch=1, spec={}, resume=False)
+
+
+def test_a_requested_drain_is_done_when_the_node_has_no_rank_any_more() -> None:
+    job = train(Job(THREE))
+    job.take(Going(frozenset({1}), "request", 30.0, "node1", "10.0.0.1", id="d"))
+    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    # A notice from elsewhere for the same node changes nothing.
+    job.take(Going(frozenset({1}), "ray", 10.0, "node1", "10.0.0.1"))
+    again = Going(frozenset({1}), "request", 30.0, "node1", "10.0.0.1", id="again")
+    job.take(again)
+    assert answers(job) == {}
+    regroup(job, 2, (0, 2), there=(0, 1, 2))
+    gone = (True, "node node1 has no rank of the job any more")
+    assert answers(job) == {"d": gone, "again": gone}
+    notice = events.Noticed(node="node1", host="10.0.0.1", source="request", ranks=(1,), left_s=30.0)
+    assert [event for event in job.logged if isinstance(event, events.Noticed)] == [notice]
+
+
+def test_a_drain_of_idle_ranks_is_done_at_once() -> None:
+    job = train(Job(replace(QUIET, elastic=ElasticConfig(spares=1, grow=False)))).take(Room(1), ready(3))
+    job.take(Going(frozenset({3}), "request", 30.0, "node3", "10.0.0.3", id="d"))
+    assert answers(job)["d"][0]
+    assert job.effects[-1] == Dismiss(frozenset({3}))
+
+
+def test_a_stop_outruns_a_scale() -> None:
+    job = train(Job(THREE)).take(Asked(Request.STOP), scale(2))
+    assert Ask(Request.REGROUP, 0) not in job.effects
+
+
+@pytest.mark.parametrize("first", ["scaled", "moved"])
+def test_a_move_that_stops_the_ranks_is_answered_when_others_regroup_in_its_place(first: str) -> None:
+    """The ranks that were to follow the move's plan are not those that go on."""
+    plan = with_layers(plan_of(3, 6), 1, 2, 1)
+    job = train(Job(replace(QUIET, plan=plan_of(3, 6))))
+    move = Move(plan=plan, schedule=QUIET.schedule, mode="stop", asked_s=0.0, id="m")
+    job.take(*((Migrate(move), scale(2)) if first == "moved" else (scale(2), Migrate(move))))
+    if first == "scaled":
+        assert not answers(job)["m"][0]
+        return
+    number = job.has.progress.round
+    job.take(*(Departed(Parted(rank=rank, step=4), number) for rank in range(3)))
+    job.take(*(Positioned(position(rank, 4, tuple(range(6))), number + 1) for rank in range(3)))
+    job.take(*(Settled(rank, number + 1) for rank in range(3)))
+    done, why = answers(job)["m"]
+    assert not done
+    assert "cancelled: other ranks regrouped than those it was for" in why
+    assert job.has.intents.migration is None
+
+
+def test_a_move_that_stops_the_ranks_is_done_if_they_fail_right_after_it() -> None:
+    job = train(Job(replace(QUIET, plan=plan_of(3, 6))))
+    plan = with_layers(plan_of(3, 6), 1, 2, 1)
+    job.take(Migrate(Move(plan=plan, schedule=QUIET.schedule, mode="stop", asked_s=0.0, id="m")))
+    job.take(Reported(step_report(1, generation=3)))
+    number = job.has.progress.round
+    job.take(*(Departed(Parted(rank=rank, step=1), number) for rank in range(3)))
+    job.take(*(Positioned(position(rank, 1, tuple(range(6))), number + 1) for rank in range(3)))
+    recovered(job, plan, (0, 1, 2))
+    assert answers(job) == {}
+    job.take(replace(DEAD, round=job.has.progress.round))
+    assert answers(job) == {"m": (True, "moved")}
