@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI, Response
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import Receive, Scope, Send
 
 from dashboard.pages import (
     cluster_page,
@@ -30,8 +32,19 @@ async def file(name: str) -> Response:
     )
 
 
+class _Compressed(GZipMiddleware):
+    """Compresses pages and files. Programs that read the REST interface get it as it is, which costs no time."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(("/api/", "/metrics")):
+            await super().__call__(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
 def mount_pages(app: FastAPI) -> None:
     """Add the pages to `app`."""
+    app.add_middleware(_Compressed, compresslevel=5)
     modules = (login, jobs_page, job_page, control_pages, what_if_page, cluster_page, runs_page)
     for part in (router, *(module.router for module in modules)):
         app.include_router(part)

@@ -43,7 +43,7 @@ def decision_log(run: JobView) -> tuple[Entry, ...]:
         Entry(
             time_s=each.trains_s if each.trains_s is not None else each.formed_s,
             step=each.regrouped.step,
-            what=f"regrouped after a {each.regrouped.cause}, generation {each.number}",
+            what=f"regrouped ({each.regrouped.cause}), generation {each.number}",
             reason=each.regrouped.reason,
             numbers=f"{counted(len(each.members), 'rank')}; {counted(each.regrouped.rerun, 'step')} in flight run"
             f" again, {counted(each.regrouped.steps_lost, 'committed step')} lost",

@@ -48,7 +48,11 @@ def header(run: JobView) -> Header:
     parts = [model_text(run.spec.get("model", {}))]
     if run.plan is not None:
         parts += [counted(run.plan.world_size, "rank"), run.plan.schedule]
-    parts += [device_text(run), when, f"took {seconds(run.ended_s - run.started_s)}"]
+    parts += [
+        device_text(run),
+        when,
+        f"{'took' if run.outcome else 'so far'} {seconds(run.ended_s - run.started_s)}",
+    ]
     return Header(run.job, *outcome(run), " · ".join(part for part in parts if part))
 
 

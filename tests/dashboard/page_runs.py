@@ -33,7 +33,8 @@ def page_settings(folder: Path) -> Settings:
     elastic_run.rehearse(run, lives, began_s=1001, ended_s=1022.4)
     (runs,) = settings.runs
     write_run(runs / "rehearsal", run.records)
-    for name in ("gpt", "frozen"):
+    write_run(runs / "long", records(steps=5_000))
+    for name in ("gpt", "frozen", "long"):
         (runs / name / "profile.json").write_text(profile().to_json())
     return settings
 

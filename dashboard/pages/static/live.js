@@ -9,7 +9,7 @@
     kinds: new Set((element.dataset.kinds ?? "").split(" ")),
     every: Number(element.dataset.every ?? 1000),
     text: null, // as fetched last
-    fetchedAt: 0,
+    fetchedAt: -Infinity,
     old: false,
     busy: false,
   }));
