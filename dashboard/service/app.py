@@ -11,8 +11,6 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dashboard.api import cluster, controls, events, history, jobs, metrics, plans, runs
 from dashboard.jobs.live_jobs import LiveJobs
@@ -81,7 +79,6 @@ def create_app(settings: Settings) -> FastAPI:
     async def healthz() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
-    app.add_middleware(_CompressedPages)
     app.add_middleware(
         Guard,
         access=services.access,
@@ -91,18 +88,6 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
-
-
-class _CompressedPages:
-    """Compresses pages and what they load. REST answers go as they are: their readers are programs nearby."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._plain = app
-        self._compressed = GZipMiddleware(app, minimum_size=2_000, compresslevel=6)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plain = scope["type"] != "http" or scope["path"].startswith((API, "/metrics"))
-        await (self._plain if plain else self._compressed)(scope, receive, send)
 
 
 def _document(app: FastAPI) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 import sys
@@ -14,6 +13,7 @@ import uvicorn
 
 from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
+from orchestrator.client.access_token import is_loopback
 from orchestrator.client.asking import joined
 from orchestrator.client.errors import JobError
 from orchestrator.client.page_address import announce, withdraw
@@ -57,14 +57,6 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             _end_with_input(server)
         with _announced(settings.address, url):
             server.run(sockets=[listener])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _cluster(address: str | None) -> AbstractContextManager[object]:

@@ -1,0 +1,84 @@
+"""What `freshet status`, `events` and `plan --job` say of a job, from values that were made up."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from elastic_run import eventful
+from synthetic_run import freezing_records, records
+
+from orchestrator.cli.event_lines import LONGEST, event_line
+from orchestrator.cli.jobs import detail_lines, details
+from orchestrator.cli.plan_of_job import parse_partition, proposal_lines
+from orchestrator.events import types as events
+from orchestrator.events.types import KINDS, Record
+from orchestrator.history.job_view import fold
+from orchestrator.history.proposal import Proposal
+from workers.protocol import JobError
+
+PROPOSAL = Proposal(
+    partition=(3, 1),
+    current_partition=(2, 2),
+    base=(1, 4),
+    problem=None,
+    moved_layers=(2,),
+    predicted_step_s=0.2,
+    current_predicted_step_s=0.25,
+)
+
+
+def test_every_event_is_one_line() -> None:
+    log = [*records(steps=20), *freezing_records(), *eventful().records]
+    assert len({type(record.event) for record in log}) > 12
+    for number, record in enumerate(log, 1):
+        line = event_line(number, record)
+        kind = next(kind for kind, payload in KINDS.items() if payload is type(record.event))
+        assert re.match(rf" *{number}  \d\d:\d\d:\d\d  {kind}\b", line)
+        assert "\n" not in line
+        assert len(line) <= LONGEST + 200
+
+
+def test_a_command_says_who_sent_it_and_what_came_of_it() -> None:
+    sent = events.Commanded(id="x", name="scale", arguments={"ranks": 2}, by="control from 10.0.0.5")
+    assert event_line(7, Record(time_s=0.0, event=sent)).endswith(
+        'scale {"ranks": 2}, id x, by control from 10.0.0.5'
+    )
+    answered = events.Answered(id="x", done=False, step=3, text="there is no room")
+    assert event_line(8, Record(time_s=0.0, event=answered)).endswith("not done: there is no room, id x")
+
+
+def test_a_job_in_detail() -> None:
+    sent = Record(time_s=0.0, event=events.Commanded(id="x", name="pause", arguments={}))
+    view = fold([*records(steps=20)[:-1], sent])
+    told, lines = details(view), list(detail_lines(view))
+    assert [each["rank"] for each in told["nodes"]] == sorted(view.ranks.alive)
+    placed = [stage for each in told["nodes"] for stage in each["stages"]]
+    assert view.plan is not None
+    assert sorted(placed) == list(range(view.plan.stages))
+    assert sum(told["partition"]) == view.plan.layers[-1][1]
+    assert told["pending"] == [{"id": "x", "name": "pause", "arguments": {}}]
+    assert "under way: pause" in lines
+    assert lines[0].startswith(f"{view.job}: {view.state}, step ")
+
+
+def test_a_proposal_says_what_it_would_bring() -> None:
+    assert list(proposal_lines(PROPOSAL)) == [
+        "plan 1.4: layers per stage [2, 2]",
+        "proposed: [3, 1], 1 layer (2) to other ranks; predicted step: 250 ms -> 200 ms, 20.0 % shorter",
+    ]
+    same = Proposal(partition=(2, 2), current_partition=(2, 2), base=(1, 4), problem=None)
+    assert list(proposal_lines(same))[1] == "proposed: the same"
+    bad = Proposal(partition=(4,), current_partition=(2, 2), base=(1, 4), problem="1 stage for 2 ranks")
+    assert list(proposal_lines(bad))[1] == "[4] cannot be applied: 1 stage for 2 ranks"
+
+
+@pytest.mark.parametrize("text", ["3,1,2,2", "3 1 2 2", "[3, 1, 2, 2]"])
+def test_a_partition_is_typed_with_commas_or_spaces(text: str) -> None:
+    assert parse_partition(text) == (3, 1, 2, 2)
+
+
+@pytest.mark.parametrize("text", ["", "3,-1", "3;1", "a", "0"])
+def test_what_is_no_partition_is_refused(text: str) -> None:
+    with pytest.raises(JobError, match="expected the layers per stage, such as 3,1,2,2"):
+        parse_partition(text)
