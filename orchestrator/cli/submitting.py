@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
+from orchestrator.cli.submitting_over_rest import is_service, submit_over_rest
 from orchestrator.client.job_package import job_package
 from orchestrator.client.page_address import page_address
 from orchestrator.client.ray_submission import RayCluster
+from workers.protocol import JobError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -32,6 +34,8 @@ def submit_command(
     Raises:
         JobError: something that the user can fix.
     """
+    if is_service(address):
+        return _submit_to_service(path, address, overrides, follow=follow, resume=resume, name=name)
     package = job_package(path, overrides, working_dir=working_dir, resume=resume, name=name)
     cluster = RayCluster(address)
     id = cluster.submit(package)
@@ -52,6 +56,20 @@ def submit_command(
             err=True,
         )
         return INTERRUPTED
+
+
+def _submit_to_service(
+    path: Path, address: str, overrides: Sequence[str], *, follow: bool, resume: bool, name: str | None
+) -> int:
+    if follow:
+        raise JobError(
+            f"--follow shows the log of Ray's job server, and {address} is a Freshet service: submit without it, then"
+            f" freshet events JOB --follow --address {address}"
+        )
+    named = [*overrides, *([f"job.name={name}"] if name is not None else [])]
+    job = submit_over_rest(path, named, address, resume=resume, say=typer.echo)
+    typer.echo(f"stop, with a checkpoint: freshet cancel {job.name} --address {address}")
+    return DONE
 
 
 def show(text: str) -> None:

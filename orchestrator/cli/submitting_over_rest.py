@@ -5,9 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
+
 from orchestrator.client.jobs import opened
 from orchestrator.client.submit import SubmittedJob
 from orchestrator.spec.job_spec import load
+
+ANSWER_S = 5.0
+
+
+def is_service(address: str) -> bool:
+    """Whether a Freshet service answers at the URL `address`. Sends no token: a service refuses in its own words, and
+    Ray's dashboard, which has URLs too, knows no such path."""
+    if not address.startswith(("http://", "https://")):
+        return False
+    try:
+        answer = httpx.get(f"{address.rstrip('/')}/api/v1/jobs", timeout=ANSWER_S, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return answer.headers.get("content-type", "").startswith("application/problem+json")
 
 
 def submit_over_rest(

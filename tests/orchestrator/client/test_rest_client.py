@@ -21,6 +21,7 @@ from serving import listening, served, settings_in
 from dashboard.service import problems
 from dashboard.service.access import Role
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
+from orchestrator.cli.submitting_over_rest import is_service
 from orchestrator.client.access_token import PLAIN_HTTP, TOKEN, TOKEN_FILE, find_credentials
 from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob, Refused
 from orchestrator.client.errors import ServiceError, ServiceUnreachable
@@ -384,15 +385,25 @@ def test_a_control_needs_a_cluster_behind_the_service(
     assert "this service shows past runs and has no cluster" in capsys.readouterr().err
 
 
-def test_a_spec_with_an_unknown_key_is_refused_with_the_nearest_right_one(
-    service: tuple[str, Path], tmp_path: Path
+def test_freshet_submit_knows_a_service_from_other_servers(
+    service: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from orchestrator.cli.submitting_over_rest import submit_over_rest
-
+    address, tokens = service
+    monkeypatch.setenv(TOKEN_FILE, str(tokens))
     spec = tmp_path / "job.toml"
     spec.write_text('[job]\nname = "a"\nstpes = 3\n')
-    with pytest.raises(JobError, match="steps"):
-        submit_over_rest(spec, [], service[0], resume=False, say=lambda text: None)
+    assert freshet_here("submit", str(spec), "--address", address) == USER_ERROR
+    assert "did you mean 'steps'" in capsys.readouterr().err
+    spec.write_text('[job]\nname = "a"\n')
+    assert freshet_here("submit", str(spec), "--address", address) == USER_ERROR
+    assert "this service shows past runs and has no cluster" in capsys.readouterr().err
+    assert freshet_here("submit", str(spec), "--address", address, "--follow") == USER_ERROR
+    assert f"freshet events JOB --follow --address {address}" in capsys.readouterr().err
+    with raw_server(lambda request: http("404 Not Found", "{}")) as (other, _):
+        assert not is_service(other)
 
 
 @pytest.mark.parametrize(

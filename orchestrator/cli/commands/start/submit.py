@@ -11,7 +11,10 @@ import typer
 def submit(
     spec: Annotated[Path, typer.Argument(help="The job's TOML file, in the working directory.")],
     address: Annotated[
-        str, typer.Option(help="URL of the cluster's Ray dashboard, such as http://HOST:8265.")
+        str,
+        typer.Option(
+            help="URL of the cluster's Ray dashboard, such as http://HOST:8265, or of a Freshet service."
+        ),
     ] = "auto",
     overrides: Annotated[
         list[str] | None,
