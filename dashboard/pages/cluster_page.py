@@ -11,7 +11,7 @@ from dashboard.pages.shown import page_router
 from dashboard.pages.templating import page
 from dashboard.service.access import Caller, Role
 from dashboard.service.services import From, Parts, Services
-from orchestrator.quantities import rate, seconds, size
+from orchestrator.quantities import seconds, size
 from orchestrator.report.parts import Column, Table
 from planner.wording import counted
 
@@ -91,7 +91,7 @@ def _links(links: list[Link]) -> Table | None:
                 str(each.source),
                 str(each.target),
                 seconds(each.latency_s),
-                f"{rate(each.bytes_per_s)}B/s",
+                f"{size(each.bytes_per_s)}/s",
             )
             for each in slowest[:MOST_LINKS]
         ),
