@@ -4,6 +4,7 @@
 
 (() => {
   const RETRY_MS = 1000;
+  let lost = false; // the stream
   const sections = [...document.querySelectorAll("section[data-from]")].map((element) => ({
     element,
     kinds: new Set((element.dataset.kinds ?? "").split(" ")),
@@ -17,7 +18,7 @@
   /** Fetches a section if it is old and was not fetched a moment ago. */
   async function refresh(section) {
     const wait = section.fetchedAt + section.every - performance.now();
-    if (!section.old || section.busy || document.hidden) return;
+    if (!section.old || section.busy || document.hidden || lost) return;
     if (wait > 0) return void setTimeout(refresh, wait, section);
     if (held(section.element)) return void setTimeout(refresh, 1000, section);
     section.busy = true;
@@ -132,10 +133,10 @@
   /** Follows the job's events. The browser reconnects by itself and goes on after the last event that it has. */
   function follow(address) {
     const stream = new EventSource(address);
-    let lost = false;
     stream.onopen = () => {
-      if (lost) sections.forEach(makeOld);
+      const missed = lost;
       lost = false;
+      if (missed) sections.forEach(makeOld);
       tell("");
     };
     stream.onerror = () => {
