@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter
 
-from dashboard.api.history import profile_of
+from dashboard.api.history import profile_in
 from dashboard.api.models import Model
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import Problem, documented
@@ -110,7 +110,7 @@ async def cluster(parts: Parts) -> ClusterModel:
         nodes=[_node(node, jobs) for node in nodes],
         notices=[
             Notice(job=job.name, text=noticed_text(notice))
-            for job in jobs
+            for job in parts.live.jobs()
             for notice in job.view.ranks.noticed[-KEPT_NOTICES:]
         ],
     )
@@ -122,7 +122,7 @@ def _node(node: NodeState, jobs: Iterable[LiveJob]) -> NodeModel:
         ranks = sorted(rank for rank, home in job.view.ranks.nodes.items() if home == node.id)
         if ranks:
             users.append(User(job=job.name, ranks=ranks))
-        if any(notice.node == node.id for notice in job.view.ranks.noticed):
+        if job.view.ranks.going & {*ranks}:
             leaving.append(job.name)
     return NodeModel(
         id=node.id,
@@ -158,7 +158,7 @@ async def measured(parts: Parts) -> Measured:
 
 
 def _measured(view: JobView) -> Measured:
-    profile = profile_of(view)
+    profile = profile_in(view.folder)
     if profile is None:
         return Measured(devices=[], links=[])
     found = profile.cluster

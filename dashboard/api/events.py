@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import accumulate
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
@@ -18,6 +19,7 @@ from dashboard.jobs.frames import Slice
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import Problem, documented
 from dashboard.service.services import Parts
+from orchestrator.client.errors import NoController
 
 router = APIRouter(tags=["events"], prefix="/jobs/{job}")
 
@@ -29,6 +31,8 @@ BEAT_S = 15.0
 MOST_STREAMS = 500
 SLOW_S = 10.0
 """A client that takes nothing for this long is dropped."""
+MOST_SENT = 2**16
+"""Most characters of events in one sending, if there are several."""
 MOST_AT_ONCE = 500
 """Most events in one sending: a client that cannot keep up is told what it missed, and nothing is kept for it."""
 
@@ -46,7 +50,7 @@ class Page(Model):
     """Whether the job has ended and this was all."""
 
 
-@router.get("/events", responses=documented(401, 403, 404, 422))
+@router.get("/events", responses=documented(401, 403, 404, 409, 422))
 async def events(
     live: Live,
     after: Annotated[int, Query(ge=0, le=2**53, description="Number of the last event already read.")] = 0,
@@ -59,11 +63,14 @@ async def events(
     if not found.frames and wait_s > 0 and not job.gone:
         await job.changed(job.version, wait_s)
         found = job.frames.after(after, limit)
+    at_end = job.gone and found.next >= job.frames.newest
+    if at_end and not found.frames and job.view.outcome is None:
+        raise NoController(job.trouble or f"the controller of job {job.name!r} is gone")
     return Page(
         events=[json.loads(frame.line) for frame in found.frames],
         missed=found.missed,
         next=found.next,
-        over=job.gone and found.next >= job.frames.newest,
+        over=at_end and job.view.outcome is not None,
     )
 
 
@@ -136,7 +143,7 @@ async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncItera
             runs, after = job.view.runs, 0
             yield "event: start\ndata: {}\n\n"
         version = job.version
-        found = job.frames.after(after, MOST_AT_ONCE)
+        found = _bounded(job.frames.after(after, MOST_AT_ONCE))
         if found.frames or found.missed:
             yield _text(found, runs)
             beat_s, after = 0.0, found.next
@@ -148,8 +155,16 @@ async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncItera
                 yield "event: end\ndata: {}\n\n"
                 return
             await job.changed(version, 1.0)
-        await asyncio.sleep(TURN_S)
+        await asyncio.sleep(TURN_S if after >= job.frames.newest else 0.0)
         beat_s += 1.0 if not found.frames else 0.0
+
+
+def _bounded(found: Slice) -> Slice:
+    """The first events of `found`: one, and as many more as `MOST_SENT` characters hold."""
+    sizes = accumulate(len(frame.line) for frame in found.frames)
+    count = max(1, sum(size <= MOST_SENT for size in sizes))
+    left_out = len(found.frames) - count
+    return Slice(found.frames[:count], found.missed, found.next - left_out) if left_out > 0 else found
 
 
 def _text(found: Slice, runs: int) -> str:

@@ -82,9 +82,16 @@ class TimelineModel(Model):
     """The steps of which a timeline is kept."""
 
 
-def profile_of(view: JobView) -> Profile | None:
-    """The profile in the job's folder, if that is visible here."""
-    return profile_beside(JobFolder(view.folder).events_path) if view.folder else None
+class Trace(Model):
+    """A trace in Chrome's format, which ui.perfetto.dev opens."""
+
+    displayTimeUnit: str
+    traceEvents: list[JsonObject]
+
+
+def profile_in(folder: str) -> Profile | None:
+    """The profile in a job's folder, if there is one that is visible here. Reads a file."""
+    return profile_beside(JobFolder(folder).events_path) if folder else None
 
 
 def _telemetry(view: JobView, last: int) -> Telemetry:
@@ -117,8 +124,8 @@ def _checkpoints(view: JobView) -> Checkpoints:
     )
 
 
-def _profile(view: JobView) -> JsonObject:
-    found = profile_of(view)
+def _profile(folder: str) -> JsonObject:
+    found = profile_in(folder)
     if found is None:
         raise Problem(
             404,
@@ -128,14 +135,14 @@ def _profile(view: JobView) -> JsonObject:
     return named_floats(json.loads(found.to_json()))
 
 
-def step_of(view: JobView, step: int | None) -> StepTimeline:
+def step_of(view: JobView, folder: str, step: int | None) -> StepTimeline:
     """The timelines of a measured step.
 
     Raises:
         Problem: there is none, or not of this step.
     """
     kept = step is None or step in view.measured
-    found = measured_step(view, profile_of(view), step) if kept else None
+    found = measured_step(view, profile_in(folder), step) if kept else None
     if found is None:
         listed = ", ".join(map(str, sorted(view.measured)[-20:])) or "none yet"
         raise Problem(
@@ -146,8 +153,8 @@ def step_of(view: JobView, step: int | None) -> StepTimeline:
     return found
 
 
-def _timeline(view: JobView, step: int | None, source: str) -> TimelineModel:
-    found = step_of(view, step)
+def _timeline(view: JobView, folder: str, step: int | None, source: str) -> TimelineModel:
+    found = step_of(view, folder, step)
     timeline, step_s = found.measured, found.measured_s
     if source == "simulated":
         if found.predicted is None:
@@ -171,9 +178,9 @@ async def _timeline_answer(
     source: Source, step: int | None, picture: str, format: str
 ) -> TimelineModel | Response:
     if format == "perfetto":
-        trace = await source.read(lambda view: step_of(view, step).trace())
+        trace = await source.read(lambda view: step_of(view, source.folder(view), step).trace())
         return Response(trace, media_type="application/json")
-    return await source.read(lambda view: _timeline(view, step, picture))
+    return await source.read(lambda view: _timeline(view, source.folder(view), step, picture))
 
 
 @router.get("/jobs/{job}/telemetry", responses=ERRORS)
@@ -203,16 +210,16 @@ async def run_checkpoints(past: Past) -> Checkpoints:
 @router.get("/jobs/{job}/profile", responses=ERRORS)
 async def job_profile(live: Live) -> dict[str, Any]:
     """The profile that the job was planned with: docs/profile.md describes it."""
-    return await live.read(_profile)
+    return await live.read(lambda view: _profile(live.folder(view)))
 
 
 @router.get("/runs/{run}/profile", responses=ERRORS)
 async def run_profile(past: Past) -> dict[str, Any]:
     """The same of a past run."""
-    return await past.read(_profile)
+    return await past.read(lambda view: _profile(past.folder(view)))
 
 
-@router.get("/jobs/{job}/timeline", responses=ERRORS, response_model=TimelineModel)
+@router.get("/jobs/{job}/timeline", responses=ERRORS, response_model=TimelineModel | Trace)
 async def job_timeline(
     live: Live, step: Step = None, picture: Picture = "measured", format: Format = "json"
 ) -> Any:
@@ -220,7 +227,7 @@ async def job_timeline(
     return await _timeline_answer(live, step, picture, format)
 
 
-@router.get("/runs/{run}/timeline", responses=ERRORS, response_model=TimelineModel)
+@router.get("/runs/{run}/timeline", responses=ERRORS, response_model=TimelineModel | Trace)
 async def run_timeline(
     past: Past, step: Step = None, picture: Picture = "measured", format: Format = "json"
 ) -> Any:

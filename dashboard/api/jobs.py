@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
 from dashboard.api.models import Model, Summary
@@ -14,7 +14,7 @@ from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.submission import Submission
 from dashboard.jobs.submitted_spec import check_trust, spec_of, tables_of
 from dashboard.service.problems import Problem, documented
-from dashboard.service.services import From, Parts
+from dashboard.service.services import Parts
 from orchestrator.analysis.job_summary import job_summary
 from orchestrator.client.errors import JobError, NoSuchJob
 from orchestrator.history.job_view import JobView
@@ -98,7 +98,7 @@ async def list_jobs(parts: Parts) -> Jobs:
 async def submit_job(
     body: SubmitBody,
     parts: Parts,
-    caller: From,
+    request: Request,
     response: Response,
     wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait until it has begun.")] = 0.0,
 ) -> Submitted:
@@ -106,12 +106,13 @@ async def submit_job(
     tables = tables_of(body.toml) if body.toml is not None else body.spec or {}
     spec = spec_of(tables)
     if not parts.settings.trust_specs:
-        check_trust(spec, parts.settings.roots)
+        check_trust(spec, parts.settings.roots, (parts.settings.tokens, parts.settings.audit))
     if parts.submissions is None:
         parts.client  # noqa: B018  raises: there is no cluster
         raise AssertionError
+    request.state.about = spec.job.name
     try:
-        submission = await parts.submissions.submit(tables, spec, resume=body.resume, by=caller.name)
+        submission = await parts.submissions.submit(tables, spec, resume=body.resume)
     except JobError as error:
         raise Problem(409, str(error)) from None
     await parts.submissions.wait(submission, wait_s)
@@ -129,10 +130,10 @@ async def submit_job(
 @router.get("/jobs/{job}", responses=documented(401, 403, 404, 422))
 async def get_job(job: str, parts: Parts) -> Summary:
     """A job in a few numbers."""
+    submission = parts.submission(job)
     try:
         return summary_of(await parts.live.find(job))
     except NoSuchJob:
-        submission = parts.submissions.find(job) if parts.submissions is not None else None
         if submission is None:
             raise
         return _summary_of_submission(submission)
@@ -157,4 +158,10 @@ async def get_view(live: Live) -> Response:
 
 async def view_text(live: LiveSource) -> bytes:
     """The job's view as JSON."""
-    return await live.read(JobView.to_json)
+
+    def text(view: JobView) -> bytes:
+        lost = live.lost and view.outcome is None
+        shown = replace(view, trouble=view.trouble or live.trouble, state="lost" if lost else view.state)
+        return shown.to_json()
+
+    return await live.read(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -11,6 +12,9 @@ from fastapi import APIRouter, Response
 from dashboard.service.problems import documented
 from dashboard.service.services import Parts
 from orchestrator.telemetry.exposition import CONTENT_TYPE, exposition
+
+TOLD_S = 1_800.0
+"""How long an ended job is told of: longer than any rule looks back."""
 
 router = APIRouter(tags=["metrics"])
 
@@ -26,7 +30,7 @@ async def metrics(parts: Parts) -> Response:
     async with AsyncExitStack() as stack:
         views = []
         for job in parts.live.jobs():
-            if not job.gone or job.view.outcome is None:  # running, or lost
+            if job.view.outcome is None or time.time() - job.view.ended_s < TOLD_S:
                 view = await stack.enter_async_context(job.reading())
                 views.append(replace(view, trouble=view.trouble or job.trouble))
         text = await asyncio.to_thread(exposition, views)

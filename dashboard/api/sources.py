@@ -35,6 +35,10 @@ class Source(Protocol):
         """Whether it has no controller, though it may not have ended."""
         ...
 
+    def folder(self, view: JobView) -> str:
+        """Where its files are, seen from here; empty if that is not known."""
+        ...
+
     async def read(self, make: Callable[[JobView], T]) -> T:
         """`make(view)`, computed in another thread."""
         ...
@@ -55,6 +59,9 @@ class LiveSource:
     def lost(self) -> bool:
         return self.job.gone
 
+    def folder(self, view: JobView) -> str:
+        return view.folder
+
     async def read(self, make: Callable[[JobView], T]) -> T:
         async with self.job.reading() as view:
             return await asyncio.to_thread(make, view)
@@ -70,6 +77,9 @@ class PastSource:
         self._runs = runs
         self.run = run
         self.name = run.name
+
+    def folder(self, view: JobView) -> str:
+        return str(self.run.path)
 
     async def read(self, make: Callable[[JobView], T]) -> T:
         return await asyncio.to_thread(lambda: make(self._runs.view(self.run)))

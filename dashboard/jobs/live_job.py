@@ -120,14 +120,16 @@ class LiveJob:
             if number > frames.newest:
                 frames = Frames(number)  # the controller kept fewer
             fresh = [record for n, record in enumerate(page.records, number + 1) if n > total]
-            async with self._lock:
-                for record in fresh:
-                    view.take(record)
             for record in page.records:
                 number += 1
                 if number > frames.newest:
                     frames.append(frame_of(number, record))
             after = page.next
+            if self.view is view and fresh:
+                self._notify()  # streams do not wait for those who read the view
+            async with self._lock:
+                for record in fresh:
+                    view.take(record)
             if after >= total and (fresh or self.view is not view):
                 self.view, self.frames, self.trouble = view, frames, view.trouble
                 self._notify()

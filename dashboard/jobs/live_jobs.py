@@ -17,7 +17,9 @@ LOOK_S = 1.0
 """How often the cluster is asked for new jobs."""
 FIRST_VIEW_S = 10.0
 """How long a request waits for the first view of a new job."""
-KEPT_ENDED = 100
+ANSWER_S = 5.0
+"""Limit for the answer of a controller whose job had ended."""
+KEPT_ENDED = 20
 """Jobs that are shown after their controllers have gone."""
 
 
@@ -87,21 +89,24 @@ class LiveJobs:
     async def _look(self) -> None:
         assert self.client is not None
         async with self._looking:
-            for name in await self.client.jobs():
-                known = self._jobs.get(name)
-                if known is not None and not (known.gone and await self._began_again(known)):
-                    continue
-                job = LiveJob(name, self.client)
-                self._jobs[name] = job
-                job.start()
+            names = await self.client.jobs()
+            known = {name: self._jobs[name] for name in names if name in self._jobs}
+            ended = [job for job in known.values() if job.gone]
+            again = await asyncio.gather(*(self._began_again(job) for job in ended))
+            new = {job.name for job, begun in zip(ended, again, strict=True) if begun}
+            for name in names:
+                if name not in known or name in new:
+                    job = LiveJob(name, self.client)
+                    self._jobs[name] = job
+                    job.start()
             ended = [job for job in self._jobs.values() if job.gone]
             for job in sorted(ended, key=lambda job: job.view.ended_s)[:-KEPT_ENDED]:
                 del self._jobs[job.name]
 
     async def _began_again(self, known: LiveJob) -> bool:
-        """Whether a job that had ended has a controller that goes on with it: a lingering one has nothing new."""
+        """Whether a job that had ended has a controller that goes on with it: for a lingering one all is over."""
         assert self.client is not None
-        with suppress(JobError):
-            view = await self.client.view(known.name)
-            return (view.runs, view.started_s) != (known.view.runs, known.view.started_s)
+        with suppress(JobError, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                return not (await self.client.page(known.name, known.frames.newest)).over
         return False

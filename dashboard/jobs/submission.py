@@ -6,6 +6,8 @@ In a process of its own, because preparing a job imports Torch and the user's co
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from orchestrator.spec.job_spec import Spec
 
 START_S = 900.0
 """Limit for measuring, planning and starting."""
+END_S = 10.0
 KEPT = 50
 MOST_AT_ONCE = 4
 
@@ -30,7 +33,6 @@ class Submission:
 
     job: str
     folder: str
-    by: str
     done: bool = False
     error: str = ""
     """Why it was refused; empty: it was accepted, or is not decided yet."""
@@ -56,7 +58,7 @@ class Submissions:
         """Those that are not decided yet, and those refused."""
         return [each for each in self._known.values() if not each.done or each.error]
 
-    async def submit(self, tables: Mapping[str, Any], spec: Spec, *, resume: bool, by: str) -> Submission:
+    async def submit(self, tables: Mapping[str, Any], spec: Spec, *, resume: bool) -> Submission:
         """Begin to submit the job of `spec`, whose tables are `tables`.
 
         Raises:
@@ -70,7 +72,7 @@ class Submissions:
             raise JobError(
                 f"{len(busy)} jobs are being submitted ({', '.join(busy)}): wait until one has begun"
             )
-        submission = Submission(name, spec.job.folder, by)
+        submission = Submission(name, spec.job.folder)
         self._known.pop(name, None)
         self._known[name] = submission
         for old in list(self._known)[:-KEPT]:
@@ -99,7 +101,7 @@ class Submissions:
                 file = Path(folder) / "spec.toml"
                 file.write_text(tomli_w.dumps(_without_none(tables)), encoding="utf-8")
                 submission.error = await self._start(file, resume)
-        except OSError as error:
+        except Exception as error:  # whatever it is, nobody else would tell of it
             submission.error = f"it could not be started: {error}"
         finally:
             submission.done = True
@@ -113,6 +115,7 @@ class Submissions:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(START_S):
@@ -121,8 +124,14 @@ class Submissions:
             return f"it has not started within {START_S:g} s"
         finally:
             if process.returncode is None:
-                process.kill()
-                await process.wait()
+                # Its own processes, which measure the model, end with it.
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    async with asyncio.timeout(END_S):
+                        await process.wait()
+                except TimeoutError:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
         if process.returncode == 0:
             return ""
         lines = stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
@@ -134,4 +143,6 @@ def _without_none(value: Any) -> Any:
     """`value` with None as the string `null`, which specs read as none: TOML has no word for it."""
     if isinstance(value, Mapping):
         return {key: _without_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
     return "null" if value is None else value

@@ -43,7 +43,7 @@ def tables_of(toml: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise JobError(f"the spec is not TOML: {error}") from error
 
 
@@ -59,8 +59,9 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
         raise JobError(explain(error, Spec, source="the spec")) from error
 
 
-def check_trust(spec: Spec, roots: Sequence[Path]) -> None:
-    """Check that `spec` imports no code of its sender's choice and names no files outside `roots`.
+def check_trust(spec: Spec, roots: Sequence[Path], secrets: Sequence[Path] = ()) -> None:
+    """Check that `spec` imports no code of its sender's choice, and names no files outside `roots` and none of
+    `secrets`.
 
     Raises:
         JobError: it does.
@@ -77,15 +78,20 @@ def check_trust(spec: Spec, roots: Sequence[Path]) -> None:
                 " --trust-specs, or submit the job with `ray job submit`"
             )
         if key in FILES and text not in NO_FILES.get(key, ()):
-            _check_inside(key, text, roots)
+            _check_inside(key, text, roots, secrets)
 
 
-def _check_inside(key: str, text: str, roots: Sequence[Path]) -> None:
+def _check_inside(key: str, text: str, roots: Sequence[Path], secrets: Sequence[Path]) -> None:
     if key == "pipeline.schedule":
         _, colon, text = text.partition(":")
         if not colon:
             return
-    path = Path(text).expanduser().resolve()
+    try:
+        path = Path(text).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise JobError(f"{key} = {text!r} is no path: {error}") from error
+    if any(each.resolve().is_relative_to(path) for each in secrets):
+        raise JobError(f"{key} = {text!r} holds the service's own tokens: name another folder")
     if "://" in text or not any(path.is_relative_to(root.resolve()) for root in roots):
         allowed = ", ".join(map(str, roots)) or "no folder"
         raise JobError(

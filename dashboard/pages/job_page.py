@@ -85,10 +85,10 @@ async def _decisions(subject: Subject, caller: Caller) -> Response:
 @router.get("/jobs/{job}")
 async def job_page(job: JobName, parts: Parts, caller: From) -> Response:
     """A job of the cluster, or one that is being submitted or was refused."""
+    submission = parts.submission(job)
     try:
         subject = await job_subject(job, parts)
     except NoSuchJob:
-        submission = parts.submissions.find(job) if parts.submissions is not None else None
         if submission is None:
             raise
         return page("submission.html.j2", submission=submission, caller=caller)

@@ -34,6 +34,7 @@ async def log_in(
         answer = page("login.html.j2", next=_local(next), wrong=True, caller=None)
         answer.status_code = 401
         return answer
+    request.state.who = f"{role} from {request.client.host if request.client else 'unknown'}"
     answer = RedirectResponse(_local(next), 303)
     answer.set_cookie(
         COOKIE,

@@ -11,14 +11,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
+from dashboard.api.history import profile_in
 from dashboard.api.models import JobName, RunName
 from dashboard.api.sources import LiveSource, PastSource, Source
 from dashboard.pages.templating import page
 from dashboard.service.problems import TITLES, Problem, problem_of
 from dashboard.service.services import Parts
-from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.client.errors import JobError
-from orchestrator.events.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from planner.profile import Profile
 
@@ -45,7 +44,7 @@ class Shown:
 
     def profile(self) -> Profile | None:
         """The profile in its folder, if there is one that is visible here. Reads a file."""
-        return profile_beside(JobFolder(self.folder).events_path) if self.folder else None
+        return profile_in(self.folder)
 
     @property
     def api(self) -> str:
@@ -74,7 +73,7 @@ class Subject:
                     live=live,
                     lost=source.lost,
                     trouble=source.trouble,
-                    folder=str(source.run.path) if isinstance(source, PastSource) else view.folder,
+                    folder=source.folder(view),
                 )
             )
 

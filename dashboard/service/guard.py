@@ -5,12 +5,14 @@ No route can forget it. It also sets the security headers and writes the audit l
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Collection, Sequence
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
+from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,12 +21,18 @@ from dashboard.service.audit import Audit
 from dashboard.service.limits import RateLimit
 from dashboard.service.problems import Problem
 
+log = logging.getLogger(__name__)
+
 SAFE = ("GET", "HEAD", "OPTIONS")
 OPEN = ("/login", "/healthz")
 """Paths that need no login."""
 OPEN_FOLDER = "/static/"
-READERS_MAY_POST = ("/logout", "/plan/proposal", "/what-if")
+READERS_MAY_POST = ("/logout", "/plan/proposal")
 """Ends of paths whose POST changes no job."""
+SIMULATIONS = ("/plan/proposal", "/what-if")
+"""Ends of paths behind which a planner computes."""
+BODY_S = 30.0
+"""Limit for a body to arrive."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -58,6 +66,7 @@ class Guard:
         self._most_bytes = most_bytes
         self._logins = RateLimit(per_s=0.2, burst=10)
         self._controls = RateLimit(per_s=5.0, burst=30)
+        self._simulations = RateLimit(per_s=1.0, burst=10)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,10 +91,13 @@ class Guard:
             await send(message)
 
         why = ""
+        state = scope.setdefault("state", {})
         try:
             self._check(scope, headers, caller, host)
             if scope["method"] not in SAFE:
                 receive = await self._body(receive)
+            state["caller"] = caller
+            await self._app(scope, receive, answer)
         except Problem as problem:
             why = problem.detail
             audited = True
@@ -93,19 +105,27 @@ class Guard:
                 await RedirectResponse(f"/login?next={quote(_target(scope))}", 303)(scope, receive, answer)
             else:
                 await problem.response()(scope, receive, answer)
-        else:
-            scope.setdefault("state", {})["caller"] = caller
-            await self._app(scope, receive, answer)
-        if audited:
-            name = caller.name if caller is not None else f"nobody from {host}"
-            self._audit.write(
-                time_s=time.time(),
-                caller=name,
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                why=why,
-            )
+        except ClientDisconnect:
+            why, status = "the sender was gone before all of it had arrived", 0
+        except Exception as error:
+            # A route must not fail: this is a mistake of ours, or the cluster is gone. The service stays.
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            why, audited = f"{type(error).__name__}", True
+            if status == 0:
+                await _failed(error).response()(scope, receive, answer)
+        finally:
+            if audited:
+                name = caller.name if caller is not None else state.get("who", f"nobody from {host}")
+                self._audit.write(
+                    time_s=time.time(),
+                    caller=name,
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    about=state.get("about", ""),
+                    why=why,
+                    refused=caller is None and "who" not in state,
+                )
 
     def _caller(self, headers: Headers, host: str) -> Caller | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
@@ -139,6 +159,8 @@ class Guard:
             return
         if caller is None:
             raise Problem(401, "no valid token or session", WWW_Authenticate="Bearer")
+        if path.endswith(SIMULATIONS):
+            self._limit(self._simulations, host)
         if not safe and not path.endswith(READERS_MAY_POST):
             if caller.role != Role.CONTROL:
                 raise Problem(403, "the read token changes nothing")
@@ -153,24 +175,36 @@ class Guard:
         """Read a body, however it is sent, and return a `receive` that gives it again.
 
         Raises:
-            Problem: it is larger than the limit.
+            Problem: it is larger than the limit, or does not arrive.
+            ClientDisconnect: the sender has gone before all of it had arrived.
         """
         parts: list[bytes] = []
         more = True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                break
-            parts.append(message.get("body", b""))
-            more = message.get("more_body", False)
-            if sum(map(len, parts)) > self._most_bytes:
-                raise Problem(413, f"the body is larger than {self._most_bytes:,} bytes")
+        try:
+            async with asyncio.timeout(BODY_S):
+                while more:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ClientDisconnect
+                    parts.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+                    if sum(map(len, parts)) > self._most_bytes:
+                        raise Problem(413, f"the body is larger than {self._most_bytes:,} bytes")
+        except TimeoutError:
+            raise Problem(408, f"the body has not arrived within {BODY_S:g} s") from None
         body: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def again() -> Message:
             return body.pop() if body else await receive()
 
         return again
+
+
+def _failed(error: Exception) -> Problem:
+    """The answer to a request that a route could not serve."""
+    if type(error).__module__.startswith("ray"):
+        return Problem(503, "the cluster does not answer", Retry_After="5")
+    return Problem(500, "the service made a mistake; its log says which")
 
 
 def _name_of(host: str) -> str:

@@ -27,12 +27,14 @@ TITLES = {
     403: "Not allowed",
     404: "Not found",
     405: "Method not allowed",
+    408: "Too slow",
     409: "Refused",
     412: "The plan has changed",
     413: "Too large",
     415: "Unsupported media type",
     422: "Invalid input",
     429: "Too many requests",
+    500: "Our mistake",
     503: "No answer",
 }
 ACTIONS = {
@@ -41,12 +43,14 @@ ACTIONS = {
     403: "Use the control token.",
     404: "See GET /api/v1/jobs for what there is.",
     405: "See /openapi.json for the methods of this path.",
+    408: "Send it again.",
     409: "See the job's state, then ask again with another Idempotency-Key.",
     412: "Read the newer plan, then decide again.",
     413: "Send less.",
     415: "Send JSON, with `Content-Type: application/json`.",
     422: "Correct what the detail names.",
     429: "Wait as long as Retry-After says.",
+    500: "Report it, with the lines of the service's log.",
     503: "Ask again in a few seconds.",
 }
 

@@ -19,6 +19,7 @@ from orchestrator.client.errors import JobError
 from orchestrator.client.page_address import announce, withdraw
 
 CLOSE_S = 3
+STALLED_MS = 20_000
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -48,6 +49,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             log_level=logging.WARNING,
             access_log=False,
             server_header=False,
+            # Whoever forwards requests could say that they come from anywhere.
+            proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_S,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=str(settings.tls_key) if settings.tls_key is not None else None,
@@ -93,6 +96,8 @@ def _listen(settings: Settings) -> socket.socket:
         raise JobError(
             f"cannot listen on {host}:{settings.port}: {error.strerror or error}; choose another --port, or 0 for any"
         ) from error
+    # A connection whose peer takes nothing ends, with what was kept for it; connections inherit it.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
     listener.listen(512)
     return listener
 

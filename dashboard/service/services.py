@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
-from dashboard.jobs.submission import Submissions
+from dashboard.jobs.submission import Submission, Submissions
 from dashboard.service.access import Access, Caller
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
@@ -29,6 +29,12 @@ class Services:
     """None without a cluster."""
     closing: asyncio.Event
     """Set when the service ends: streams end then."""
+
+    def submission(self, job: str) -> Submission | None:
+        """The submission of `job` if it is not decided or was refused. Asked before the job is looked for: one that is
+        not found after its submission was accepted is gone."""
+        found = self.submissions.find(job) if self.submissions is not None else None
+        return found if found is not None and (not found.done or found.error) else None
 
     @property
     def client(self) -> JobClient:

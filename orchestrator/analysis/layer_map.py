@@ -177,7 +177,6 @@ def _copies(plan: Plan, layer: int) -> tuple[int, ...]:
 
 
 def _nodes(view: JobView, ranks: dict[int, RankBox]) -> tuple[NodeBox, ...]:
-    noticed = {notice.node for notice in view.ranks.noticed}
     homes: dict[str, list[RankBox]] = {}
     for number, box in sorted(ranks.items()):
         homes.setdefault(view.ranks.nodes.get(number, ""), []).append(box)
@@ -185,7 +184,7 @@ def _nodes(view: JobView, ranks: dict[int, RankBox]) -> tuple[NodeBox, ...]:
         NodeBox(
             id=node,
             host=next((view.ranks.hosts[box.rank] for box in boxes if box.rank in view.ranks.hosts), ""),
-            leaving=node in noticed,
+            leaving=any(box.rank in view.ranks.going for box in boxes),
             ranks=tuple(boxes),
         )
         for node, boxes in homes.items()

@@ -25,11 +25,23 @@ class Dashboard:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._process: subprocess.Popen[str] | None = None
+        self._tried = False
 
     def observe(self, record: events.Record) -> None:
-        """Start it, if this is the first step."""
-        if self._process is None and isinstance(record.event, StepReport):
-            self._start()
+        """Start it with the first step, end it with the job."""
+        match record.event:
+            case StepReport() if self._process is None and not self._tried:
+                self._tried = True
+                try:
+                    self._start()
+                except OSError as error:  # the job goes on without it
+                    self._say(f"the dashboard could not be started: {error}")
+            case events.Finished() | events.Failed() if self._process is not None:
+                # Before the cluster ends, of which it takes its leave.
+                assert self._process.stdin is not None
+                self._process.stdin.close()
+            case _:
+                pass
 
     def close(self) -> None:
         """End it."""

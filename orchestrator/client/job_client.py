@@ -95,7 +95,8 @@ class JobClient:
         """
         try:
             controller = await self._controller(job)
-            return JobView.from_json(await ask(job, controller, "view", timeout_s=timeout_s))
+            text: bytes = await ask(job, controller, "view", timeout_s=timeout_s)
+            return await asyncio.to_thread(JobView.from_json, text)
         except (NoSuchJob, NoController):
             if folder is None:
                 raise

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from typing import TYPE_CHECKING
 
+from orchestrator.client.blocking import finish
 from orchestrator.client.job_package import JobPackage
 from workers.protocol import JobError
 
@@ -84,7 +85,8 @@ class RayCluster:
         import aiohttp
 
         try:
-            return asyncio.run(self._follow(id, show))
+            # In a thread of its own, so that no library between here and the socket can swallow an interrupt.
+            return finish(self._follow(id, show))
         except (RuntimeError, OSError, aiohttp.ClientError) as error:
             raise JobError(
                 f"lost {self.address} while following {id} ({error}): the job goes on; see `ray job logs {id}"

@@ -211,6 +211,12 @@ def _check_elastic(elastic: ElasticConfig) -> None:
 
 def _check_logging(spec: Spec) -> None:
     logging, folder = spec.logging, spec.job.folder
+    output = urlsplit(folder if "://" in folder else "")
+    if output.username or output.password:
+        raise JobError(
+            "job.output holds a user name or a password, which would be kept in the job's log: give it to the job's"
+            " processes in the environment variables of that storage"
+        )
     for key in ("mlflow", "otel"):
         address = urlsplit(getattr(logging, key) or "")
         if address.username or address.password:

@@ -15,9 +15,12 @@ import synthetic_run
 import uvicorn
 from fastapi import FastAPI
 
+from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
 from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
+from orchestrator.client.errors import NoSuchJob
+from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Record
 
 
@@ -65,6 +68,29 @@ def audited(settings: Settings) -> list[dict[str, object]]:
     if not settings.audit.exists():
         return []
     return [json.loads(line) for line in settings.audit.read_text().splitlines()]
+
+
+def live_job(name: str = "gpt") -> LiveJob:
+    """A job as the service holds it while it trains, made up."""
+    job = LiveJob(name, JobClient())
+    for number, record in enumerate(synthetic_run.freezing_records()[:-1], 1):
+        job.view.take(record)
+        job.frames.append(frame_of(number, record))
+    job.ready.set()
+    return job
+
+
+def show(app: FastAPI, job: LiveJob) -> None:
+    """Have the service `app` show `job`, in place of those of a cluster."""
+    live = app.state.services.live
+
+    async def find(name: str) -> LiveJob:
+        if name != job.name:
+            raise NoSuchJob(f"there is no job {name!r}")
+        return job
+
+    live.find = find
+    live.jobs = lambda: [job]
 
 
 @contextmanager

@@ -179,6 +179,54 @@ def test_logins_and_controls_are_limited(settings: Settings, app: FastAPI) -> No
     assert {answer.status_code for answer in answers} == {409, 429}
 
 
+def test_mistakes_are_answered_and_audited(
+    settings: Settings, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(job: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app.state.services.live, "find", fails)
+    answer = ask(app, "GET", "/api/v1/jobs/gpt", headers=bearer(token(settings)))
+    assert answer.status_code == 500
+    assert "the service made a mistake" in answer.json()["detail"]
+    assert (audited(settings)[-1]["status"], audited(settings)[-1]["why"]) == (500, "ZeroDivisionError")
+    assert answer.headers["content-security-policy"] == POLICY
+
+
+def test_a_body_that_is_cut_off_controls_nothing(settings: Settings, app: FastAPI) -> None:
+    """The sender is gone after half of the body."""
+    sent: list[object] = []
+    messages = [
+        {"type": "http.request", "body": b'{"abort"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, object]:
+        return messages.pop(0)
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token(settings)}".encode())]
+    scope = {"type": "http", "method": "POST", "path": CANCEL, "headers": headers, "client": ("127.0.0.1", 1)}
+    asyncio.run(app(scope, receive, send))  # pyright: ignore[reportArgumentType]
+    assert sent == []
+    assert audited(settings)[-1]["why"] == "the sender was gone before all of it had arrived"
+
+
+def test_strangers_cannot_flood_the_audit_log(settings: Settings, app: FastAPI) -> None:
+    before = settings.audit.stat().st_size
+    for _ in range(150):
+        ask(app, "GET", RUNS, host="x" * 20_000)
+    assert settings.audit.stat().st_size - before < 130 * 1_000
+
+
+def test_simulations_are_limited(settings: Settings, app: FastAPI) -> None:
+    reader = bearer(token(settings, Role.READ))
+    answers = [ask(app, "POST", "/api/v1/jobs/gpt/plan/proposal", headers=reader) for _ in range(12)]
+    assert [answer.status_code for answer in answers] == [409] * 10 + [429] * 2
+
+
 def test_every_answer_has_the_security_headers(settings: Settings, app: FastAPI) -> None:
     for path in ("/login", "/healthz", RUNS, "/nowhere"):
         answer = ask(app, "GET", path)

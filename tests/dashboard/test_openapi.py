@@ -16,9 +16,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from serving import served, settings_in, token
+from serving import listening, live_job, settings_in, show, token
 
 import dashboard.service.guard
+from dashboard.service.app import create_app
 from dashboard.service.limits import RateLimit
 from dashboard.service.settings import Settings
 
@@ -50,10 +51,12 @@ def statuses() -> Iterator[Counter[int]]:
 
 @pytest.fixture(scope="module")
 def document(settings: Settings, headers: dict[str, str]) -> Iterator[Any]:
-    """The document of a service of past runs, on a socket."""
+    """The document of a service of past runs and one live job, which has no controller, on a socket."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dashboard.service.guard, "RateLimit", lambda per_s, burst: RateLimit(1e6, 10**9))
-        with served(settings) as address:
+        app = create_app(settings)
+        show(app, live_job())
+        with listening(app) as address:
             yield schemathesis.openapi.from_url(f"{address}/openapi.json", headers=headers)
 
 

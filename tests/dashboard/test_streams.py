@@ -15,13 +15,12 @@ import httpx
 import pytest
 import synthetic_run
 import uvicorn
-from serving import settings_in, token
+from serving import settings_in, show, token
 
 import dashboard.api.events
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
-from orchestrator.client.errors import NoSuchJob
 from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Record
 
@@ -53,14 +52,7 @@ def settings(tmp_path: Path) -> Settings:
 async def serving(settings: Settings, job: Made) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
     """A service that shows `job`; yields a client and its port."""
     app = create_app(settings)
-    live = app.state.services.live
-
-    async def find(name: str) -> LiveJob:
-        if name != job.name:
-            raise NoSuchJob(name)
-        return job
-
-    live.find = find
+    show(app, job)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve())
     while not server.started:

@@ -82,6 +82,19 @@ def test_what_is_not_trusted_is_named(
         check_trust(spec(**sections), (tmp_path,))
 
 
+def test_the_services_own_files_are_not_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokens = tmp_path / "home" / "tokens.json"
+    for path in ("home/tokens.json", "home", "."):
+        with pytest.raises(JobError, match="holds the service's own tokens"):
+            check_trust(spec(data={"source": "text", "path": path}), (tmp_path,), (tokens,))
+    for path in ("a\0b", "~nobody-has-this-name/x"):
+        with pytest.raises(JobError, match="is no path"):
+            check_trust(spec(data={"source": "text", "path": path}), (tmp_path,))
+    with pytest.raises(JobError, match="not TOML"):
+        tables_of("a=" + "[" * 5000)
+
+
 def test_an_ordinary_spec_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sections: dict[str, Any] = {

@@ -4,6 +4,7 @@
 
 (() => {
   const RETRY_MS = 1000;
+  const RESUME_MS = 5000;
   let lost = false; // the stream
   const sections = [...document.querySelectorAll("section[data-from]")].map((element) => ({
     element,
@@ -148,10 +149,12 @@
       const kind = /"kind": ?"(\w+)"/.exec(event.data)?.[1];
       sections.filter((section) => section.kinds.has(kind)).forEach(makeOld);
     });
-    for (const kind of ["missed", "start", "view"]) stream.addEventListener(kind, () => sections.forEach(makeOld));
+    for (const kind of ["missed", "start"]) stream.addEventListener(kind, () => sections.forEach(makeOld));
     stream.addEventListener("end", () => {
       stream.close();
       sections.forEach(makeOld);
+      // Someone may resume it.
+      setTimeout(follow, RESUME_MS, address);
     });
   }
 

@@ -341,7 +341,7 @@ def test_an_abandoned_job_is_told_of_and_cleared_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A controller that is silent for long counts as gone, which a slow machine must not cause.
-    monkeypatch.setattr("orchestrator.cli.jobs.ANSWER_S", 60.0)
+    monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 60.0)
     errors: list[Exception | None] = []
     log = Log()
     endless = job(tmp_path, "orphan", job={"steps": 100_000}, pipeline=ONE)

@@ -41,7 +41,8 @@ ORDER = order_of(
 
 
 def submitted(epoch: int, *, takeover: bool = False) -> events.Submitted:
-    return events.Submitted(job="j", epoch=epoch, spec={}, resume=False, takeover=takeover)
+    freeze = {"method": "timelyfreeze", "warm_up": 5, "monitoring": 9, "ramp": 10}
+    return events.Submitted(job="j", epoch=epoch, spec={"freeze": freeze}, resume=False, takeover=takeover)
 
 
 def started(rank: int) -> events.RankStarted:
