@@ -71,9 +71,10 @@ def audited(settings: Settings) -> list[dict[str, object]]:
 
 
 def live_job(name: str = "gpt") -> LiveJob:
-    """A job as the service holds it while it trains, made up."""
+    """A job as the service holds it, made up: it has just ended, so that no reader waits for more."""
     job = LiveJob(name, JobClient())
-    for number, record in enumerate(synthetic_run.freezing_records()[:-1], 1):
+    job.gone = True
+    for number, record in enumerate(synthetic_run.freezing_records(), 1):
         job.view.take(record)
         job.frames.append(frame_of(number, record))
     job.ready.set()
