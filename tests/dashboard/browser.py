@@ -129,6 +129,7 @@ def browser(address: str, profile: Path) -> Iterator[Browser]:
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     try:
         driver.set_script_timeout(60)
+        driver.implicitly_wait(10)  # a click may return before the next page is there
         yield Browser(driver, address)
     finally:
         driver.quit()

@@ -87,4 +87,4 @@ def test_the_first_thing_that_the_tab_key_reaches_leads_to_the_content(window: B
     window.press("input[value=gpt]")
     window.press("input[value=frozen]")
     window.press("main form button")
-    assert window.text("h1") == "Compared"
+    window.until("return document.querySelector('h1')?.textContent === 'Compared'")

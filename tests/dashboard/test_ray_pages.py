@@ -118,11 +118,11 @@ def test_a_live_job_is_watched_paused_moved_and_drained(window: Browser) -> None
     window.driver.find_element(By.ID, "move-layers").send_keys(layer)
     window.driver.find_element(By.ID, "move-rank").send_keys("0")
     window.press("form[action$='controls/move'] button")
-    assert f"Layers {layer} move to pipeline rank 0" in window.text(".ask")
+    wait_for(lambda: f"Layers {layer} move to pipeline rank 0" in window.text(".ask"), "the question")
     assert window.violations() == []
     window.shoot("live-ask")
     window.press(".ask button")
-    wait_for(lambda: layer in layers_on(window)["rank 0"], "the layer at rank 0")
+    wait_for(lambda: layer in layers_on(window).get("rank 0", ()), "the layer at rank 0")
     assert layers_on(window)["rank 1"] == before["rank 1"][1:]
     wait_for(lambda: "done move" in window.text("#commands"), "the outcome of the move")
     window.shoot("live-job")
@@ -138,7 +138,7 @@ def test_a_live_job_is_watched_paused_moved_and_drained(window: Browser) -> None
     window.shoot("live-cluster")
     assert window.violations() == []
     window.press(".node .button.danger")
-    assert "The job leaves" in window.text(".ask")
+    wait_for(lambda: "The job leaves" in window.text(".ask"), "the question")
     window.press(".ask button")
     node = wait_for(lambda: window.text("#map .node.leaving .id"), "a node that is leaving")
     window.shoot("live-draining")
