@@ -66,6 +66,10 @@ class Hosts(Protocol):
         """Return for how many more ranks the cluster has room now, on other nodes than `without`."""
         ...
 
+    def placed_on(self, node: str) -> frozenset[int]:
+        """Return the ranks that this controller has given room on `node`: they start there, or are up."""
+        ...
+
     def started(self, rank: int) -> None:
         """Record that the rank is up: its node is usable again."""
         ...

@@ -131,6 +131,9 @@ class RayHosts:
         nodes = [node for node in await self._nodes() if node.id not in without]
         return sum(fits(node.available, self._setup.per_rank) for node in nodes)
 
+    def placed_on(self, node: str) -> frozenset[int]:
+        return frozenset(rank for rank, where in self._placed.items() if where == node)
+
     def started(self, rank: int) -> None:
         if rank in self._placed:
             self._backoff.started(self._placed[rank])

@@ -123,7 +123,7 @@ class Reshaping:
                     None,
                     event.ranks,
                 ) and spares in (None, event.spares):
-                    stimulus = Scale(event, command.id)
+                    stimulus = Scale(event, command.id, resizes=ranks is not None)
                 case "drain", {"node": str(node)}, Noticed(source="request") if (
                     event.node.startswith(node) or event.host == node
                 ):
@@ -169,12 +169,13 @@ class Reshaping:
         plan = job.progress.plan
         event = scaled(ranks, spares, has, layers=plan.layers[-1][1])
         members = len(job.membership.members)
-        if event.places != members:
+        resizes = ranks is not None
+        if resizes and event.places != members:
             await asyncio.to_thread(check_plan, job, self._setup.replanner, event.places)
         self._training()
-        await self._loop.post_and_wait(Scale(event, id))
+        await self._loop.post_and_wait(Scale(event, id, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
-        if event.places == members:
+        if not resizes or event.places == members:
             return f"{keeps} from now on"
         how = "at a commit" if event.places < members else "as soon as the others are up"
         return f"goes from {counted(members, 'rank')} to {event.places} {how}, and {keeps}"
@@ -185,11 +186,12 @@ class Reshaping:
         nodes = await asyncio.to_thread(self._nodes)
         homes = dict(self._runtime.homes)
         node = choose_node(name, homes, nodes)
-        ranks = frozenset(rank for rank, home in homes.items() if home.node == node)
+        up = [rank for rank, home in homes.items() if home.node == node]
         has, job = await self._capacity(without=node), self._live()
+        ranks = frozenset(up) | (self._hosts.placed_on(node) & job.membership.starting)
         await asyncio.to_thread(check_refuge, ranks, job, self._setup.replanner, has, node)
         self._live()
-        host = homes[min(ranks)].host
+        host = homes[min(up)].host
         await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))
         told = f"{named('rank', sorted(ranks))} {'leaves' if len(ranks) == 1 else 'leave'} node {node[:12]} ({host})"
         return f"{told} at the next commit; the job starts no rank there for {deadline_s:g} s"
@@ -202,6 +204,7 @@ class Reshaping:
             elastic=self._setup.config.elastic,
             replicas=self._order.plan.replicas,
             size=size_of(self._order, job),
+            members=len(frozenset(there.members) & there.alive - there.going),
             up=len(there.alive - there.going) + len(there.starting),
             room=room,
         )

@@ -24,6 +24,8 @@ class Capacity:
     replicas: int
     size: Size
     """As requested so far."""
+    members: int
+    """Ranks of the job that have a place and do not drain."""
     up: int
     """Ranks of the job that are up or starting and do not drain."""
     room: int
@@ -39,6 +41,8 @@ def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int)
     if ranks is None and spares is None:
         raise JobError("scale to what? Give a number of ranks, of spares, or both")
     replicas, elastic = has.replicas, has.elastic
+    # If only the spares change, places without a rank need no room.
+    resizes = ranks is not None
     ranks = has.size.places // replicas if ranks is None else ranks
     spares = has.size.spares if spares is None else spares
     if ranks < 1:
@@ -60,8 +64,8 @@ def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int)
             'elastic.redundancy = "none" ends the job with the first rank that is lost: spares would be of no use'
         )
     event = Scaled(ranks=ranks, spares=spares, places=ranks * replicas)
-    before = has.size.places + has.size.spares
-    wanted = event.places + event.spares
+    before = (has.size.places if resizes else has.members) + has.size.spares
+    wanted = (event.places if resizes else has.members) + event.spares
     if wanted > max(before, has.up + has.room):
         raise JobError(
             f"no room: {counted(wanted, 'rank')} would be needed, the job has {has.up}, and the cluster has room for"
@@ -115,6 +119,8 @@ def choose_node(name: str, homes: Mapping[int, Home], cluster: Sequence[Node]) -
 def check_refuge(ranks: frozenset[int], job: Job, replanner: Replanner, has: Capacity, node: str) -> None:
     """Check that the job can train without `ranks`, on the ranks that are left and those that have room elsewhere.
 
+    Ranks start elsewhere only once the others have left: with `elastic.wait_s` = 0 the job would end before.
+
     Args:
         has: its `room` is without the node of `ranks`.
 
@@ -122,12 +128,16 @@ def check_refuge(ranks: frozenset[int], job: Job, replanner: Replanner, has: Cap
         JobError: it cannot; says why.
     """
     staying = job.membership.alive - job.membership.going - ranks
-    left = len(staying) + has.room
+    waits = has.elastic.wait_s > 0
+    left = len(staying) + (has.room if waits else 0)
+    way_out = (
+        "Add a node first" if waits else "elastic.wait_s = 0 waits for no others: scale to more spares first"
+    )
     least = max(1, has.elastic.min_ranks)
     if left < least:
         raise JobError(
             f"nowhere to go: without node {node[:12]} the job has {counted(len(staying), 'rank')}, the cluster has room"
-            f" for {has.room} elsewhere, and the job needs {least}. Add a node first"
+            f" for {has.room} elsewhere, and the job needs {least}. {way_out}"
         )
     count = min(left, has.size.places)
     domains = [job.membership.nodes.get(rank, "") for rank in sorted(staying)][:count]
@@ -135,4 +145,4 @@ def check_refuge(ranks: frozenset[int], job: Job, replanner: Replanner, has: Cap
     try:
         replanner.plan_for(count, epoch=0, version=0, reason="", domains=domains)
     except PlanError as error:
-        raise JobError(f"nowhere to go: {error}. Add a node first") from error
+        raise JobError(f"nowhere to go: {error}. {way_out}") from error

@@ -44,8 +44,9 @@ def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
     """A rank without a place failed, or did not start: nothing depends on it."""
     job = regroup.without(state.job, stimulus.rank)
     job, commands = regroup.consider(order, job) if isinstance(state, Training) else (job, ())
+    job, drained = regroup.drained(job)
     lost = (regroup.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})))
-    return replace(state, job=job), (*lost, *commands)
+    return replace(state, job=job), (*lost, *commands, *drained)
 
 
 def lost_regrouping(

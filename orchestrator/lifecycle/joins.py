@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import regroup, scaling, startup
-from orchestrator.lifecycle.commands import Ask, Log, Recruit
+from orchestrator.lifecycle.commands import Ask, Command, Log, Recruit
 from orchestrator.lifecycle.regroup import Step
 from orchestrator.lifecycle.states import Live, Order, Stopping, Training, Waiting
 from orchestrator.lifecycle.stimuli import Going, Ready, Room, Weighed
@@ -100,9 +100,8 @@ def leaving(order: Order, state: Live, stimulus: Going) -> Step:
         left_s=stimulus.left_s,
     )
     job = replace(job, membership=replace(job.membership, going=job.membership.going | ranks))
-    state = replace(state, job=job)
-    if not ranks or not isinstance(state, Training | Stopping):
-        return state, (Log(notice),)
-    job, commands = regroup.send_off(order, job)
+    commands: tuple[Command, ...] = ()
+    if ranks and isinstance(state, Training | Stopping):
+        job, commands = regroup.send_off(order, job)
     job, drained = regroup.drained(job)
     return replace(state, job=job), (Log(notice), *commands, *drained)

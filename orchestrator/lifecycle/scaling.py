@@ -26,19 +26,21 @@ def size_of(order: Order, job: Job) -> Size:
 
 def begin(order: Order, job: Job, stimulus: Scale) -> Scaling:
     """Log the request; the job pursues it from now on."""
-    event, before = stimulus.event, job.intents.scaling
+    event, before = stimulus.event, job.intents.scaling if stimulus.resizes else None
     commands: list[Command] = []
     if before:
         commands.append(answer(job, before, False, "another scale took its place"))
     commands.append(Log(event))
     size = Size(places=event.places, spares=event.spares)
     job = replace(job, membership=replace(job.membership, size=size))
-    if len(job.membership.members) != size.places:
+    if stimulus.resizes and len(job.membership.members) != size.places:
         return replace(job, intents=replace(job.intents, scaling=stimulus.id)), tuple(commands)
     if stimulus.id:
         said = f"keeps {counted(size.spares, 'spare rank')} from now on"
         commands.append(answer(job, stimulus.id, True, said))
-    return replace(job, intents=replace(job.intents, scaling=None)), tuple(commands)
+    if stimulus.resizes:
+        job = replace(job, intents=replace(job.intents, scaling=None))
+    return job, tuple(commands)
 
 
 def pursue(job: Job, size: Size) -> Scaling:

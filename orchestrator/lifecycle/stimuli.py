@@ -203,6 +203,8 @@ class Scale:
     event: Scaled
     id: str = ""
     """Of the command."""
+    resizes: bool = True
+    """Whether a number of ranks was requested; False: only the spares change."""
 
 
 @dataclass(frozen=True)

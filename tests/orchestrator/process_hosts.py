@@ -126,6 +126,9 @@ class ProcessHosts:
     async def room(self, without: Collection[str] = ()) -> int:
         return self.most - len(self._reserved)
 
+    def placed_on(self, node: str) -> frozenset[int]:
+        return frozenset(rank for rank in self._reserved if self._node_of(rank) == node)
+
     def started(self, rank: int) -> None:
         return
 

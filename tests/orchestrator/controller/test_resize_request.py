@@ -20,7 +20,7 @@ from workers.actor import Home
 from workers.config import ElasticConfig
 from workers.protocol import JobError
 
-HAS = Capacity(elastic=ElasticConfig(), replicas=1, size=Size(places=3, spares=0), up=3, room=2)
+HAS = Capacity(elastic=ElasticConfig(), replicas=1, size=Size(places=3, spares=0), members=3, up=3, room=2)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,8 @@ HAS = Capacity(elastic=ElasticConfig(), replicas=1, size=Size(places=3, spares=0
         ),
         # A job that lacks ranks may still be told to have fewer than it was to have.
         (4, None, replace(HAS, size=Size(places=5, spares=0), room=0), Scaled(ranks=4, spares=0, places=4)),
+        # Its spares need room, the ranks that it lacks do not.
+        (None, 1, replace(HAS, members=2, up=2, room=1), Scaled(ranks=3, spares=1, places=3)),
     ],
 )
 def test_a_size_that_can_be(ranks: int | None, spares: int | None, has: Capacity, size: Scaled) -> None:
@@ -54,6 +56,7 @@ def test_a_size_that_can_be(ranks: int | None, spares: int | None, has: Capacity
         (10, None, HAS, "the model has 9 layers: each rank needs at least one, so ask for 9 at most"),
         (6, None, HAS, "6 ranks would be needed, the job has 3, and the cluster has room for 2 more"),
         (None, 3, HAS, "6 ranks would be needed"),
+        (None, 2, replace(HAS, members=2, up=2, room=1), "4 ranks would be needed, the job has 2"),
         (1, None, replace(HAS, elastic=ElasticConfig(min_ranks=2)), "fewer than elastic.min_ranks = 2"),
         (2, 1, replace(HAS, elastic=ElasticConfig(redundancy="none")), "spares would be of no use"),
     ],
@@ -138,6 +141,15 @@ def test_a_node_is_left_only_if_there_is_somewhere_to_go(tmp_path: Path) -> None
     stiff = replace(has, elastic=ElasticConfig(min_ranks=3))
     with pytest.raises(JobError, match=r"the job needs 3\. Add a node first"):
         check_refuge(frozenset({0, 1}), job, replanner, stiff, "n0")
+    # Ranks start elsewhere only once those of the node have left, and such a job waits for none.
+    hasty = replace(has, elastic=ElasticConfig(min_ranks=3, wait_s=0), room=2)
+    with pytest.raises(
+        JobError, match=r"needs 3\. elastic\.wait_s = 0 waits for no others: scale to more spares"
+    ):
+        check_refuge(frozenset({0, 1}), job, replanner, hasty, "n0")
+    with pytest.raises(JobError, match=r"the job needs 1\. elastic\.wait_s = 0"):
+        check_refuge(every, job, replanner, replace(hasty, elastic=ElasticConfig(wait_s=0)), "n0")
+    check_refuge(frozenset({3}), job, replanner, hasty, "n1")
     job, replanner = begun(tmp_path, 60_000_000)
     with pytest.raises(JobError, match=r"nowhere to go: no plan for 2 ranks: .*bytes.*Add a node first"):
         check_refuge(frozenset({0, 1}), job, replanner, has, "n0")

@@ -12,13 +12,14 @@ from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Ask, Dismiss, LogRegroup, Recruit, Weigh
 from orchestrator.lifecycle.migration import Move, with_layers
-from orchestrator.lifecycle.states import Size, Training
+from orchestrator.lifecycle.states import Size, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
     Asked,
     Departed,
     Going,
     Migrate,
     Positioned,
+    RankLost,
     Reclaimed,
     Reported,
     Room,
@@ -160,6 +161,62 @@ def test_a_drain_of_idle_ranks_is_done_at_once() -> None:
     job.take(Going(frozenset({3}), "request", 30.0, "node3", "10.0.0.3", id="d"))
     assert answers(job)["d"][0]
     assert job.effects[-1] == Dismiss(frozenset({3}))
+
+
+GONE = (True, "node node3 has no rank of the job any more")
+
+
+def drain_of(rank: int) -> Going:
+    return Going(frozenset({rank}), "request", 30.0, "node3", "10.0.0.3", id="d")
+
+
+def test_a_drain_whose_ranks_are_gone_already_is_done_at_once() -> None:
+    job = train(Job(QUIET)).take(drain_of(3))
+    assert answers(job) == {"d": GONE}
+    assert job.has.intents.leaving == ()
+
+
+def test_a_drain_is_done_when_its_last_rank_dies_by_itself() -> None:
+    job = train(Job(order_of(3, elastic=ElasticConfig(wait_s=60, min_ranks=3)))).take(DEAD)
+    job.take(*(Positioned(position(rank, 0, (0, 1, 2)), 1) for rank in (0, 2)), drain_of(2))
+    assert isinstance(job.state, Waiting)
+    assert answers(job) == {}
+    job.take(RankLost(2, "its process died", dead=True))
+    assert answers(job) == {"d": GONE}
+
+
+def test_a_drained_rank_that_is_starting_ends_at_once() -> None:
+    job = train(Job(replace(QUIET, elastic=ElasticConfig(spares=1, grow=False)))).take(Room(1), drain_of(3))
+    assert job.effects[-1] == Dismiss(frozenset({3}))
+    assert answers(job) == {"d": GONE}
+    job.take(ready(3))
+    assert 3 not in job.has.membership.alive
+    # Its place as a spare is free for another.
+    job.take(Room(1))
+    assert job.effects[-1] == Recruit((4,))
+
+
+def lacking_one() -> Job:
+    """A job that trains on two of its three ranks, and does not grow."""
+    job = train(Job(QUIET)).take(DEAD)
+    job.take(*(Positioned(position(rank, 0, (0, 1, 2)), 1) for rank in (0, 2)))
+    return recovered(job, plan_of(2, version=2), (0, 2))
+
+
+def test_other_spares_bring_no_missing_rank_back() -> None:
+    job = lacking_one().take(replace(scale(3, spares=1), resizes=False))
+    assert answers(job) == {"s": (True, "keeps 1 spare rank from now on")}
+    assert job.has.membership.size == Size(places=3, spares=1)
+    job.take(Room(2), ready(3))
+    assert [effect for effect in job.effects if isinstance(effect, Recruit)] == [Recruit((3,))]
+    assert job.has.membership.idle == {3}
+    assert Ask(Request.REGROUP, 0) not in job.effects
+
+
+def test_other_spares_leave_a_scale_under_way_as_it_is() -> None:
+    job = train(Job(QUIET)).take(scale(4, id="1"), replace(scale(4, spares=1, id="2"), resizes=False))
+    assert answers(job) == {"2": (True, "keeps 1 spare rank from now on")}
+    assert job.has.intents.scaling == "1"
 
 
 def test_a_stop_outruns_a_scale() -> None:
