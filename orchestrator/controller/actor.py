@@ -311,7 +311,8 @@ class Controller:
                 self._reshaping.check_base(entry.command)
                 raise JobError(entry.answer.text)
             return entry.answer.text if entry.answer is not None else f"{name} was asked for already"
-        if self._over:
+        # The log may have the job's end long before the controller is done: what it passes on takes time.
+        if self._over or self._view.outcome is not None:
             raise JobError(f"job {self._order.job!r} has ended: it takes no commands")
         command = events.Commanded(id=id, name=name, arguments=arguments, by=by)
         self._record(command)
@@ -401,7 +402,7 @@ class Controller:
                 self._loop.post(ResumeAsked())
             case _ if self._reshaping.again(entry.command, self._view.recap()):
                 pass
-            case _ if self._freezing.again(entry.command):
+            case _ if self._freezing.again(entry):
                 pass
             case name:
                 self._answer(

@@ -15,6 +15,7 @@ from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.freeze_request import Running, Solve, Wanted, decided, described, plan_of
 from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
 from orchestrator.events.types import Commanded, Event, FreezeChanged, FreezeSolved
+from orchestrator.history.command_table import Entry, follows
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Live, Order, Training
 from orchestrator.lifecycle.stimuli import FreezeAsked
@@ -111,11 +112,11 @@ class FreezeControl:
             await self._loop.post_and_wait(FreezeAsked(change, solution))
         return described(wanted.control)
 
-    def again(self, command: Commanded) -> bool:
-        """Whether a `command` of the previous controller needs no answer yet: its plan is logged, and goes out to the
-        ranks again."""
+    def again(self, entry: Entry) -> bool:
+        """Whether a command of the previous controller needs no answer yet: the plan that it asked for is logged, and
+        goes out to the ranks again."""
         proposed: FreezePlan | None = self._view().freeze.proposed
-        return command.name == "freeze" and proposed is not None and proposed.control is not None
+        return entry.command.name == "freeze" and proposed is not None and follows(proposed, entry)
 
     def _running(self) -> Running:
         state = self._loop.state

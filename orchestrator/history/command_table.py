@@ -107,7 +107,7 @@ class CommandTable:
                         )
             case FreezeStarted(plan=plan):
                 asked = [entry for entry in pending if entry.command.name == "freeze"]
-                answered = [number for number, entry in enumerate(asked) if _follows(plan, entry)]
+                answered = [number for number, entry in enumerate(asked) if follows(plan, entry)]
                 for entry in asked[: answered[-1]] if answered else ():
                     yield _answer(entry, self.step, "another freeze request took its place", False)
                 for entry in asked[answered[-1] : answered[-1] + 1] if answered else ():
@@ -134,7 +134,7 @@ class CommandTable:
                 return
 
 
-def _follows(plan: FreezePlan, entry: Entry) -> bool:
+def follows(plan: FreezePlan, entry: Entry) -> bool:
     """Whether `plan` carries the settings that the freeze request asks for."""
     control, arguments = plan.control, entry.command.arguments
     return (

@@ -21,6 +21,7 @@ from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.resolve import Resolved
+from planner.freezing import Control, FreezePlan
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import CheckpointRef, FreezeReport, FreezeStarted, JobError, Request, StepReport
 
@@ -223,3 +224,22 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     assert len(replayed.of(events.RankFailed)) == 1
     untouched = run_threads(Job(made.config, made.plan, made.schedule, freeze_plans=history.plans[:1]))
     assert untouched.state_sha256 != expected.state_sha256
+
+
+def test_only_the_request_whose_plan_is_logged_waits_for_the_next_controller(tmp_path: Path) -> None:
+    it = ControlledJob(job(tmp_path), JobView(), {})
+    for id, name, arguments in (
+        ("logged", "freeze", {"method": None, "r_max": 0.9}),
+        ("waits", "freeze", {"method": "none", "r_max": None}),
+        ("other", "drain", {}),
+    ):
+        it.view.take(Record(time_s=0.0, event=events.Commanded(id=id, name=name, arguments=arguments)))
+
+    def again() -> list[str]:
+        return [entry.command.id for entry in it.view.commands.pending() if it.control.again(entry)]
+
+    assert again() == []
+    plan = FreezePlan(epoch=1, version=1, ratios=(), control=Control(method="timelyfreeze", r_max=0.9))
+    change = events.FreezeChanged(from_step=2, method="timelyfreeze", r_max=0.9, by="", plan=plan)
+    it.view.take(Record(time_s=0.0, event=change))
+    assert again() == ["logged"]
