@@ -102,7 +102,8 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
     if plan.schedule not in families():
         raise JobError(f"the schedule {plan.schedule} is a table of your own, which is not simulated here")
     try:
-        spec = Spec.model_validate(view.spec)
+        # The settings that the job follows now, which a request may have changed.
+        spec = Spec.model_validate({**view.spec, "freeze": dict(view.freeze_section_at(view.step))})
         planned = as_planned(profile, spec)
         today = replace(planned, cluster=_sized(planned.cluster, plan.pipeline_ranks))
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0

@@ -81,7 +81,8 @@ def _freezing(view: JobView) -> Iterator[Sample]:
     # The newest step may lack the reports of some ranks.
     whole = [frozen for _, frozen in sorted(view.freeze.steps.items()) if frozen.actions][-2:]
     if whole:
-        yield _sample("freeze_ratio", whole[0].actual / whole[0].actions)
+        off = view.freeze_section_at(view.step).get("method", "none") == "none"
+        yield _sample("freeze_ratio", 0.0 if off else whole[0].actual / whole[0].actions)
     if view.freeze.solved is not None:
         yield _sample("planner_seconds", view.freeze.solved.solve_s, "freeze")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from made_profile import made_profile
-from synthetic_run import records
+from synthetic_run import freezing_records, records
 
 from orchestrator.analysis.what_if import KEEP, Change, WhatIf, what_if
+from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
 from orchestrator.report.what_if_part import what_if_part, words
-from workers.protocol import JobError
+from planner.freezing import Control, FreezePlan
+from workers.protocol import FreezeStarted, JobError
 
 NAMES = [f"layer{number}" for number in range(10)]
 PROFILE = made_profile(NAMES, [1000] * 10, 4)
@@ -58,6 +60,20 @@ def test_freezing_shortens_the_step_as_the_freeze_program_says() -> None:
     assert found.then.prediction.step_s < found.then.unfrozen_s == found.now.prediction.step_s
     assert max(ratio for _, _, ratio in found.then.ratios) <= 1
     assert found.then.r_max == 0.5
+
+
+def test_today_has_the_freeze_settings_that_a_request_gave_the_job() -> None:
+    view = fold(freezing_records())
+    assert what_if(view, PROFILE, Change(cut=KEEP)).now.r_max == 0.8
+    for start, method, r_max in ((150, "timelyfreeze", 0.25), (160, "none", 0.0), (170, "apf", 0.0)):
+        plan = FreezePlan(
+            epoch=1, version=start, ratios=(), control=Control(method=method, r_max=0.25), start=start
+        )
+        # Steps that the ranks have committed: the plan is in force.
+        view.take(Record(time_s=view.ended_s, event=FreezeStarted(plan=plan)))
+        found = what_if(view, PROFILE, Change(cut=KEEP))
+        assert found.now.r_max == found.then.r_max == r_max
+        assert (found.now.prediction.step_s < found.now.unfrozen_s) == (r_max > 0)
 
 
 def test_the_page_shows_both_cases_beside_each_other() -> None:

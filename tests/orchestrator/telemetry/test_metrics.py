@@ -16,6 +16,8 @@ from orchestrator.history.job_view import JobView, fold
 from orchestrator.telemetry.exposition import exposition
 from orchestrator.telemetry.metrics import METRICS
 from orchestrator.telemetry.samples import samples
+from planner.freezing import Control, FreezePlan
+from workers.protocol import FreezeStarted
 
 ROOT = Path(__file__).parents[3]
 
@@ -91,6 +93,20 @@ def test_a_rank_is_without_redundancy_until_its_copies_are_up_to_date() -> None:
     assert values(view)[alone] == RANKS
     view.spec = {**view.spec, "elastic": {"redundancy": "checkpoint"}}
     assert alone not in values(view), "the job wants none"
+
+
+def test_the_freeze_ratio_is_zero_once_freezing_is_off() -> None:
+    view = fold(eventful().records)
+    assert values(view)["freeze_ratio",] > 0
+
+    def off_from(start: int) -> FreezeStarted:
+        control = Control(method="none", r_max=0.8)
+        return FreezeStarted(plan=FreezePlan(epoch=1, version=2, ratios=(), control=control, start=start))
+
+    take(view, off_from(LAST + 1))
+    assert values(view)["freeze_ratio",] > 0, "the newest step still froze"
+    take(view, off_from(LAST))
+    assert values(view)["freeze_ratio",] == 0
 
 
 def test_counters_never_fall_and_survive_a_snapshot(view: JobView) -> None:
