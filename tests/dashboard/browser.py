@@ -23,7 +23,7 @@ needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Chro
 SCREENSHOTS = os.environ.get("FRESHET_SCREENSHOTS", "")
 """Folder for screenshots; empty: none are made."""
 TALLEST = 6_000
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Browser:

@@ -71,6 +71,8 @@ def client(head: Head, *arguments: str | Path, folder: Path) -> Iterator[subproc
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # As in a terminal, also where the tests themselves were started with interrupts ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process
