@@ -51,8 +51,6 @@ context = 16
 ranks = 4
 microbatches = 8
 microbatch_size = 1
-[checkpoint]
-every = 0
 [cluster]
 device = "emulated"
 [cluster.emulated]

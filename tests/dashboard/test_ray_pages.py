@@ -102,7 +102,7 @@ def test_a_live_job_is_watched_paused_moved_and_drained(window: Browser) -> None
     wait_for(lambda: step_of(window) > begun + 5, "five more steps on the page")
     client = BlockingJobClient()
     ahead = client.view(JOB).step
-    wait_for(lambda: step_of(window) >= ahead, "the step that the controller was at", within_s=1.0)
+    wait_for(lambda: step_of(window) >= ahead, "the step that the controller was at")
     assert window.script(
         "return [window.first.isConnected, document.querySelector('#training details').open]"
     ) == [
