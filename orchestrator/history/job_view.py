@@ -63,7 +63,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 6
+VERSION = 7
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -136,7 +136,9 @@ class JobView:
     measured: dict[int, dict[int, TimelineReport]] = field(default_factory=dict)
     """Step -> rank -> timeline, of the monitoring phase and of the newest measured steps."""
     measured_since: int = 0
-    """The first step of the newest plan's partition: timelines of later steps belong to it."""
+    """The step after which the ranks have followed `measured_with`: timelines of later steps belong to it."""
+    measured_with: Plan | None = None
+    """The newest plan that ranks followed, in this start or an earlier one."""
     freeze: FreezeRecord = field(default_factory=FreezeRecord)
     curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
@@ -194,7 +196,7 @@ class JobView:
     def as_measured(self, step: int) -> JobView:
         """The job as if `step` were its newest measured step: no later one was measured.
 
-        It has no plan if a plan with another partition was issued since then.
+        It has no plan if the ranks have switched to a plan with another partition since then.
 
         Raises:
             KeyError: `step` was not measured, or is no longer kept.
@@ -204,7 +206,7 @@ class JobView:
         return replace(
             self,
             measured={number: ranks for number, ranks in self.measured.items() if number <= step},
-            plan=self.plan if step > self.measured_since else None,
+            plan=(self.measured_with or self.plan) if step > self.measured_since else None,
         )
 
     @property
@@ -245,7 +247,7 @@ class JobView:
         return FreezeHistory(
             plans=tuple(plan for _, plan in sorted(self.freeze.plans.items())),
             monitored=tuple(chain.from_iterable(of_step.values() for of_step in monitored)),
-            plan=self.plan,
+            plan=self.measured_with or self.plan,
             solved=self.freeze.solved,
             proposed=self.freeze.proposed if _is_request(self.freeze.proposed) else None,
         )
@@ -289,9 +291,9 @@ class JobView:
             case SwitchReport(epoch=epoch, version=version) as switch:
                 self.ranks.take(switch)
                 plans = [decision.plan for decision in self.decisions]
-                self.followed = next(
-                    (plan for plan in plans if (plan.epoch, plan.version) == (epoch, version)), self.followed
-                )
+                for plan in plans:
+                    if (plan.epoch, plan.version) == (epoch, version):
+                        self._follow(plan, switch.step)
             case RankStarted() as up:
                 self.nodes.add(up.node)
                 self.ranks.take(up)
@@ -346,15 +348,21 @@ class JobView:
             self.state = "waiting"
 
     def _issue(self, decision: Decision) -> None:
-        if self.plan is not None and cut(self.plan) != cut(decision.plan):
-            self.measured_since = max(self.measured, default=0)
         self.plan = decision.plan
         self.decisions = [*self.decisions[1 - KEPT_DECISIONS :], decision]
 
     def _form(self, formed: Formed) -> None:
-        self.formed = self.followed = self.plan
+        self.formed = self.plan
         self.state = "training"
         self._take_back(formed.step)
+        if self.plan is not None:
+            self._follow(self.plan, formed.step)
+
+    def _follow(self, plan: Plan, step: int) -> None:
+        """The ranks follow `plan` from the step after `step` on."""
+        if self.measured_with is not None and cut(self.measured_with) != cut(plan):
+            self.measured_since = step
+        self.followed = self.measured_with = plan
 
     def _take_back(self, step: int) -> None:
         """Void the steps after `step`: the new generation runs them again, and their measurements do not count.

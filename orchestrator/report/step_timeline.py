@@ -169,8 +169,7 @@ def measured_step(
     """
     if not run.timelines:
         return None
-    if step is not None:
-        run = run.as_measured(step)
+    run = run.as_measured(max(run.measured) if step is None else step)
     newest = max(run.timelines.values(), key=lambda report: report.step_s)
     measured = [
         run.timelines[rank].spans if rank in run.timelines else () for rank in range(max(run.timelines) + 1)

@@ -9,7 +9,7 @@ from orchestrator.history import job_view
 from orchestrator.history.freeze_history import FreezeHistory
 from planner.freezing import FreezePlan
 from planner.plan import Plan
-from workers.protocol import CheckpointRef, FreezeStarted, Generation, TimelineReport
+from workers.protocol import CheckpointRef, FreezeStarted, Generation, SwitchReport, TimelineReport
 
 PLAN = Plan(
     epoch=1,
@@ -124,3 +124,34 @@ def test_times_of_another_partition_are_dropped() -> None:
     history = fold(*log, *run(2, start=6, plan=other))
     assert history.monitored == ()
     assert history.plans == (FIRST,)
+
+
+def test_timelines_belong_to_the_plan_that_the_ranks_followed() -> None:
+    """A plan is issued after step 4, and the ranks switch to it after step 6."""
+    other = replace(PLAN, version=2, layers=((0, 2),), stage_ranks=(0,))
+    before = [*run(1, start=None), *timelines(3, 4), events.Issued(plan=other), *timelines(5, 6)]
+    waiting = fold(*before)
+    assert waiting.plan == PLAN
+    assert {report.step for report in waiting.monitored_with(PLAN)} == {3, 4, 5, 6}
+    switch = SwitchReport(
+        step=6,
+        rank=0,
+        epoch=1,
+        version=2,
+        taken=(1,),
+        given=(),
+        brought_bytes=0,
+        brought_s=0.0,
+        stall_s=0.0,
+        switched_s=0.0,
+    )
+    after = fold(*before, switch, *timelines(7, 8))
+    assert after.plan == other
+    assert {report.step for report in after.monitored_with(other)} == {7, 8}
+    assert after.monitored_with(PLAN) == ()
+
+
+def test_a_plan_that_no_rank_followed_leaves_the_timelines_as_they_are() -> None:
+    other = replace(PLAN, version=2, layers=((0, 2),), stage_ranks=(0,))
+    log = [*run(1, start=None), *timelines(3, 6), events.Issued(plan=other)]
+    assert {report.step for report in fold(*log, *run(2, start=6)).monitored_with(PLAN)} == {3, 4, 5, 6}
