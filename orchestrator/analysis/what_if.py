@@ -6,6 +6,7 @@ predictions out; it asks no rank and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.history.job_view import JobView
@@ -109,7 +110,8 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
         now = _case(today, plan, r_max)
         then_r_max = r_max if change.r_max is None else change.r_max
-        then = _case(*_changed(planned, plan, change), then_r_max)
+        nodes = _nodes(view) if spec.elastic.redundancy == "peer" else None
+        then = _case(*_changed(planned, plan, change, nodes), then_r_max)
     except (ScheduleError, PlanError) as error:
         raise JobError(f"no plan: {error}") from error
     except ValueError as error:
@@ -117,8 +119,19 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
     return WhatIf(now=now, then=then)
 
 
-def _changed(planned: Profile, plan: Plan, change: Change) -> tuple[Profile, Plan]:
-    """The profile and the plan of the changed case."""
+def _nodes(view: JobView) -> list[str]:
+    """Per place, the node of its rank, as far as it is known."""
+    return [view.ranks.nodes.get(rank, "") for rank in view.ranks.members]
+
+
+def _changed(
+    planned: Profile, plan: Plan, change: Change, nodes: Sequence[str] | None
+) -> tuple[Profile, Plan]:
+    """The profile and the plan of the changed case.
+
+    Args:
+        nodes: per place, the node of its rank; further places are on nodes of their own. None: layers have no standbys.
+    """
     ranks = plan.pipeline_ranks if change.ranks is None else change.ranks
     profile = replace(planned, cluster=_disturbed(_sized(planned.cluster, ranks), change))
     name = plan.schedule if change.schedule is None else change.schedule
@@ -139,13 +152,22 @@ def _changed(planned: Profile, plan: Plan, change: Change) -> tuple[Profile, Pla
     )
     if not built:
         raise PlanError("; ".join(dict.fromkeys(each.why for each in refused)))
+    places = ranks * plan.pipeline_count
+    domains = None if nodes is None else [*nodes, *(f"new {place}" for place in range(places))][:places]
     evaluators = [
-        Evaluator(profile, shape, replicas=plan.replicas, recompute=plan.recompute, pipelines=plan.pipelines)
+        Evaluator(
+            profile,
+            shape,
+            replicas=plan.replicas,
+            recompute=plan.recompute,
+            pipelines=plan.pipelines,
+            # Which rank keeps a copy of which layer depends on the cut.
+            domains=domains,
+        )
         for shape in built
     ]
     cut = END_TO_END if isinstance(change.cut, str) else change.cut
-    chosen = choose_among(evaluators, cut, effort=QUICK).plan
-    return profile, replace(chosen, standbys=plan.standbys if same_shape else ())
+    return profile, choose_among(evaluators, cut, effort=QUICK).plan
 
 
 def _sized(measured: Cluster, ranks: int) -> Cluster:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_profile import made_profile
-from synthetic_run import freezing_records, records
+from synthetic_run import freezing_records, plan, records
 
 from orchestrator.analysis.what_if import KEEP, Change, WhatIf, what_if
-from orchestrator.events.types import Record
+from orchestrator.events.types import Event, Issued, Record
 from orchestrator.history.job_view import fold
 from orchestrator.report.what_if_part import what_if_part, words
 from planner.freezing import Control, FreezePlan
@@ -38,6 +40,30 @@ def test_a_slower_device_makes_the_step_longer_and_another_cut_takes_layers_from
     assert best.then.cut[0] < 3
     assert best.now.prediction.step_s < best.then.prediction.step_s < kept.then.prediction.step_s
     assert best.same_shape
+
+
+def test_another_cut_has_copies_of_its_own() -> None:
+    """Today's copies are of today's layers: under another cut a rank would keep a copy of a layer that it owns."""
+    spread = tuple(
+        ((place + 1) % 4,) for place, (first, stop) in enumerate(plan().layers) for _ in range(first, stop)
+    )
+    view = fold(Record(time_s=0.0, event=change(record.event, spread)) for record in records())
+    view.spec["elastic"] = {"redundancy": "peer"}
+    found = what_if(view, PROFILE, Change(cut=(5, 2, 2, 1)))
+    for case in (found.now, found.then):
+        assert len(case.plan.standbys) == 10
+        for layer, copies in enumerate(case.plan.standbys):
+            owner = case.plan.stage_ranks[case.plan.stage_of_layer(layer)]
+            assert copies
+            assert owner not in copies
+    assert what_if(view, PROFILE, Change(ranks=2)).then.plan.standbys != ()
+    view.spec["elastic"] = {"redundancy": "checkpoint"}
+    assert what_if(view, PROFILE, Change(cut=(5, 2, 2, 1))).then.plan.standbys == ()
+
+
+def change(event: Event, standbys: tuple[tuple[int, ...], ...]) -> Event:
+    """`event`, with copies of the layers if it issues a plan."""
+    return replace(event, plan=replace(event.plan, standbys=standbys)) if isinstance(event, Issued) else event
 
 
 def test_a_thin_link_makes_the_step_longer() -> None:
