@@ -48,7 +48,7 @@ from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Train
 from orchestrator.lifecycle.states import Live, Order, Paused, Placing, Saving, Stopping
 from orchestrator.lifecycle.stimuli import Aborted, Asked, Noted, PauseAsked, Reported, ResumeAsked
-from orchestrator.lifecycle.takeover import taken_over
+from orchestrator.lifecycle.takeover import start_of, taken_over
 from planner.plan import Plan
 from workers.actor import check_folder
 from workers.protocol import JobError, Report, Request
@@ -250,7 +250,10 @@ class Controller:
             ),
         )
         await self._open_log(order.epoch)
+        watch = FreezeWatch(self._order.freezing)
+        watch.catch_up(self._view, start_of(self._order))
         self._take_on(replace(order, earlier=job))
+        self._watch = watch
         for event in self._view.recap():
             self._runtime.take(event)
         self._begin(takeover=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.analysis.freeze_numbers import Side, measured_kappa, side
-from orchestrator.events.types import Event, FreezeSolved, Issued, Submitted, Warned
+from orchestrator.events.types import Event, Formed, FreezeSolved, Issued, Submitted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut
+from orchestrator.history.job_view import JobView
 from planner.freeze.time_to_accuracy import RunningUpdate, warning
 from planner.freezing import FreezePlan
-from workers.protocol import FreezeStarted, StepReport
+from planner.plan import Plan
+from workers.protocol import FreezeStarted, StepReport, SwitchReport
 
 EVERY = 10
 """Frozen steps between two checks of measured times: enough that a few slow steps do not move the median."""
@@ -36,8 +39,10 @@ class FreezeWatch:
         """The first step that follows solved ratios."""
         self._freeze: Mapping[str, Any] = {}
         """The resolved `[freeze]` section."""
+        self._issued: Plan | None = None
+        """The newest plan, whether or not the ranks follow it yet."""
         self._shape: object = None
-        """The part of the plan that the time of a step depends on."""
+        """The part of the plan in force that the time of a step depends on."""
         self._times_s = _no_times()
         """Of the steps that are compared if no kappa was predicted."""
         self._frozen = 0
@@ -48,14 +53,15 @@ class FreezeWatch:
     def take(self, event: Event) -> Warned | None:
         """Process a logged event; return a warning if one is due."""
         match event:
-            case Submitted(spec=spec):
+            case Submitted(spec=spec, takeover=False):
                 self._freeze = spec.get("freeze", {})
             case Issued(plan=plan):
-                shape = (cut(plan), plan.windows)
-                if shape != self._shape:
-                    # Step times change with the plan, whatever is frozen.
-                    self._times_s = _no_times()
-                self._shape = shape
+                self._issued = plan
+            case Formed() if self._issued is not None:
+                self._follow(self._issued)
+            case SwitchReport(epoch=epoch, version=version) if self._issued is not None:
+                if (epoch, version) == (self._issued.epoch, self._issued.version):
+                    self._follow(self._issued)
             case FreezeSolved(kappa=kappa):
                 self._predicted = kappa
             case FreezeStarted(plan=plan) if plan.control is not None:
@@ -67,6 +73,47 @@ class FreezeWatch:
             case _:
                 pass
         return None
+
+    def catch_up(self, view: JobView, began: int) -> None:
+        """Watch again what the previous controller of this run watched; it gave the warning if one was due.
+
+        Args:
+            view: of the log so far. Where its older steps are thinned, one stands for those before it.
+            began: the step that the run started from.
+        """
+        self._freeze = view.spec.get("freeze", {})
+        solved, freezing = view.freeze.solved, sorted(view.freeze.plans.items())
+        followed = deque(
+            each for each in view.decisions if each.plan != view.plan or view.plan == view.followed
+        )
+        started = deque(plan for start, plan in freezing if start > began)
+        before = began
+        for step, report in sorted(view.steps.items()):
+            if step <= began:
+                continue
+            while followed and followed[0].step < step:
+                self._follow(followed.popleft().plan)
+            while started and (started[0].start or 0) <= step:
+                self._adopt(started.popleft(), solved)
+            self.take(replace(report, gradient_energy=report.gradient_energy * (step - before)))
+            before = step
+        for plan in started:
+            self._adopt(plan, solved)
+        if solved is not None and solved.plan == view.freeze.proposed:
+            self.take(solved)
+        self._issued = view.plan
+
+    def _adopt(self, plan: FreezePlan, solved: FreezeSolved | None) -> None:
+        if solved is not None and solved.plan.key == plan.key:
+            self.take(solved)
+        self.take(FreezeStarted(plan=plan))
+
+    def _follow(self, plan: Plan) -> None:
+        shape = (cut(plan), plan.windows)
+        if shape != self._shape:
+            # Step times change with the plan, whatever is frozen.
+            self._times_s = _no_times()
+        self._shape = shape
 
     def _begin_again(self, plan: FreezePlan) -> None:
         """Judge the settings of `plan` by the steps from its start on."""

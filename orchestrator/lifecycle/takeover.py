@@ -30,7 +30,7 @@ def taken_over(order: Order, view: JobView) -> Order:
             schedule=schedule_after(order.schedule, plan),
             generation=generation,
             trained=trained,
-            step=view.step if trained else _start(order),
+            step=view.step if trained else start_of(order),
             since=ranks.since or 0,
             began=ranks.began,
             validated=view.validated,
@@ -69,7 +69,8 @@ def taken_over(order: Order, view: JobView) -> Order:
     )
 
 
-def _start(order: Order) -> int:
+def start_of(order: Order) -> int:
+    """The step that the job starts from."""
     return order.checkpoints[0].step if order.checkpoints else 0
 
 

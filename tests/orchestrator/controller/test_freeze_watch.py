@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,11 @@ from orchestrator.analysis.freeze_numbers import freeze_numbers
 from orchestrator.controller.freeze_watch import EVERY, FreezeWatch
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
-from orchestrator.history.job_view import JobView
+from orchestrator.history.job_view import JobView, fold
 from planner.freeze.time_to_accuracy import warning
-from planner.freezing import FreezePlan
-from workers.protocol import FreezeStarted, StepReport
+from planner.freezing import Control, FreezePlan
+from planner.plan import Plan
+from workers.protocol import FreezeStarted, StepReport, SwitchReport
 
 PLAN = FreezePlan(epoch=1, version=1, ratios=((0.5,),), start=11)
 
@@ -63,6 +65,21 @@ def step(
         skipped=skipped,
         gradient_energy=energy,
         effective_update=share,
+    )
+
+
+def switched(plan: Plan) -> SwitchReport:
+    return SwitchReport(
+        step=10,
+        rank=0,
+        epoch=plan.epoch,
+        version=plan.version,
+        taken=(),
+        given=(),
+        brought_bytes=0,
+        brought_s=0.0,
+        stall_s=0.0,
+        switched_s=0.0,
     )
 
 
@@ -139,8 +156,45 @@ def test_steps_of_a_job_that_shrank_are_not_held_against_those_before(
     watch, before = FreezeWatch(FreezeHistory()), replace(pipeline_plan(), replicas=2)
     after = replace(before, **shrunk)
     slower = [step(number, 0.9, step_s=2.0) for number in range(11, 61)]
-    log = [APF, events.Issued(plan=before), *unfrozen(), events.Issued(plan=after), *slower]
-    assert warnings(watch, *log) == told
+    log = [APF, events.Issued(plan=before), switched(before), *unfrozen(), events.Issued(plan=after)]
+    assert warnings(watch, *log, switched(after), *slower) == told
+
+
+def test_steps_between_a_plan_and_the_switch_to_it_are_of_the_plan_before() -> None:
+    """A plan that is slower by itself is issued; the ranks train on with the one before, and freezing pays."""
+    watch, before = FreezeWatch(FreezeHistory()), pipeline_plan()
+    after = replace(before, version=2, layers=((0, 5), (5, 10)), stage_ranks=(0, 1))
+    paying = [step(number, 0.5, step_s=0.75) for number in range(11, 51)]
+    log = [APF, events.Issued(plan=before), switched(before), *unfrozen(), events.Issued(plan=after)]
+    assert warnings(watch, *log, *paying) == [warning(0.75, 0.5, "apf")]
+
+
+def taken_over(log: Sequence[events.Event], after: Sequence[events.Event]) -> list[str]:
+    """What a watch warns of that begins with a view of `log`, and sees `after` itself."""
+    view = fold(events.Record(time_s=0.0, event=event) for event in log)
+    watch = FreezeWatch(FreezeHistory())
+    watch.catch_up(view, 0)
+    again = replace(TIMELY, spec=view.spec, epoch=2, takeover=True)
+    return warnings(watch, again, *after)
+
+
+def test_a_controller_that_takes_over_goes_on_from_what_was_watched() -> None:
+    begun = [TIMELY, solved(0.75), FreezeStarted(plan=PLAN), *(step(number, 1.0) for number in range(1, 15))]
+    costly = [step(number, 0.1) for number in range(15, 40)]
+    # Steps 11 to 14 let everything through: the average of all is what counts.
+    told = [warning(0.75, (4 * 1.0 + 2 * 0.1) / 6, "timelyfreeze")]
+    for seen in range(2):
+        assert taken_over([*begun, *costly[:seen]], costly[seen:]) == told
+    # The previous controller has given the warning.
+    assert taken_over([*begun, *costly[:5]], costly[5:]) == []
+
+
+def test_a_controller_that_takes_over_knows_the_settings_of_a_request() -> None:
+    control = Control(method="apf", r_max=0.8)
+    changed = FreezePlan(epoch=1, version=2, ratios=(), control=control, start=11)
+    log = [TIMELY, *unfrozen(), FreezeStarted(plan=changed)]
+    paying = [step(number, 0.5, step_s=0.75) for number in range(11, 21)]
+    assert taken_over([*log, *paying[:4]], paying[4:]) == [warning(0.75, 0.5, "apf")]
 
 
 def test_a_replayed_run_is_warned_of_as_its_report_says() -> None:
