@@ -34,6 +34,11 @@ class Phase(StrEnum):
     """t > T_f."""
 
 
+def kept_copies(method: str) -> int:
+    """How many copies of a layer's weights a freezing method keeps: APF three, AutoFreeze one."""
+    return 3 if method.endswith("apf") else 1 if method.endswith("autofreeze") else 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phases:
     """The last step of warm-up, monitoring and progressive freezing: T_w, T_m, T_f. Step 1 is a job's first.

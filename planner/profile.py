@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
+
+from planner.freezing import kept_copies
 
 if TYPE_CHECKING:
     import numpy as np
@@ -256,6 +258,15 @@ class Profile:
     """Hash of everything on which the measurement depends; see `orchestrator/prepare/profiling.py`."""
     source: str
     """Where the numbers come from, as text: `measured on ...`, `emulated`, a file."""
+
+    def frozen_by(self, method: str) -> Profile:
+        """The profile with the copies that a freezing method keeps of each layer; gradients are as large as the weights
+        that have them."""
+        copies = kept_copies(method)
+        layers = tuple(
+            replace(layer, statistics_bytes=copies * layer.gradient_bytes) for layer in self.model.layers
+        )
+        return replace(self, model=replace(self.model, layers=layers))
 
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)

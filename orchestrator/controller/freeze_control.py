@@ -13,6 +13,7 @@ from collections.abc import Callable
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.freeze_request import Running, Solve, Wanted, decided, described, plan_of
+from orchestrator.controller.move_request import domains_of
 from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
 from orchestrator.events.types import Commanded, Event, FreezeChanged, FreezeSolved
 from orchestrator.history.command_table import Entry, follows
@@ -131,6 +132,8 @@ class FreezeControl:
             plan=progress.plan,
             schedule=progress.schedule,
             profile=self._setup.profile,
+            replanner=self._setup.replanner,
+            domains=tuple(domains_of(state.job)),
             replayed=self._order.freezing.replayed,
         )
 

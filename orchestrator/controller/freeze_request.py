@@ -13,10 +13,12 @@ from orchestrator.history.job_view import JobView
 from orchestrator.spec.freeze_phases import MONITORING_STEPS, SHARE
 from planner.freeze.decision import FreezeQuestion
 from planner.freeze.monitoring import MonitoringError, Observation, measure
-from planner.freezing import Control, FreezePlan, Phase, Phases
+from planner.freezing import Control, FreezePlan, Phase, Phases, kept_copies
 from planner.ir import Schedule
-from planner.plan import Plan
+from planner.plan import Plan, PlanError
 from planner.profile import Profile
+from planner.search.replan import Replanner
+from planner.wording import counted
 from workers.config import FreezeConfig
 from workers.protocol import JobError
 
@@ -25,8 +27,6 @@ FEWEST_STEPS = 8
 """Steps that must be left to begin monitoring: fewer do not pay for it."""
 GRACE_STEPS = 2
 """After monitoring, for its last timelines to arrive; later ones were lost with a failed rank."""
-_COPIES = {"apf": 3, "autofreeze": 1}
-"""Copies of a layer's weights that a method keeps, by the end of its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,11 @@ class Running:
     plan: Plan
     schedule: Schedule
     profile: Profile | None
+    """As measured."""
+    replanner: Replanner
+    """Knows the memory of the devices, where the job has a profile."""
+    domains: tuple[str, ...]
+    """Per place, the node of its rank."""
     replayed: bool
     """It follows the decisions of a log."""
 
@@ -162,13 +167,32 @@ def _settled(wanted: Wanted, job: Running) -> tuple[str, float]:
     if method == now_method and same_r_max:
         budget = f" with r_max = {r_max:g}" if method.startswith("timelyfreeze") else ""
         raise JobError(f"the freeze method is {method}{budget} already: there is nothing to change")
-    limit = job.view.spec.get("cluster", {}).get("memory_per_rank_bytes")
-    if limit is not None and _copies(method) > _copies(job.spec.method):
-        raise JobError(
-            f"{method} keeps {_copies(method)} copies of the weights, which the plan was not checked for under"
-            f" cluster.memory_per_rank: start the job with freeze.method = {method!r}, or choose timelyfreeze"
-        )
+    _check_memory(method, job)
     return method, r_max
+
+
+def _check_memory(method: str, job: Running) -> None:
+    """Check that the copies that `method` keeps fit the devices, as far as the job has a profile or a limit.
+
+    Raises:
+        JobError: they do not, or nobody knows.
+    """
+    copies = kept_copies(method)
+    if copies <= kept_copies(job.spec.method):
+        return
+    keeps = f"{method} keeps {counted(copies, 'copy', 'copies')} of the weights"
+    profile = job.replanner.profile
+    if profile is not None:
+        with_copies = replace(job.replanner, profile=profile.frozen_by(method))
+        try:
+            with_copies.check_memory(job.plan, job.domains)
+        except PlanError as error:
+            raise JobError(f"{keeps}, and they do not fit: {error}; or choose timelyfreeze") from error
+    elif job.view.spec.get("cluster", {}).get("memory_per_rank_bytes") is not None:
+        raise JobError(
+            f"{keeps}, which the plan was not checked for under cluster.memory_per_rank: start the job with"
+            f" freeze.method = {method!r}, or choose timelyfreeze"
+        )
 
 
 def _current(job: Running) -> tuple[str, float]:
@@ -178,10 +202,6 @@ def _current(job: Running) -> tuple[str, float]:
         if plan is not None and plan.control is not None:
             return plan.control.method, plan.control.r_max
     return job.spec.method, job.spec.r_max
-
-
-def _copies(method: str) -> int:
-    return _COPIES.get(method.rpartition("+")[2], 0)
 
 
 def _monitoring(job: Running) -> Control | None:

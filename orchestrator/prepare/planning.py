@@ -217,16 +217,12 @@ def _schedule(settled: SettledSpec) -> str | Schedule | None:
 def as_planned(profile: Profile, spec: Spec) -> Profile:
     """`profile` with the spec's use of memory: the limit per rank, the copies that freezing keeps of each layer (APF
     three times its weights, AutoFreeze once), and those for curvature samples (weights and gradients)."""
-    limit, method = spec.cluster.memory_per_rank_bytes, spec.freeze.method
-    copies = 3 if method.endswith("apf") else 1 if method.endswith("autofreeze") else 0
+    limit = spec.cluster.memory_per_rank_bytes
     sampled = 2 if spec.job.curvature_every else 0
+    profile = profile.frozen_by(spec.freeze.method)
     layers = tuple(
         # Gradients are as large as the weights that have them.
-        replace(
-            layer,
-            statistics_bytes=copies * layer.gradient_bytes,
-            sample_bytes=sampled * layer.gradient_bytes,
-        )
+        replace(layer, sample_bytes=sampled * layer.gradient_bytes)
         for layer in profile.model.layers
     )
     devices = profile.cluster.devices

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lifecycle_jobs import step_report
+from made_profile import made_profile
 
 from orchestrator.controller.freeze_request import (
     Adopt,
@@ -22,7 +23,9 @@ from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
+from planner.profile import Profile
 from planner.schedule.registry import build
+from planner.search.replan import Replanner
 from workers.config import FreezeConfig
 from workers.protocol import FreezeStarted, JobError, Span, TimelineReport
 
@@ -59,14 +62,36 @@ def timelines(first: int, middle: int, last: int) -> list[TimelineReport]:
 
 
 def running(
-    spec: FreezeConfig, *log: events.Event, step: int = 0, replayed: bool = False, **cluster: Any
+    spec: FreezeConfig,
+    *log: events.Event,
+    step: int = 0,
+    replayed: bool = False,
+    profile: Profile | None = None,
+    **cluster: Any,
 ) -> Running:
     """A job of 100 steps after `step`, with `log` behind it."""
     section = {"freeze": spec.model_dump(mode="json"), "job": {"steps": 100}, "cluster": cluster}
     begun = events.Submitted(job="j", epoch=1, spec=section, resume=False)
     told = (begun, events.Issued(plan=PLAN), *(step_report(n) for n in range(1, step + 1)), *log)
     view: JobView = fold(events.Record(time_s=0.0, event=event) for event in told)
-    return Running(spec=spec, view=view, plan=PLAN, schedule=SCHEDULE, profile=None, replayed=replayed)
+    replanner = Replanner(
+        first=PLAN, schedule=SCHEDULE, parameters=(10**6,) * 2, standbys=False, profile=profile
+    )
+    return Running(
+        spec=spec,
+        view=view,
+        plan=PLAN,
+        schedule=SCHEDULE,
+        profile=profile,
+        replanner=replanner,
+        domains=("a", "b"),
+        replayed=replayed,
+    )
+
+
+def profiled(memory_bytes: int) -> Profile:
+    """Two layers of a million parameters, 4 MB of weights each, on two devices."""
+    return made_profile(["one", "two"], [10**6] * 2, 2, memory_bytes=memory_bytes)
 
 
 def asked(job: Running, method: str | None = None, r_max: float | None = None) -> Adopt | Solve:
@@ -150,6 +175,11 @@ def test_a_method_without_a_program_needs_no_times() -> None:
     assert found == Adopt(control=Control(method="autofreeze", r_max=0.8))
 
 
+def test_copies_that_fit_the_devices_are_no_reason_to_refuse_a_method() -> None:
+    roomy = running(NONE, profile=profiled(40_000_000), memory_per_rank_bytes=40_000_000)
+    assert asked(roomy, "apf") == Adopt(control=Control(method="apf", r_max=0.8))
+
+
 @pytest.mark.parametrize(
     ("job", "method", "r_max", "words"),
     [
@@ -164,6 +194,12 @@ def test_a_method_without_a_program_needs_no_times() -> None:
         (running(NONE, step=95), "timelyfreeze", 0.5, "5 of 100 steps left and no monitored times"),
         (running(TIMELY, replayed=True), "none", None, "replays the freezing of a log"),
         (running(NONE, memory_per_rank_bytes=10**9), "apf", None, "apf keeps 3 copies of the weights"),
+        (
+            running(NONE, profile=profiled(20_000_000)),
+            "apf",
+            None,
+            r"apf keeps 3 copies of the weights, and they do not fit: place 0 would need 2\d,.* bytes",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(
