@@ -93,7 +93,8 @@ class FreezeControl:
             raise JobError(f"a freeze request names a method and a number r_max, not {command.arguments}")
         async with self._changing:
             job = self._running()
-            wanted = decided(Wanted(method=method, r_max=r_max), job)
+            # Simulates: too long for the event loop.
+            wanted = await asyncio.to_thread(decided, Wanted(method=method, r_max=r_max), job)
             self._version += 1
             version, solution = self._version, None
             if isinstance(wanted, Solve):
@@ -128,7 +129,7 @@ class FreezeControl:
         progress = state.job.progress
         return Running(
             spec=self._setup.config.freeze,
-            view=self._view(),
+            view=self._view().at_rest(),
             plan=progress.plan,
             schedule=progress.schedule,
             profile=self._setup.profile,

@@ -55,7 +55,8 @@ class PrecomputedPlans:
         domains = [command.nodes[rank] for rank in recovery_plan.lineup]
         try:
             if command.first is not None:
-                plan, schedule = replanner.with_standbys(command.first, domains), replanner.schedule
+                plan = await asyncio.to_thread(replanner.with_standbys, command.first, domains)
+                schedule = replanner.schedule
             else:
                 plan, schedule = await asyncio.to_thread(
                     replanner.plan_for,

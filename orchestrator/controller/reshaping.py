@@ -88,7 +88,9 @@ class Reshaping:
         async with self._turn:
             job = self._training()
             try:
-                move = move_to(job, self._setup.replanner, plan, mode=self._mode, asked_s=time.time())
+                move = await asyncio.to_thread(
+                    move_to, job, self._setup.replanner, plan, mode=self._mode, asked_s=time.time()
+                )
             except PlanError as error:
                 raise JobError(str(error)) from error
             return await self._begin(job, move)
@@ -141,7 +143,9 @@ class Reshaping:
 
     async def _move(self, layers: str, rank: int, id: str) -> str:
         span, job = parse_layers(layers), self._training()
-        move = move_of_layers(job, self._setup.replanner, span, rank, mode=self._mode, asked_s=time.time())
+        move = await asyncio.to_thread(
+            move_of_layers, job, self._setup.replanner, span, rank, mode=self._mode, asked_s=time.time()
+        )
         return await self._begin(job, replace(move, id=id))
 
     async def _apply(self, partition: list[int], base: Any, command: Commanded) -> str:

@@ -209,6 +209,15 @@ class JobView:
             plan=(self.measured_with or self.plan) if step > self.measured_since else None,
         )
 
+    def at_rest(self) -> JobView:
+        """The job for a reader in another thread: no later event changes its timelines and freezing. The rest is
+        shared."""
+        return replace(
+            self,
+            measured={step: dict(ranks) for step, ranks in self.measured.items()},
+            freeze=replace(self.freeze, plans=dict(self.freeze.plans)),
+        )
+
     @property
     def phases(self) -> tuple[Band, ...]:
         """The freezing phases that the job's steps went through; empty if nothing is ever frozen."""
