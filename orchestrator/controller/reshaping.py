@@ -116,21 +116,17 @@ class Reshaping:
         """Repeat a command of the previous controller that had checked it; return whether there is one.
 
         Args:
-            known: what the log says of notices and of the requested size.
+            known: what the log says of notices and of the requested size, each with the id of its command.
         """
         stimulus: Stimulus | None = None
         for event in known:
-            match command.name, command.arguments, event:
-                case "scale", {"ranks": ranks, "spares": spares}, Scaled() if ranks in (
-                    None,
-                    event.ranks,
-                ) and spares in (None, event.spares):
-                    stimulus = Scale(event, command.id, resizes=ranks is not None)
-                case "drain", {"node": str(node)}, Noticed(source="request") if (
-                    event.node.startswith(node) or event.host == node
-                ):
+            match event:
+                case Scaled(id=command.id):
+                    resizes = command.arguments.get("ranks") is not None
+                    stimulus = Scale(event, resizes=resizes)
+                case Noticed(id=command.id):
                     ranks = frozenset(event.ranks)
-                    stimulus = Going(ranks, "request", event.left_s, event.node, event.host, command.id)
+                    stimulus = Going(ranks, event.source, event.left_s, event.node, event.host, event.id)
                 case _:
                     pass
         if stimulus is not None:
@@ -171,13 +167,13 @@ class Reshaping:
     async def _scale(self, ranks: int | None, spares: int | None, id: str) -> str:
         job, has = self._training(), await self._capacity()
         plan = job.progress.plan
-        event = scaled(ranks, spares, has, layers=plan.layers[-1][1])
+        event = scaled(ranks, spares, has, layers=plan.layers[-1][1], id=id)
         members = len(job.membership.members)
         resizes = ranks is not None
         if resizes and event.places != members:
             await asyncio.to_thread(check_plan, job, self._setup.replanner, event.places)
         self._training()
-        await self._loop.post_and_wait(Scale(event, id, resizes=resizes))
+        await self._loop.post_and_wait(Scale(event, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
         if not resizes or event.places == members:
             return f"{keeps} from now on"

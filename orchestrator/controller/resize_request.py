@@ -32,8 +32,11 @@ class Capacity:
     """For how many more ranks the cluster has room."""
 
 
-def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int) -> Scaled:
+def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int, id: str = "") -> Scaled:
     """Return the size that `ranks` and `spares` ask for; None: as many as before.
+
+    Args:
+        id: of the command.
 
     Raises:
         JobError: they make no job, or the cluster has no room for them.
@@ -63,7 +66,7 @@ def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int)
         raise JobError(
             'elastic.redundancy = "none" ends the job with the first rank that is lost: spares would be of no use'
         )
-    event = Scaled(ranks=ranks, spares=spares, places=ranks * replicas)
+    event = Scaled(ranks=ranks, spares=spares, places=ranks * replicas, id=id)
     before = (has.size.places if resizes else has.members) + has.size.spares
     wanted = (event.places if resizes else has.members) + event.spares
     if wanted > max(before, has.up + has.room):

@@ -261,6 +261,8 @@ class Scaled:
     spares: int
     places: int
     """Ranks with a place, of all replicas together."""
+    id: str = ""
+    """Of the command; empty: the job has as many as before a command that came to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +298,8 @@ class Noticed:
     """Ranks on the node."""
     left_s: float | None
     """Seconds until it is gone, if known."""
+    id: str = ""
+    """Of the command; empty: none requested it."""
 
 
 @dataclass(frozen=True, kw_only=True)

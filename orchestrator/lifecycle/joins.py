@@ -89,7 +89,7 @@ def leaving(order: Order, state: Live, stimulus: Going) -> Step:
     known = stimulus.ranks & (state.job.membership.alive | state.job.membership.starting)
     job = regroup.with_drain(state.job, stimulus.id, stimulus.node, known)
     state = replace(state, job=job)
-    if known and known <= job.membership.going:
+    if known and known <= job.membership.going and not stimulus.id:
         return state, ()
     ranks = known - job.membership.going
     notice = events.Noticed(
@@ -98,6 +98,7 @@ def leaving(order: Order, state: Live, stimulus: Going) -> Step:
         source=stimulus.source,
         ranks=tuple(sorted(stimulus.ranks)),
         left_s=stimulus.left_s,
+        id=stimulus.id,
     )
     job = replace(job, membership=replace(job.membership, going=job.membership.going | ranks))
     commands: tuple[Command, ...] = ()

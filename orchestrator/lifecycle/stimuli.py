@@ -201,10 +201,14 @@ class Scale:
     """Another number of ranks is requested."""
 
     event: Scaled
-    id: str = ""
-    """Of the command."""
+    """With the id of the command."""
     resizes: bool = True
     """Whether a number of ranks was requested; False: only the spares change."""
+
+    @property
+    def id(self) -> str:
+        """Of the command."""
+        return self.event.id
 
 
 @dataclass(frozen=True)

@@ -374,8 +374,10 @@ class World:
             self.answers.append(Asked(Request.CHECKPOINT))
         elif isinstance(self.state, Live):
             places = self.random.randrange(max(1, self.order.elastic.min_ranks), 6)
-            size = events.Scaled(ranks=places, spares=self.random.randrange(3), places=places)
-            self.answers.append(Scale(size, str(len(self.history))))
+            size = events.Scaled(
+                ranks=places, spares=self.random.randrange(3), places=places, id=str(len(self.history))
+            )
+            self.answers.append(Scale(size))
 
     def take(self, stimulus: Stimulus) -> None:
         self.history.append(stimulus)
