@@ -40,7 +40,7 @@ from orchestrator.events.log import DamagedLogError
 from orchestrator.events.page import Page
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import Record
-from orchestrator.history.command_table import Entry
+from orchestrator.history.command_table import KEPT, Entry
 from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal
@@ -184,15 +184,16 @@ class Controller:
         """End a job that was not taken over."""
         with suppress(Exception):
             await asyncio.to_thread(reap, self._order.job)
-        event = events.Failed(reason=reason, user_error=True)
-        record = Record(time_s=time.time(), event=event)
-        self._view.take(record)
-        self._records.append(record)
+        logged = self._view.commands.logged(events.Failed(reason=reason, user_error=True))
         self._loop.state = states.Failed(reason, user_error=True)
         with suppress(OSError):
             await self._open_log(max(self._view.epoch, self._order.epoch) + 1)
-        if self._writer is not None:
-            self._writer.append(record)
+        for event in logged:
+            record = Record(time_s=time.time(), event=event)
+            self._view.take(record)
+            self._records.append(record)
+            if self._writer is not None:
+                self._writer.append(record)
         self._begun.set()
         await self._end()
 
@@ -309,25 +310,41 @@ class Controller:
             JobError: the command is refused; says why.
         """
         await self._taken_on()
-        if (entry := self._view.commands.find(id, name, arguments)) is not None:
-            if entry.answer is not None and not entry.answer.done:
-                self._reshaping.check_base(entry.command)
-                raise JobError(entry.answer.text)
-            return entry.answer.text if entry.answer is not None else f"{name} was asked for already"
+        if self._view.commands.find(id, name, arguments) is not None:
+            return self._reply(id) or f"{name} was asked for already"
         # The log may have the job's end long before the controller is done: what it passes on takes time.
         if self._over or self._view.outcome is not None:
             raise JobError(f"job {self._order.job!r} has ended: it takes no commands")
+        if (waiting := len(self._view.commands.pending())) >= KEPT:
+            raise JobError(f"{waiting} commands wait for their outcome already: ask again once some have one")
         command = events.Commanded(id=id, name=name, arguments=arguments, by=by)
         self._record(command)
         try:
             text = await self._do(command)
-        except JobError as error:
-            self._answer(id, done=False, text=str(error))
-            raise
+        except Exception as error:
+            if decided := self._reply(id):  # meanwhile, such as by the job's end
+                return decided
+            if isinstance(error, JobError):
+                self._answer(id, done=False, text=str(error))
+                raise
+            # Trouble of the cluster or a bug of ours: an outcome all the same.
+            text = f"the {name} failed: {type(error).__name__}: {error}"
+            self._answer(id, done=False, text=text)
+            raise JobError(text) from error
         if name == "fault":
             self._answer(id, done=True, text=text)
-        if (entry := self._view.commands.get(id)) is None or entry.answer is None:
-            return text
+        return self._reply(id) or text
+
+    def _reply(self, id: str) -> str:
+        """Return what the command `id` came to, in words; empty if that is not known yet.
+
+        Raises:
+            PlanChanged: it was refused, and is for an older plan than the newest one.
+            JobError: it was refused; says why.
+        """
+        entry = self._view.commands.get(id)
+        if entry is None or entry.answer is None:
+            return ""
         if not entry.answer.done:
             raise JobError(entry.answer.text)
         return entry.answer.text
@@ -519,9 +536,10 @@ class Controller:
         ray.kill(self._own)
 
     def _record(self, event: events.Event) -> None:
-        # Answers go before the event that decides them: a job's end is the last line of its log.
-        for answered in self._view.commands.decided(event):
-            self._record(answered)
+        for each in self._view.commands.logged(event):
+            self._record_one(each)
+
+    def _record_one(self, event: events.Event) -> None:
         record = Record(time_s=time.time(), event=event)
         assert self._writer is not None
         self._writer.append(record)

@@ -15,13 +15,12 @@ from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.freeze_request import Running, Solve, Wanted, decided, described, plan_of
 from orchestrator.controller.move_request import domains_of
 from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
-from orchestrator.events.types import Commanded, Event, FreezeChanged, FreezeSolved
-from orchestrator.history.command_table import Entry, follows
+from orchestrator.events.types import Commanded, Event, FreezeChanged
+from orchestrator.history.command_table import Entry
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Live, Order, Training
 from orchestrator.lifecycle.stimuli import FreezeAsked
-from planner.freeze.decision import decide
-from planner.freezing import FreezePlan
+from planner.freeze.decision import FreezeDecision, decide
 from workers.protocol import FreezeStarted, JobError
 
 
@@ -95,30 +94,34 @@ class FreezeControl:
             job = self._running()
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(decided, Wanted(method=method, r_max=r_max), job)
-            self._version += 1
-            version, solution = self._version, None
-            if isinstance(wanted, Solve):
-                solution = await self._solved(wanted, job, version)
-                plan = solution.plan
-            else:
-                plan = plan_of(wanted, job.plan, epoch=self._order.epoch, version=version)
+            solved = await self._solved(wanted) if isinstance(wanted, Solve) else None
             self._running()  # it may have ended meanwhile
+            # Numbered only now: a planner that was linked while the program was solved has an older plan.
+            self._drop_planner()
+            self._version += 1
+            key, solution = {"epoch": self._order.epoch, "version": self._version}, None
+            if solved is not None:
+                decision, solve_s = solved
+                plan = decision.freeze_plan(job.plan, **key, control=wanted.control)
+                solution = solution_of(decision, plan, solve_s)
+            else:
+                plan = plan_of(wanted.control, job.plan, **key)
             change = FreezeChanged(
                 from_step=self._view().step + 1,
                 method=wanted.control.method,
                 r_max=wanted.control.r_max,
                 by=command.by,
                 plan=plan,
+                id=command.id,
             )
-            self._drop_planner()
             await self._loop.post_and_wait(FreezeAsked(change, solution))
         return described(wanted.control)
 
     def again(self, entry: Entry) -> bool:
-        """Whether a command of the previous controller needs no answer yet: the plan that it asked for is logged, and
-        goes out to the ranks again."""
-        proposed: FreezePlan | None = self._view().freeze.proposed
-        return entry.command.name == "freeze" and proposed is not None and follows(proposed, entry)
+        """Whether a command of the previous controller needs no answer yet: the plan that it asked for, or one that
+        took its place, goes out to the ranks again."""
+        proposed = self._view().freeze.proposed
+        return proposed is not None and entry.freeze is not None and entry.freeze <= proposed.key
 
     def _running(self) -> Running:
         state = self._loop.state
@@ -138,8 +141,8 @@ class FreezeControl:
             replayed=self._order.freezing.replayed,
         )
 
-    async def _solved(self, wanted: Solve, job: Running, version: int) -> FreezeSolved:
-        """Solve the freeze program in a thread.
+    async def _solved(self, wanted: Solve) -> tuple[FreezeDecision, float]:
+        """Solve the freeze program in a thread; return also how many seconds it took.
 
         Raises:
             JobError: it has no solution.
@@ -149,11 +152,7 @@ class FreezeControl:
             decision = await asyncio.to_thread(decide, wanted.question, wanted.observations)
         except ValueError as error:
             raise JobError(f"{error}; the job trains on as it is") from error
-        solve_s = time.perf_counter() - begun_s
-        plan = decision.freeze_plan(
-            job.plan, epoch=self._order.epoch, version=version, control=wanted.control
-        )
-        return solution_of(decision, plan, solve_s)
+        return decision, time.perf_counter() - begun_s
 
     def _drop_planner(self) -> None:
         if self._planning is not None:

@@ -279,6 +279,6 @@ def _shifted(phases: Phases, since: int) -> Phases:
     )
 
 
-def plan_of(change: Adopt, plan: Plan, *, epoch: int, version: int) -> FreezePlan:
-    """Return the freeze plan by which the ranks take `change` up."""
-    return FreezePlan(epoch=epoch, version=version, ratios=nothing_frozen(plan), control=change.control)
+def plan_of(control: Control, plan: Plan, *, epoch: int, version: int) -> FreezePlan:
+    """Return the freeze plan by which the ranks take up settings that need no solution."""
+    return FreezePlan(epoch=epoch, version=version, ratios=nothing_frozen(plan), control=control)

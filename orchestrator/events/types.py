@@ -194,6 +194,8 @@ class FreezeChanged:
     """Who sent the request and from where; empty: not said."""
     plan: FreezePlan
     """Carries the settings; its ratios are zeros unless the freeze program was solved again."""
+    id: str = ""
+    """Of the command; empty: none requested it."""
 
 
 @dataclass(frozen=True, kw_only=True)

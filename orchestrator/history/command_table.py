@@ -1,8 +1,9 @@
-"""The commands that a job received from outside, and the answer to each. Pure: events in, answers out.
+"""The commands that a job received from outside, and the one answer to each. Pure: events in, answers out.
 
 The sender chooses a command's id: a command that is sent twice is done once. What became of a move, a drain or another
-number of ranks only the lifecycle knows: it logs those answers itself. The table holds the newest `KEPT`
-commands. It is part of a `JobView`, so that a controller that takes over has it from snapshot and log.
+number of ranks only the lifecycle knows: it logs those answers itself. All that goes into a job's log passes through
+`logged`, which adds the answers and drops second ones. The table holds the newest `KEPT` commands, and all that have no
+answer yet. It is part of a `JobView`, so that a controller that takes over has it from snapshot and log.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from orchestrator.events.types import (
     Event,
     Failed,
     Finished,
+    FreezeChanged,
     Paused,
     Regrouped,
 )
-from planner.freezing import FreezePlan
 from workers.protocol import CheckpointReport, FreezeStarted, JobError, StepReport
 
 KEPT = 300
-"""Commands that are remembered; an older id counts as new."""
+"""Commands that are remembered; an older id that has its answer counts as new. Also how many may wait for theirs."""
+
+REPLACED = "another freeze request took its place"
 
 
 class CommandIdReused(JobError):
@@ -40,6 +43,8 @@ class Entry:
     """Steps committed when it arrived."""
     answer: Answered | None = None
     """None while it is not decided."""
+    freeze: tuple[int, int] | None = None
+    """The key of the freeze plan that a freeze request led to."""
 
 
 @dataclass
@@ -80,19 +85,31 @@ class CommandTable:
         match event:
             case Commanded(id=id):
                 self.entries[id] = Entry(event, self.step)
-                for old in list(self.entries)[:-KEPT]:
+                answered = [id for id, entry in self.entries.items() if entry.answer is not None]
+                for old in answered[: max(0, len(self.entries) - KEPT)]:
                     del self.entries[old]
             case Answered(id=id):
                 if (entry := self.entries.get(id)) is not None and entry.answer is None:
                     entry.answer = event
+            case FreezeChanged(id=id, plan=plan):
+                if (entry := self.entries.get(id)) is not None:
+                    entry.freeze = plan.key
             case StepReport(step=step):
                 self.step = step
             case _:
                 for answer in self.decided(event):
                     self.entries[answer.id].answer = answer
 
+    def logged(self, event: Event) -> tuple[Event, ...]:
+        """What the log gets for `event`: the answers that it gives, then the event itself, so that a job's end is the
+        last line of its log. Nothing for an answer to a command that has one."""
+        if isinstance(event, Answered):
+            entry = self.entries.get(event.id)
+            return (event,) if entry is not None and entry.answer is None else ()
+        return (*self.decided(event), event)
+
     def decided(self, event: Event) -> tuple[Answered, ...]:
-        """The answers that `event` gives to pending commands. They are logged before the event itself."""
+        """The answers that `event` gives to pending commands."""
         return tuple(self._decided(event))
 
     def _decided(self, event: Event) -> Iterator[Answered]:
@@ -106,16 +123,23 @@ class CommandTable:
                             entry, step, text if error is None else f"{text} failed: {error}", error is None
                         )
             case FreezeStarted(plan=plan):
-                asked = [entry for entry in pending if entry.command.name == "freeze"]
-                answered = [number for number, entry in enumerate(asked) if follows(plan, entry)]
-                for entry in asked[: answered[-1]] if answered else ():
-                    yield _answer(entry, self.step, "another freeze request took its place", False)
-                for entry in asked[answered[-1] : answered[-1] + 1] if answered else ():
-                    yield _answer(entry, self.step, f"all ranks follow it from step {plan.start} on", True)
+                for entry in pending:
+                    if entry.freeze == plan.key:
+                        text = f"all ranks follow it from step {plan.start} on"
+                        yield _answer(entry, self.step, text, True)
+                    elif entry.freeze is not None and entry.freeze < plan.key:
+                        yield _answer(entry, self.step, REPLACED, False)
             case Paused(step=step, requested=True):
                 for entry in pending:
-                    if entry.command.name == "pause":
-                        yield _answer(entry, step, f"paused at step {step}", True)
+                    match entry.command.name:
+                        case "pause":
+                            yield _answer(entry, step, f"paused at step {step}", True)
+                        case "checkpoint":
+                            yield _answer(entry, step, f"paused with a checkpoint of step {step}", True)
+                        case "resume":
+                            yield _answer(entry, step, f"paused again at step {step}", False)
+                        case _:
+                            pass
             case Regrouped(step=step):
                 for entry in pending:
                     if entry.command.name == "resume":
@@ -132,16 +156,6 @@ class CommandTable:
                     )
             case _:
                 return
-
-
-def follows(plan: FreezePlan, entry: Entry) -> bool:
-    """Whether `plan` carries the settings that the freeze request asks for."""
-    control, arguments = plan.control, entry.command.arguments
-    return (
-        control is not None
-        and arguments.get("method") in (None, control.method)
-        and arguments.get("r_max") in (None, control.r_max)
-    )
 
 
 def _answer(entry: Entry, step: int, text: str, done: bool) -> Answered:

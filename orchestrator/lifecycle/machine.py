@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from orchestrator.events import types as events
+from orchestrator.history.command_table import REPLACED
 from orchestrator.lifecycle import failures, joins, moves, pausing, regroup, scaling, startup
+from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import Ask, Command, Log, Propose
 from orchestrator.lifecycle.regroup import Step, close
 from orchestrator.lifecycle.reports import take_report
@@ -268,8 +270,8 @@ def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
 
 def _solved(order: Order, state: Training, stimulus: Solved | FreezeAsked) -> Step:
     after, logs = _solved_between(order, state, stimulus)
-    if not logs:
-        return state, ()
+    if after is state:
+        return state, logs
     return after, (*logs, Propose(_freeze_plan(stimulus), state.job.membership.members))
 
 
@@ -279,7 +281,7 @@ def _solved_between(
     job, plan = state.job, _freeze_plan(stimulus)
     known = [*job.progress.freeze, *([job.intents.proposed] if job.intents.proposed is not None else [])]
     if any(other.key > plan.key for other in known):
-        return state, ()  # a request has replaced what was being solved
+        return state, _freeze_not(job, stimulus, REPLACED)
     state = replace(state, job=replace(job, intents=replace(job.intents, proposed=plan)))
     match stimulus:
         case Solved(solution=solution) | FreezeAsked(change=solution, solution=None):
@@ -287,6 +289,17 @@ def _solved_between(
         case FreezeAsked(change=change, solution=solution):
             assert solution is not None
             return state, (Log(change), Log(solution))
+
+
+def _freeze_ending(order: Order, state: Stopping | Saving, stimulus: FreezeAsked) -> Step:
+    return state, _freeze_not(state.job, stimulus, "the job is about to end: its freezing stays as it is")
+
+
+def _freeze_not(job: Job, stimulus: Solved | FreezeAsked, why: str) -> tuple[Command, ...]:
+    """A request that is not followed is refused; a solution that a request has replaced is dropped."""
+    if isinstance(stimulus, Solved) or not stimulus.change.id:
+        return ()
+    return (answer(job, stimulus.change.id, False, why),)
 
 
 def _freeze_plan(stimulus: Solved | FreezeAsked) -> FreezePlan:
@@ -379,7 +392,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Stopping, Asked): _ignore,
     (Stopping, PauseAsked): _ignore,
     (Stopping, Solved): _ignore,
-    (Stopping, FreezeAsked): _ignore,
+    (Stopping, FreezeAsked): _freeze_ending,
     (Stopping, Weighed): _ignore,
     (Waiting, Room): joins.room,
     (Waiting, PauseAsked): pausing.ask_waiting,
@@ -391,7 +404,8 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Paused, RankLost): failures.lost_aside,
     (Waiting, RankLost): failures.lost_waiting,
     (Saving, RankLost): failures.lost_saving,
-    **{(Saving, late): _ignore for late in (Asked, PauseAsked, Solved, FreezeAsked, *get_args(Answer))},
+    (Saving, FreezeAsked): _freeze_ending,
+    **{(Saving, late): _ignore for late in (Asked, PauseAsked, Solved, *get_args(Answer))},
     (Closing, Released): _released,
     # Once the end is known, late stimuli change nothing; reports are still logged.
     **{

@@ -87,6 +87,7 @@ def _halt(job: Job, step: int) -> Step:
         ),
         intents=replace(job.intents, save_after=None, asked=None, pausing=False, halting=False),
     )
+    job, drained = regroup.drained(job)
     paused = Log(
         events.Paused(
             reason="on request",
@@ -96,13 +97,13 @@ def _halt(job: Job, step: int) -> Step:
             failed_at=job.progress.failed_at,
         )
     )
-    return Paused(job, step), (*void, paused, Dismiss(ranks))
+    return Paused(job, step), (*void, paused, *drained, Dismiss(ranks))
 
 
 def newcomer(order: Order, state: Paused, stimulus: Ready) -> Step:
     """Release a rank that was started before the pause and is up only now."""
-    one = frozenset({stimulus.rank})
-    return replace(state, job=regroup.without(state.job, stimulus.rank)), (Dismiss(one),)
+    job, drained = regroup.drained(regroup.without(state.job, stimulus.rank))
+    return replace(state, job=job), (*drained, Dismiss(frozenset({stimulus.rank})))
 
 
 def resume(order: Order, state: Paused, stimulus: ResumeAsked) -> Step:

@@ -99,7 +99,7 @@ def asked(job: Running, method: str | None = None, r_max: float | None = None) -
 
 
 def changed(version: int, control: Control) -> events.FreezeChanged:
-    plan = plan_of(Adopt(control=control), PLAN, epoch=1, version=version)
+    plan = plan_of(control, PLAN, epoch=1, version=version)
     return events.FreezeChanged(from_step=2, method=control.method, r_max=control.r_max, by="", plan=plan)
 
 
@@ -110,7 +110,7 @@ def test_off_is_a_plan_without_ratios() -> None:
     off = asked(running(TIMELY, *MONITORED, step=20), "none")
     assert off == Adopt(control=Control(method="none", r_max=0.8))
     assert isinstance(off, Adopt)
-    assert plan_of(off, PLAN, epoch=3, version=2).ratios == ((0.0, 0.0), (0.0, 0.0))
+    assert plan_of(off.control, PLAN, epoch=3, version=2).ratios == ((0.0, 0.0), (0.0, 0.0))
     assert described(off.control) == "freezes nothing from a commit on"
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lifecycle_jobs import checkpoint_report, step_report
 
 from orchestrator.events.types import (
@@ -13,6 +16,7 @@ from orchestrator.events.types import (
     Event,
     Failed,
     Finished,
+    FreezeChanged,
     Migrated,
     Paused,
     Record,
@@ -21,7 +25,7 @@ from orchestrator.events.types import (
 from orchestrator.history import command_table
 from orchestrator.history.command_table import CommandIdReused, CommandTable
 from orchestrator.history.job_view import JobView, fold
-from planner.freezing import Control, FreezePlan
+from planner.freezing import FreezePlan
 from workers.protocol import FreezeStarted
 
 
@@ -131,13 +135,15 @@ def test_the_log_brings_the_table_back() -> None:
     assert [pending.command.id for pending in table.pending()] == ["b"]
 
 
-def test_old_commands_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_commands_are_forgotten_once_they_have_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_table, "KEPT", 2)
     table = CommandTable()
     for id in "abc":
         table.take(command(id, "stop"))
-    assert table.get("a") is None
-    assert [entry.command.id for entry in table.pending()] == ["b", "c"]
+    assert [entry.command.id for entry in table.pending()] == ["a", "b", "c"]
+    table.take(Answered(id="b", done=True, step=0, text="done"))
+    table.take(command("d", "stop"))
+    assert [*table.entries] == ["a", "c", "d"]
 
 
 def test_a_pause_is_done_when_the_job_has_paused_and_a_resume_when_it_trains() -> None:
@@ -145,26 +151,80 @@ def test_a_pause_is_done_when_the_job_has_paused_and_a_resume_when_it_trains() -
     paused = replace(wait, reason="on request", requested=True)
     told = (command("a", "pause"), command("b", "resume"))
     assert answers(*told, wait) == {}
-    assert answers(*told, paused) == {"a": (True, "paused at step 4")}
+    assert answers(*told[:1], paused) == {"a": (True, "paused at step 4")}
+    # A resume that a pause overtakes does not count as done by a later one.
+    late = (command("c", "checkpoint"), paused, command("d", "resume"), regrouped("resume"))
+    assert answers(*told, *late) == {
+        "a": (True, "paused at step 4"),
+        "b": (False, "paused again at step 4"),
+        "c": (True, "paused with a checkpoint of step 4"),
+        "d": (True, "trains on from step 4"),
+    }
     assert answers(*told, regrouped("resume")) == {"b": (True, "trains on from step 4")}
 
 
-def test_a_freeze_request_is_answered_once_the_ranks_follow_it() -> None:
-    def started(version: int, control: Control | None) -> FreezeStarted:
-        return FreezeStarted(
-            plan=FreezePlan(epoch=1, version=version, ratios=(), control=control, start=version)
-        )
+def freeze_plan(version: int, **more: Any) -> FreezePlan:
+    return FreezePlan(epoch=1, version=version, ratios=(), **more)
 
+
+def changed(id: str, version: int) -> FreezeChanged:
+    return FreezeChanged(from_step=1, method="none", r_max=0.5, by="", plan=freeze_plan(version), id=id)
+
+
+def test_a_freeze_request_is_answered_once_the_ranks_follow_its_plan() -> None:
+    """Whatever it asks for: `c` asks for the same settings as `a`."""
+    asked = [command(id, "freeze", method="none", r_max=None) for id in "abcd"]
     found = answers(
-        command("a", "freeze", method="none", r_max=None),
-        command("b", "freeze", method="timelyfreeze", r_max=0.5),
-        command("c", "freeze", method=None, r_max=0.25),
-        started(7, None),
-        started(9, Control(method="timelyfreeze", r_max=0.5)),
-        started(12, Control(method="timelyfreeze", r_max=0.25)),
+        *asked,
+        FreezeStarted(plan=freeze_plan(1, start=3)),
+        changed("a", 2),
+        changed("b", 3),
+        FreezeStarted(plan=freeze_plan(2, start=7)),
+        changed("c", 4),
+        FreezeStarted(plan=freeze_plan(4, start=9)),
     )
     assert found == {
-        "a": (False, "another freeze request took its place"),
-        "b": (True, "all ranks follow it from step 9 on"),
-        "c": (True, "all ranks follow it from step 12 on"),
+        "a": (True, "all ranks follow it from step 7 on"),
+        "b": (False, "another freeze request took its place"),
+        "c": (True, "all ranks follow it from step 9 on"),
     }
+
+
+NAMES = ("stop", "abort", "checkpoint", "pause", "resume", "move", "scale", "drain", "freeze", "fault")
+IDS = "abcdef"
+HAPPENINGS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(command, st.sampled_from(IDS), st.sampled_from(NAMES)),
+    # From the lifecycle, and from the controller once a command has failed: perhaps both.
+    st.builds(Answered, id=st.sampled_from(IDS), done=st.booleans(), step=st.just(1), text=st.just("")),
+    st.builds(changed, st.sampled_from(IDS), st.integers(1, 4)),
+    st.builds(lambda version: FreezeStarted(plan=freeze_plan(version, start=9)), st.integers(1, 4)),
+    st.builds(step_report, st.integers(1, 9)),
+    st.builds(checkpoint_report, st.integers(1, 9)),
+    st.builds(Paused, reason=st.just(""), step=st.integers(1, 9), requested=st.booleans()),
+    st.builds(regrouped, st.sampled_from(["loss", "resume"])),
+)
+ENDS: st.SearchStrategy[Event] = st.sampled_from(
+    [Finished(step=9, stopped=True, state_sha256=None), Failed(reason="no room", user_error=False)]
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(happenings=st.lists(HAPPENINGS, max_size=30), end=ENDS, late=st.lists(HAPPENINGS, max_size=5))
+def test_whatever_happens_each_command_has_one_answer_in_the_log(
+    happenings: list[Event], end: Event, late: list[Event]
+) -> None:
+    log, table, known = list[Event](), CommandTable(), set[str]()
+    # The controller takes no command twice, and none once its job has ended.
+    late = [event for event in late if isinstance(event, Answered)]
+    for event in (*happenings, end, *late):
+        if isinstance(event, Commanded):
+            if event.id in known:
+                continue
+            known.add(event.id)
+        for each in table.logged(event):
+            log.append(each)
+            table.take(each)
+    answered = [event.id for event in log if isinstance(event, Answered)]
+    assert sorted(answered) == sorted(known)
+    assert table.pending() == ()
+    assert log[-1] == end

@@ -66,6 +66,18 @@ def test_a_change_is_logged_before_it_is_sent_and_replaces_what_was_being_solved
     assert job.has.intents.proposed is None
 
 
+def test_a_request_that_a_newer_one_has_overtaken_is_answered() -> None:
+    newer = replace(CHANGE, id="b", plan=replace(CHANGE.plan, version=3))
+    job = Job().take(*TO_TRAINING, FreezeAsked(newer), FreezeAsked(replace(CHANGE, id="a")))
+    why = "another freeze request took its place"
+    assert job.logged[-1] == events.Answered(id="a", done=False, step=0, text=why)
+    assert job.has.intents.proposed == newer.plan
+    job.take(Asked(Request.STOP), FreezeAsked(replace(newer, id="c")))
+    answer = job.logged[-1]
+    assert isinstance(answer, events.Answered)
+    assert (answer.id, answer.done) == ("c", False)
+
+
 def test_a_change_comes_with_its_solution() -> None:
     solution = replace(SOLUTION, plan=CHANGE.plan)
     job = Job().take(*TO_TRAINING, FreezeAsked(CHANGE, solution))
