@@ -346,6 +346,7 @@ class Controller:
         if entry is None or entry.answer is None:
             return ""
         if not entry.answer.done:
+            self._reshaping.check_base(entry.command)
             raise JobError(entry.answer.text)
         return entry.answer.text
 

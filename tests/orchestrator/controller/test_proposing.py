@@ -144,6 +144,11 @@ def test_it_is_applied_to_the_plan_that_it_was_made_for_or_not_at_all(tmp_path: 
         apply(job, replanner, (4, 2, 2, 2), (2, 3))
     assert (old.value.epoch, old.value.version) == (2, 4)
 
+    # A move that stops the ranks has no version before they have regrouped.
+    stopping, _ = moves.request(order, job, replace(move, mode="stop"))
+    with pytest.raises(PlanChanged, match=r"another move is about to change plan 2\.4"):
+        apply(stopping, replanner, (3, 3, 2, 2), (2, 4))
+
     # Once a move is under way, its plan is the newest one; a second one that waits will change that again.
     job, _ = moves.request(order, job, move)
     with pytest.raises(PlanChanged) as moving:
