@@ -18,7 +18,14 @@ from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
 from orchestrator.controller.proposing import check_base, move_to_partition, propose
-from orchestrator.controller.resize_request import Capacity, check_plan, check_refuge, choose_node, scaled
+from orchestrator.controller.resize_request import (
+    Capacity,
+    check_plan,
+    check_refuge,
+    choose_node,
+    nodes_of,
+    scaled,
+)
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events.types import Commanded, Event, Noticed, Scaled
 from orchestrator.history.proposal import Proposal
@@ -184,17 +191,22 @@ class Reshaping:
         if not deadline_s >= 0:
             raise JobError(f"a deadline of {deadline_s:g} s is past: give one of 0 s or more")
         nodes = await asyncio.to_thread(self._nodes)
-        homes = dict(self._runtime.homes)
-        node = choose_node(name, homes, nodes)
-        up = [rank for rank, home in homes.items() if home.node == node]
+        ours = self._nodes_of_job(nodes)
+        node = choose_node(name, ours, nodes)
         has, job = await self._capacity(without=node), self._live()
+        up = [rank for rank, home in self._runtime.homes.items() if home.node == node]
         ranks = frozenset(up) | (self._hosts.placed_on(node) & job.membership.starting)
         await asyncio.to_thread(check_refuge, ranks, job, self._setup.replanner, has, node)
         self._live()
-        host = homes[min(up)].host
+        host = ours[node]
         await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))
         told = f"{named('rank', sorted(ranks))} {'leaves' if len(ranks) == 1 else 'leave'} node {node[:12]} ({host})"
         return f"{told} at the next commit; the job starts no rank there for {deadline_s:g} s"
+
+    def _nodes_of_job(self, nodes: Sequence[Node]) -> dict[str, str]:
+        starting = self._live().membership.starting
+        where = [node.id for node in nodes if self._hosts.placed_on(node.id) & starting]
+        return nodes_of(self._runtime.homes, where, nodes)
 
     async def _capacity(self, without: str = "") -> Capacity:
         room = await self._hosts.room((without,) if without else ())

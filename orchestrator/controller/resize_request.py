@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.cluster.placement import Node
@@ -97,17 +97,30 @@ def check_plan(job: Job, replanner: Replanner, places: int) -> None:
         )
 
 
-def choose_node(name: str, homes: Mapping[int, Home], cluster: Sequence[Node]) -> str:
+def nodes_of(homes: Mapping[int, Home], starting: Collection[str], cluster: Sequence[Node]) -> dict[str, str]:
+    """Return id and host of each node on which the job has a rank.
+
+    Args:
+        homes: of the ranks that are up.
+        starting: ids of the nodes on which others start.
+        cluster: all its nodes.
+    """
+    known = {node.id: node.host for node in cluster}
+    return {node: known.get(node, "") for node in starting} | {
+        home.node: home.host for home in homes.values()
+    }
+
+
+def choose_node(name: str, ours: Mapping[str, str], cluster: Sequence[Node]) -> str:
     """Return the id of the job's node that `name` means: an id, the beginning of one, or a host.
 
     Args:
-        homes: of the job's ranks.
+        ours: id and host of the nodes on which the job has a rank, up or starting.
         cluster: all its nodes.
 
     Raises:
         JobError: the job has no rank there, there is no such node, or it is more than one.
     """
-    ours = {home.node: home.host for home in homes.values()}
     found = [node for node, host in ours.items() if name and (node.startswith(name) or host == name)]
     known = ", ".join(f"{node[:12]} ({host})" for node, host in sorted(ours.items())) or "none"
     if len(found) == 1:

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from orchestrator.cluster.placement import Node
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Job, Membership, Progress, Training
 from orchestrator.lifecycle.stimuli import Aborted
+from planner.ir import Schedule
+from planner.plan import Plan
+from planner.search.replan import Replanner
 from workers.protocol import StepReport
 
 
-def test_a_drain_includes_the_rank_that_is_starting_on_the_node(tmp_path: Path) -> None:
-    """Ranks 0 and 1 train on two nodes, and the spare rank 2 is starting beside rank 1."""
+def drain_of(node: str, id: str = "d") -> events.Commanded:
+    return events.Commanded(id=id, name="drain", arguments={"node": node, "deadline_s": 30.0})
+
+
+def test_a_drain_includes_the_ranks_that_are_starting_on_the_node(tmp_path: Path) -> None:
+    """Ranks 0 and 1 train on two nodes, the spare rank 2 is starting beside rank 1, and 3 alone on a third node."""
     told: list[str] = []
 
     async def drain() -> None:
-        command = events.Commanded(id="d", name="drain", arguments={"node": "node1", "deadline_s": 30.0})
-        told.append(await reshaping.carry_out(command))
+        told.append(await reshaping.carry_out(drain_of("node2")))
+        told.append(await reshaping.carry_out(drain_of("node1")))
         job.post(Aborted())
 
     def act(job: ElasticJob, event: events.Event) -> None:
-        if event == events.Placing(ranks=(2,)):
+        if event == events.Placing(ranks=(2, 3)):
             job.loop.spawn(drain())
 
     spec = tiny(
@@ -32,15 +45,76 @@ def test_a_drain_includes_the_rank_that_is_starting_on_the_node(tmp_path: Path) 
         "drained",
         job={"steps": 100_000, "sample_tokens": 0},
         pipeline={"ranks": 2},
-        elastic={"spares": 1},
+        elastic={"spares": 2},
     )
-    job = ElasticJob(resolved(spec), act, node_of=lambda rank: "node0" if rank == 0 else "node1", room=3)
-    reshaping = Reshaping(job.order, job.setup, job.loop, job.runtime, job.hosts, nodes=lambda: ())
+    nodes = [Node(id=f"node{number}", host=f"h{number}", total={}, available={}) for number in range(4)]
+    where = {0: "node0", 1: "node1", 2: "node1", 3: "node2"}
+    job = ElasticJob(resolved(spec), act, node_of=where.__getitem__, room=4)
+    reshaping = Reshaping(job.order, job.setup, job.loop, job.runtime, job.hosts, nodes=lambda: nodes)
     ran = job.run()
-    (text,) = told
-    assert text.startswith("ranks 1, 2 leave node node1 (127.0.0.1)")
-    assert [event.ranks for event in ran.of(events.Noticed)] == [(1, 2)]
-    assert 2 not in {event.rank for event in ran.of(events.RankStarted)}
+    assert [text.partition(" at ")[0] for text in told] == [
+        "rank 3 leaves node node2 (h2)",
+        "ranks 1, 2 leave node node1 (127.0.0.1)",
+    ]
+    assert [event.ranks for event in ran.of(events.Noticed)] == [(3,), (1, 2)]
+    assert {event.rank for event in ran.of(events.RankStarted)} == {0, 1}
+
+
+def reshaping_of(job: ElasticJob) -> Reshaping:
+    return Reshaping(job.order, job.setup, job.loop, job.runtime, job.hosts, nodes=lambda: ())
+
+
+def test_a_controller_that_takes_over_repeats_only_what_its_predecessor_had_checked(tmp_path: Path) -> None:
+    job = ElasticJob(resolved(tiny(tmp_path, "taken")))
+    known = [
+        events.Noticed(node="node1", host="h", source="request", ranks=(1,), left_s=9.0, id="earlier"),
+        events.Scaled(ranks=2, spares=1, places=2, id="earlier"),
+    ]
+    again = reshaping_of(job).again
+    assert again(drain_of("node1", "earlier"), known)
+    # The same node and the same size, but the previous controller was killed before it had checked them.
+    assert not again(drain_of("node1"), known)
+    arguments = {"ranks": 2, "spares": None}
+    assert not again(events.Commanded(id="s", name="scale", arguments=arguments), known)
+    assert again(events.Commanded(id="earlier", name="scale", arguments=arguments), known)
+
+
+class Slow(Replanner):
+    """Takes as long as the simulation of a large plan."""
+
+    def checked(self, plan: Plan, domains: Sequence[str]) -> tuple[Plan, Schedule]:
+        time.sleep(0.3)
+        return super().checked(plan, domains)
+
+
+def test_a_move_is_simulated_off_the_event_loop(tmp_path: Path) -> None:
+    job = ElasticJob(resolved(tiny(tmp_path, "slow", pipeline={"ranks": 2})))
+    plan, old = job.order.plan, job.setup.replanner
+    slow = Slow(
+        first=old.first, schedule=old.schedule, parameters=old.parameters, standbys=False, profile=old.profile
+    )
+    job.setup = replace(job.setup, replanner=slow)
+    members = (0, 1)
+    has = Job(
+        progress=Progress(plan=plan, schedule=job.order.schedule),
+        membership=Membership(members=members, alive=frozenset(members)),
+    )
+    last = plan.layers[0][1] - 1
+    command = events.Commanded(id="m", name="move", arguments={"layers": str(last), "rank": 1})
+
+    async def ask() -> float:
+        job.loop.state = Training(has, frozenset(members))
+        moving = asyncio.create_task(reshaping_of(job).carry_out(command))
+        gaps, before_s = [0.0], time.perf_counter()
+        for _ in range(40):
+            await asyncio.sleep(0.01)
+            now_s = time.perf_counter()
+            gaps.append(now_s - before_s)
+            before_s = now_s
+        moving.cancel()
+        return max(gaps)
+
+    assert asyncio.run(ask()) < 0.25
 
 
 def test_other_spares_of_a_job_that_lacks_a_rank_need_room_for_themselves_alone(tmp_path: Path) -> None:

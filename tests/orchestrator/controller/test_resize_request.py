@@ -11,7 +11,14 @@ from ray_jobs import resolved
 from tiny_jobs import tiny
 
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.resize_request import Capacity, check_plan, check_refuge, choose_node, scaled
+from orchestrator.controller.resize_request import (
+    Capacity,
+    check_plan,
+    check_refuge,
+    choose_node,
+    nodes_of,
+    scaled,
+)
 from orchestrator.events.types import Scaled
 from orchestrator.lifecycle.states import Job, Membership, Progress, Size
 from orchestrator.prepare.planning import replanner_of
@@ -110,9 +117,17 @@ CLUSTER = tuple(
 )
 
 
+OURS = nodes_of(HOMES, [], CLUSTER)
+
+
 @pytest.mark.parametrize(("name", "node"), [("abc", "abc1"), ("abd2", "abd2"), ("10.0.0.1", "abc1")])
 def test_a_node_is_named_by_its_id_the_beginning_of_it_or_its_host(name: str, node: str) -> None:
-    assert choose_node(name, HOMES, CLUSTER) == node
+    assert choose_node(name, OURS, CLUSTER) == node
+
+
+def test_a_node_on_which_a_rank_only_starts_is_one_of_the_job() -> None:
+    assert nodes_of(HOMES, ["f00"], CLUSTER) == {**OURS, "f00": "10.0.0.3"}
+    assert choose_node("f0", nodes_of(HOMES, ["f00"], CLUSTER), CLUSTER) == "f00"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +142,7 @@ def test_a_node_is_named_by_its_id_the_beginning_of_it_or_its_host(name: str, no
 )
 def test_other_names_are_refused_with_the_nodes_of_the_job(name: str, why: str) -> None:
     with pytest.raises(JobError, match=why):
-        choose_node(name, HOMES, CLUSTER)
+        choose_node(name, OURS, CLUSTER)
 
 
 def test_a_node_is_left_only_if_there_is_somewhere_to_go(tmp_path: Path) -> None:
