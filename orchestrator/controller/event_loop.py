@@ -1,6 +1,7 @@
 """The job's event loop: passes stimuli to the lifecycle one by one, logs, and has its commands carried out.
 
-Knows no cluster and no file: effects and log are arguments. Runs on one asyncio loop; only a `Wait` sleeps.
+Knows no cluster and no file: effects and log are arguments. Runs on one asyncio loop; only `Wait` and `AwaitRanks`
+sleep.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
     Assess,
+    AwaitRanks,
     Command,
     Dismiss,
     Log,
@@ -42,7 +44,7 @@ from orchestrator.lifecycle.states import (
     Stopping,
     Training,
 )
-from orchestrator.lifecycle.stimuli import Released, Start, Stimulus, WaitOver
+from orchestrator.lifecycle.stimuli import RanksOverdue, Released, Start, Stimulus, WaitOver
 
 KEPT_HISTORY = 200
 """How many of the newest stimuli the error for an illegal transition shows."""
@@ -169,7 +171,9 @@ class EventLoop:
             case LogRegroup(event):
                 self._log(replace(event, **self._spent_s))
             case Wait(seconds, pause):
-                self.spawn(self._wait(seconds, pause))
+                self.spawn(self._wait(seconds, WaitOver(pause)))
+            case AwaitRanks(seconds, id):
+                self.spawn(self._wait(seconds, RanksOverdue(id)))
             case Release():
                 for task in self._tasks:
                     task.cancel()
@@ -198,9 +202,9 @@ class EventLoop:
         self._entered_s = now_s
         self.state = state
 
-    async def _wait(self, seconds: float, pause: int) -> None:
+    async def _wait(self, seconds: float, then: Stimulus) -> None:
         await asyncio.sleep(seconds)
-        self.post(WaitOver(pause))
+        self.post(then)
 
     def _spawn_release(self, effects: Effects) -> None:
         async def release() -> None:

@@ -42,6 +42,9 @@ def note_of(event: Event) -> Note | None:
             return Note("note", "The job was resumed.")
         case Requested(request=request):
             return Note("note", f"Someone asked the job to {request}.")
+        case Scaled(ranks=ranks, spares=spares, id=""):
+            kept = f"{counted(ranks, 'rank')} in a pipeline and {counted(spares, 'spare rank')}"
+            return Note("warning", f"The ranks that someone asked for did not come: the job keeps {kept}.")
         case Scaled(ranks=ranks, spares=spares):
             spare = counted(spares, "spare rank")
             return Note("note", f"Someone asked for {counted(ranks, 'rank')} in a pipeline and {spare}.")

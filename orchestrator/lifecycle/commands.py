@@ -196,6 +196,15 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class AwaitRanks:
+    """-> `RanksOverdue` after `seconds`."""
+
+    seconds: float
+    id: str
+    """Of the command that asked for them."""
+
+
+@dataclass(frozen=True)
 class Release:
     """Give back ranks and reservations -> `Released`."""
 
@@ -221,5 +230,6 @@ Command = (
     | Weigh
     | Dismiss
     | Wait
+    | AwaitRanks
     | Release
 )

@@ -59,6 +59,7 @@ from orchestrator.lifecycle.stimuli import (
     Planned,
     Positioned,
     RankLost,
+    RanksOverdue,
     Ready,
     Reclaimed,
     Released,
@@ -268,6 +269,15 @@ def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
     return replace(state, job=job), commands
 
 
+def _overdue(order: Order, state: Placing | Live, stimulus: RanksOverdue) -> Step:
+    trains = isinstance(state, Training)
+    job, commands = scaling.overdue(order, state.job, stimulus, trains=trains)
+    if trains and job is not state.job:
+        job, more = regroup.consider(order, job)
+        commands = (*commands, *more)
+    return replace(state, job=job), commands
+
+
 def _solved(order: Order, state: Training, stimulus: Solved | FreezeAsked) -> Step:
     after, logs = _solved_between(order, state, stimulus)
     if after is state:
@@ -357,6 +367,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, Going): joins.leaving for state in _LIVE},
     **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
+    **{(state, RanksOverdue): _overdue for state in (Placing, *_LIVE)},
     **{
         (state, settled): _solved_between
         for state in (*_REGROUPING, Waiting, Paused)
@@ -427,6 +438,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
             Room,
             Going,
             WaitOver,
+            RanksOverdue,
             *get_args(Answer),
         )
     },

@@ -1,22 +1,26 @@
 """Another number of ranks on request: the ranks regroup for it at a commit, or once there are enough. Pure.
 
 A part of the lifecycle. Does not know whether the cluster has room or a plan fits: whoever posts the request has
-checked that.
+checked that. If the room is gone before the ranks are up, the job keeps the size that it had.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.events.types import Dismissed
+from orchestrator.events.types import Dismissed, Scaled
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import Ask, Command, Dismiss, Log
-from orchestrator.lifecycle.states import Job, Order, Size
-from orchestrator.lifecycle.stimuli import Scale
+from orchestrator.lifecycle.commands import Ask, AwaitRanks, Command, Dismiss, Log
+from orchestrator.lifecycle.states import Job, Order, Resize, Size
+from orchestrator.lifecycle.stimuli import RanksOverdue, Scale
 from planner.wording import counted
 from workers.protocol import Request
 
 Scaling = tuple[Job, tuple[Command, ...]]
+
+LEAST_S = 60.0
+"""How long ranks may take to come up on request where `elastic.wait_s` is less: a job that waits for none after a
+failure may still be given more."""
 
 
 def size_of(order: Order, job: Job) -> Size:
@@ -26,21 +30,65 @@ def size_of(order: Order, job: Job) -> Size:
 
 def begin(order: Order, job: Job, stimulus: Scale) -> Scaling:
     """Log the request; the job pursues it from now on."""
-    event, before = stimulus.event, job.intents.scaling if stimulus.resizes else None
+    event, earlier, members = stimulus.event, job.intents.scaling, len(job.membership.members)
+    now, size = size_of(order, job), Size(places=event.places, spares=event.spares)
     commands: list[Command] = []
-    if before:
-        commands.append(answer(job, before, False, "another scale took its place"))
+    if stimulus.resizes and earlier is not None and earlier.id:
+        commands.append(answer(job, earlier.id, False, "another scale took its place"))
     commands.append(Log(event))
-    size = Size(places=event.places, spares=event.spares)
     job = replace(job, membership=replace(job.membership, size=size))
-    if stimulus.resizes and len(job.membership.members) != size.places:
-        return replace(job, intents=replace(job.intents, scaling=stimulus.id)), tuple(commands)
+    if stimulus.resizes and members != size.places:
+        # The controller that takes over finds the requested size in the log already.
+        before = (
+            earlier.before if earlier is not None else replace(now, places=members) if now == size else now
+        )
+        resize = Resize(id=stimulus.id, before=before)
+        if members < size.places:
+            commands.append(AwaitRanks(_patience_s(order), stimulus.id))
+        return replace(job, intents=replace(job.intents, scaling=resize)), tuple(commands)
     if stimulus.id:
         said = f"keeps {counted(size.spares, 'spare rank')} from now on"
         commands.append(answer(job, stimulus.id, True, said))
     if stimulus.resizes:
         job = replace(job, intents=replace(job.intents, scaling=None))
+    elif earlier is not None:
+        kept = replace(earlier, before=replace(earlier.before, spares=size.spares))
+        job = replace(job, intents=replace(job.intents, scaling=kept))
     return job, tuple(commands)
+
+
+def overdue(order: Order, job: Job, stimulus: RanksOverdue, *, trains: bool) -> Scaling:
+    """Keep the size from before the request, if its ranks are not up in time.
+
+    Args:
+        trains: whether the job trains now; otherwise the regroup under way decides first.
+    """
+    resize, size, members = job.intents.scaling, size_of(order, job), len(job.membership.members)
+    if resize is None or resize.id != stimulus.id or members >= size.places:
+        return job, ()
+    if not trains or job.intents.asked == "scale":
+        return job, (AwaitRanks(_patience_s(order), stimulus.id),)
+    before = resize.before
+    job = replace(
+        job,
+        membership=replace(job.membership, size=before),
+        intents=replace(job.intents, scaling=None),
+    )
+    kept = Scaled(
+        ranks=before.places // order.plan.replicas, spares=before.spares, places=before.places, id=""
+    )
+    up = members + len(job.membership.idle)
+    why = (
+        f"{up} of {counted(size.places, 'rank')} were up after {_patience_s(order):g} s (elastic.wait_s, at least"
+        f" {LEAST_S:g}): the room that the cluster had is gone. The job trains on with {counted(members, 'rank')};"
+        " add nodes, then ask again"
+    )
+    answers = (answer(job, resize.id, False, why),) if resize.id else ()
+    return job, (Log(kept), *answers)
+
+
+def _patience_s(order: Order) -> float:
+    return max(order.elastic.wait_s, LEAST_S)
 
 
 def pursue(job: Job, size: Size) -> Scaling:
@@ -73,10 +121,10 @@ def answered(job: Job, size: Size, *, last: bool) -> Scaling:
     Args:
         last: whether the ranks regrouped for it: it is not tried again.
     """
-    id, places = job.intents.scaling, len(job.membership.members)
-    if id is None or not (last or places == size.places):
+    resize, places = job.intents.scaling, len(job.membership.members)
+    if resize is None or not (last or places == size.places):
         return job, ()
-    job = replace(job, intents=replace(job.intents, scaling=None))
+    job, id = replace(job, intents=replace(job.intents, scaling=None)), resize.id
     if not id:
         return job, ()
     if places == size.places:

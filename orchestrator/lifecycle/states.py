@@ -136,6 +136,16 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resize:
+    """A requested number of places under way."""
+
+    id: str
+    """Of the command."""
+    before: Size
+    """The size that the job keeps if the ranks that it lacks do not come."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leaving:
     """A requested drain under way."""
 
@@ -158,8 +168,8 @@ class Intents:
     """A move of layers under way."""
     moves: tuple[Move, ...] = ()
     """Moves that begin, one after the other, once the one under way is over."""
-    scaling: str | None = None
-    """The id of a command for another number of places, which the job does not have yet."""
+    scaling: Resize | None = None
+    """A command for another number of places, which the job does not have yet."""
     leaving: tuple[Leaving, ...] = ()
     """Requested drains of nodes that still have ranks."""
     stopping: bool = False

@@ -254,6 +254,13 @@ class WaitOver:
 
 
 @dataclass(frozen=True)
+class RanksOverdue:
+    """The time of `AwaitRanks` has passed."""
+
+    id: str
+
+
+@dataclass(frozen=True)
 class Released:
     """Ranks and reservations are gone."""
 
@@ -288,6 +295,7 @@ Stimulus = (
     | Weighed
     | Going
     | WaitOver
+    | RanksOverdue
     | Released
 )
 

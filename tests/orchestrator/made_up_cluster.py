@@ -11,6 +11,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
     Ask,
     Assess,
+    AwaitRanks,
     Command,
     Dismiss,
     Follow,
@@ -51,6 +52,7 @@ from orchestrator.lifecycle.stimuli import (
     Planned,
     Positioned,
     RankLost,
+    RanksOverdue,
     Ready,
     Released,
     Reported,
@@ -196,6 +198,8 @@ class World:
                     self.ranks.pop(rank, None)
             case Wait(_, pause):
                 self.answers.append(WaitOver(pause)) if self.random.random() < 0.1 else None
+            case AwaitRanks(_, id):
+                self.answers.append(RanksOverdue(id)) if self.random.random() < 0.1 else None
             case Release():
                 self.answers.append(Released())
             case Log(event):

@@ -10,7 +10,7 @@ from lifecycle_jobs import DEAD, THREE, Job, order_of, plan_of, position, ready,
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Ask, Dismiss, LogRegroup, Recruit, Weigh
+from orchestrator.lifecycle.commands import Ask, AwaitRanks, Dismiss, LogRegroup, Recruit, Weigh
 from orchestrator.lifecycle.migration import Move, with_layers
 from orchestrator.lifecycle.states import Size, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
@@ -20,6 +20,7 @@ from orchestrator.lifecycle.stimuli import (
     Migrate,
     Positioned,
     RankLost,
+    RanksOverdue,
     Reclaimed,
     Reported,
     Room,
@@ -99,6 +100,48 @@ def test_more_ranks_come_once_all_are_up_whether_or_not_it_pays() -> None:
     assert not done
     assert told == "trains on with 3 ranks: the plan for 5 ranks has places for 3"
     assert job.has.intents.scaling is None
+
+
+def test_ranks_that_do_not_come_in_time_leave_the_job_as_it_was() -> None:
+    job = train(Job(QUIET)).take(
+        replace(scale(3, spares=1, id="0"), resizes=False), scale(6), Room(1), ready(3)
+    )
+    assert [each for each in job.effects if isinstance(each, AwaitRanks)] == [AwaitRanks(60.0, "s")]
+    job.take(Room(1), RanksOverdue("0"))
+    assert "s" not in answers(job)
+    job.take(RanksOverdue("s"))
+    done, why = answers(job)["s"]
+    assert not done
+    assert why.startswith("4 of 6 ranks were up after 60 s (elastic.wait_s, at least 60)")
+    assert job.has.membership.size == Size(places=3, spares=1)
+    assert job.has.intents.scaling is None
+    assert events.Scaled(ranks=3, spares=1, places=3) in job.logged
+    # The one that is still starting becomes the spare; nobody else is recruited.
+    job.take(ready(4), Room(4))
+    assert Dismiss(frozenset({3})) in job.effects
+    assert job.has.membership.idle == {4}
+    assert [effect for effect in job.effects if isinstance(effect, Recruit)] == [Recruit((3,)), Recruit((4,))]
+
+
+def test_ranks_that_are_about_to_take_their_places_are_not_given_up() -> None:
+    job = train(Job(QUIET)).take(scale(4), Room(1), ready(3), RanksOverdue("s"))
+    assert job.has.intents.asked == "scale"
+    assert job.effects[-1] == AwaitRanks(60.0, "s")
+    regroup(job, 4, (0, 1, 2, 3), there=(0, 1, 2, 3))
+    count = len(job.commands)
+    assert job.take(RanksOverdue("s")).commands[count:] == []
+    assert answers(job) == {"s": (True, "trains on with 4 ranks")}
+
+
+def test_a_scale_whose_controller_was_replaced_gives_up_too() -> None:
+    order = replace(QUIET, earlier=None)
+    job = train(Job(order)).take(scale(5))
+    view = fold(Record(time_s=0.0, event=event) for event in [submitted(), *job.logged])
+    after = Job(taken_over(order, view)).take(Start())
+    after.take(*(Reclaimed(rank, f"node{rank}", "h", after.has.progress.round) for rank in range(3)))
+    after.take(scale(5), RanksOverdue("s"))
+    assert not answers(after)["s"][0]
+    assert after.has.membership.size == Size(places=3, spares=0)
 
 
 def test_spares_take_new_places_at_once() -> None:
@@ -217,7 +260,8 @@ def test_other_spares_bring_no_missing_rank_back() -> None:
 def test_other_spares_leave_a_scale_under_way_as_it_is() -> None:
     job = train(Job(QUIET)).take(scale(4, id="1"), replace(scale(4, spares=1, id="2"), resizes=False))
     assert answers(job) == {"2": (True, "keeps 1 spare rank from now on")}
-    assert job.has.intents.scaling == "1"
+    assert job.has.intents.scaling is not None
+    assert job.has.intents.scaling.id == "1"
 
 
 def test_a_stop_outruns_a_scale() -> None:
