@@ -26,6 +26,7 @@ from orchestrator.events.log import read_log
 from orchestrator.events.page import Page
 from orchestrator.history.starts import since_start
 from orchestrator.spec.job_spec import Spec
+from planner.wording import counted
 from workers.protocol import JobError
 
 Observer = Callable[[events.Record], None]
@@ -149,9 +150,9 @@ class Following:
                 return self._end_after(error, observe)
             reading = None
             self._answered_s, self._told = time.monotonic(), False
-            self._after, over = page.next, page.over
-            for record in page.records:
+            for record in (*self._missed(page, say), *page.records):
                 observe(record)
+            self._after, over = page.next, page.over
             end = _end_among(page.records) or end
         self._client.dismiss(self._job)
         assert end is not None
@@ -162,6 +163,17 @@ class Following:
         reading = Call(self._client.waiting.page(self._job, self._after, READ_S))
         self._under_way = [call for call in self._under_way if not call.done()] + [reading]
         return reading
+
+    def _missed(self, page: Page, say: Callable[[str], None]) -> Sequence[events.Record]:
+        """The events that the controller no longer had when `page` was read, from the log; says how many it lacks."""
+        if not page.missed:
+            return ()
+        found = self._logged()[self._after : self._after + page.missed]
+        if (lacking := page.missed - len(found)) > 0:
+            say(
+                f"{counted(lacking, 'event')} came faster than this driver read them; the log has none of them here"
+            )
+        return found
 
     def _end_after(self, error: Exception, observe: Observer) -> events.Finished | events.Failed:
         """The end of a job whose controller is gone: from its log, if another driver read the end first."""

@@ -104,6 +104,20 @@ def test_events_come_once_and_in_order_to_the_end(spec: Spec) -> None:
     assert client.done == ["dismiss"]
 
 
+@pytest.mark.parametrize("logged", [2, 0])
+def test_events_that_a_slow_driver_missed_come_from_the_log_or_are_counted(spec: Spec, logged: int) -> None:
+    told = [Submitted(job="a", epoch=1, spec={}, resume=False), *(Warned(text=text) for text in "123")]
+    log = EventLog(Path(spec.job.folder) / "events.jsonl")
+    for event in told[: 1 + logged]:
+        log.append(Record(time_s=0.0, event=event))
+    last = Record(time_s=0.0, event=told[3])
+    late = Page(records=(last,), missed=2, next=4, over=False)
+    _, seen, said = follow(spec, Client(page(told[0]), late, page(END, after=4, over=True)))
+    assert seen == [told[0], *told[1 : 1 + logged], told[3], END]
+    lacking = "2 events came faster than this driver read them; the log has none of them here"
+    assert said == ([] if logged else [lacking])
+
+
 def test_signals_stop_the_job_and_then_end_it_at_once(spec: Spec) -> None:
     class Stopping(Client):
         async def stop(self, job: str) -> None:
