@@ -186,7 +186,8 @@ class Controller:
             await asyncio.to_thread(reap, self._order.job)
         logged = self._view.commands.logged(events.Failed(reason=reason, user_error=True))
         self._loop.state = states.Failed(reason, user_error=True)
-        with suppress(OSError):
+        with suppress(OSError, JobError):  # another run may hold the folder: its log is not ours to write
+            self._lock = self._lock or self._folder.lock()
             await self._open_log(max(self._view.epoch, self._order.epoch) + 1)
         for event in logged:
             record = Record(time_s=time.time(), event=event)

@@ -1,14 +1,16 @@
-"""Commands to a controller whose job ends or changes under them, or has ended and still passes on what is left."""
+"""A controller whose job has ended, or that cannot take its job over, and what it does meanwhile.
+
+The controllers here have no Ray around them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event as Signal
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -16,141 +18,59 @@ from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
-from orchestrator.controller import freeze_control
+from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
-from orchestrator.controller.freeze_request import Adopt
-from orchestrator.controller.log_writer import LogWriter
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
-from orchestrator.events.types import Answered, Commanded, Event, Failed, Finished, Record, Submitted
-from orchestrator.history.proposal import PlanChanged
-from orchestrator.lifecycle import states
-from orchestrator.lifecycle.moves import newest_version
-from orchestrator.lifecycle.states import Job, Membership, Progress, Training
-from planner.freezing import Control
+from orchestrator.events.types import Commanded, Event, Failed, Finished, Record, Submitted
+from orchestrator.history.folder_view import load_folder
 from workers.protocol import JobError
 
 ENDS = (
     Finished(step=2, stopped=False, state_sha256=None),
     Failed(reason="no room", user_error=False),
 )
+ASKED = Commanded(id="early", name="stop", arguments={})
 
 
-@asynccontextmanager
-async def controller_of(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[ElasticJob, Controller]]:
-    """The controller of a job of two ranks that trains; it has no Ray around it, and no ranks."""
-    made = resolved(tiny(folder, "ending", pipeline={"ranks": 2}))
-    job = ElasticJob(made)
+class Ended:
+    """A job whose log has the given events, and controllers of it, which an event loop must run."""
+
+    def __init__(self, folder: Path) -> None:
+        made = resolved(tiny(folder, "ended"))
+        self._job = ElasticJob(made)
+        self._spec = made.spec.model_dump(mode="json")
+        self.folder = JobFolder(self._job.setup.config.output)
+
+    def write(self, *told: Event) -> None:
+        log = self.folder.open_log(1)
+        first = Submitted(job=self._job.order.job, epoch=1, spec=self._spec, resume=False)
+        for event in (first, *told):
+            log.append(Record(time_s=0.0, event=event))
+        log.close()
+
+    def logged(self) -> list[Event]:
+        return [record.event for record in read_log(self.folder.events_path)]
+
+    def controller(self) -> Controller:
+        return Controller(self._job.order, self._job.setup, self._spec)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ended:
     context = SimpleNamespace(current_actor=None, was_current_actor_reconstructed=False)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    spec = made.spec.model_dump(mode="json")
-    controller = Controller(job.order, job.setup, spec)
-    log = JobFolder(job.setup.config.output).open_log(1)
-    controller._writer = LogWriter(log, folder / "view.json")
-    controller._record(Submitted(job=job.order.job, epoch=1, spec=spec, resume=False))
-    members = (0, 1)
-    has = Job(
-        progress=Progress(plan=job.order.plan, schedule=job.order.schedule),
-        membership=Membership(members=members, alive=frozenset(members)),
-    )
-    controller._loop.state = Training(has, frozenset(members))
-    controller._begun.set()
-    try:
-        yield job, controller
-    finally:
-        await controller._writer.close()
-
-
-def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over = Signal()
-
-    def slow(wanted: object, job: object) -> Adopt:
-        assert over.wait(10), "the event loop waits for the solution"
-        return Adopt(control=Control(method="none", r_max=0.5))
-
-    monkeypatch.setattr(freeze_control, "decided", slow)
-
-    async def ask() -> None:
-        async with controller_of(tmp_path, monkeypatch) as (job, controller):
-            asking = asyncio.create_task(controller.command("f", "freeze", {"method": "none", "r_max": None}))
-            await asyncio.sleep(0.05)
-            end = Finished(step=2, stopped=False, state_sha256=None)
-            controller._loop.state = states.Finished(2, stopped=False, state_sha256=None)
-            controller._record(end)
-            over.set()
-            with pytest.raises(JobError, match="the job ended first: trained to its last step, 2"):
-                await asking
-            await controller._written()
-            told = [record.event for record in read_log(JobFolder(job.setup.config.output).events_path)]
-            assert [type(event) for event in told] == [Submitted, Commanded, Answered, Finished]
-
-    asyncio.run(ask())
-
-
-def test_a_command_that_fails_as_nobody_expects_has_its_answer_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask() -> None:
-        async with controller_of(tmp_path, monkeypatch) as (_, controller):
-            # Ray is not there to be asked for its nodes.
-            drain = {"node": "n", "deadline_s": 1.0}
-            with pytest.raises(JobError, match="the drain failed: "):
-                await controller.command("d", "drain", drain)
-            answer = await controller.outcome("d", 0.0)
-            assert answer is not None
-            assert not answer.done
-
-    asyncio.run(ask())
-
-
-def test_a_plan_that_the_job_has_left_meanwhile_is_refused_with_the_newer_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask() -> None:
-        async with controller_of(tmp_path, monkeypatch) as (_, controller):
-            state = controller._loop.state
-            assert isinstance(state, Training)
-            base = newest_version(state.job)
-
-            async def change_meanwhile(command: Commanded) -> str:
-                """The lifecycle refuses the move, as the ranks follow another plan when its turn comes."""
-                newer = replace(state.job.progress, plan=replace(state.job.progress.plan, version=7))
-                controller._loop.state = replace(state, job=replace(state.job, progress=newer))
-                controller._record(Answered(id="p", done=False, step=0, text="the job's plan has changed"))
-                return "moves"
-
-            monkeypatch.setattr(controller._reshaping, "carry_out", change_meanwhile)
-            asked = {"partition": [1, 1], "base": list(base)}
-            for _ in range(2):
-                with pytest.raises(PlanChanged) as refused:
-                    await controller.command("p", "plan", asked)
-                assert (refused.value.epoch, refused.value.version) == (base[0], 7)
-
-    asyncio.run(ask())
+    monkeypatch.setattr(actor, "reap", lambda job, ranks=None: None)
+    return Ended(tmp_path)
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["finished", "failed"])
-def test_once_the_log_has_the_end_no_command_follows_it(
-    end: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = resolved(tiny(tmp_path, "ended"))
-    job = ElasticJob(made)
-    spec = made.spec.model_dump(mode="json")
-    log = JobFolder(job.setup.config.output).open_log(1)
-    asked = Commanded(id="early", name="stop", arguments={})
-    for event in (Submitted(job=job.order.job, epoch=1, spec=spec, resume=False), asked, end):
-        log.append(Record(time_s=0.0, event=event))
-    log.close()
-    # A controller is an actor; this one has no Ray around it, and its sinks have not closed yet.
-    context = SimpleNamespace(current_actor=None, was_current_actor_reconstructed=False)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+def test_once_the_log_has_the_end_no_command_follows_it(end: Event, job: Ended) -> None:
+    """Its sinks have not closed yet."""
+    job.write(ASKED, end)
 
     async def ask() -> None:
-        controller = Controller(job.order, job.setup, spec)
+        controller = job.controller()
         await controller._load()
         controller._begun.set()
         for name in ("stop", "abort", "checkpoint"):
@@ -161,3 +81,51 @@ def test_once_the_log_has_the_end_no_command_follows_it(
         assert answer is not None
 
     asyncio.run(ask())
+
+
+def test_reading_the_log_does_not_hold_up_the_event_loop(job: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks report and clients ask while a controller that takes over parses a long log."""
+    job.write(ASKED)
+    begun, released = threading.Event(), threading.Event()
+
+    def stuck(folder: JobFolder) -> Any:
+        begun.set()
+        assert released.wait(10), "the event loop does not run while the log is read"
+        return load_folder(folder)
+
+    monkeypatch.setattr(actor, "load_folder", stuck)
+
+    async def take_over() -> None:
+        controller = job.controller()
+        loading = asyncio.ensure_future(controller._load())
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        assert await controller.view()
+        released.set()
+        await loading
+        assert controller._view.events == 2
+
+    asyncio.run(take_over())
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_takeover_that_fails_is_the_end_of_its_own_log_and_not_of_another_run_s(
+    job: Ended, held: bool
+) -> None:
+    job.write(ASKED)
+    before = job.logged()
+    lock: Callable[[], Any] = job.folder.lock if held else lambda: None
+    other = lock()
+
+    async def give_up() -> None:
+        controller = job.controller()
+        await controller._fail("it cannot be taken over")
+        page = await controller.read(0, 0.0)
+        assert page.over
+        assert [record.event for record in page.records] == [end]
+
+    end = Failed(reason="it cannot be taken over", user_error=True)
+    asyncio.run(give_up())
+    assert job.logged() == [*before, *([] if held else [end])]
+    if held:
+        other.close()
