@@ -136,6 +136,9 @@ class Dying:
     async def end(self, rank: int) -> None:
         self.ended.append(rank)
 
+    async def release(self) -> None:
+        return
+
 
 def test_a_death_is_reported_though_the_attempt_that_found_it_is_given_up(tmp_path: Path) -> None:
     """While the dead rank's last output is being read, another rank reports that the generation is over."""
@@ -176,6 +179,48 @@ def test_a_death_that_several_calls_find_is_reported_once_and_says_where(tmp_pat
         await preparing
         await asyncio.gather(*(runtime._found_dead(0) for _ in range(3)))
         assert told[1:] == [RankLost(0, f"its process (pid 1 on 127.0.0.1) died: {UNKNOWN}", dead=True)]
+
+    asyncio.run(look())
+
+
+class Late(Dying):
+    """A rank that answers its second heartbeat soon after the controller itself stood still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pings = 0
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        if method != "ping":
+            return super().call(rank, method, *arguments)
+        self.pings += 1
+        return self._answer(self.pings == 2)
+
+    async def _answer(self, late: bool) -> None:
+        if late:
+            await asyncio.sleep(0)
+            time.sleep(STOOD_STILL_S)
+            await asyncio.sleep(HANG_TIMEOUT_S / 2)
+
+
+HANG_TIMEOUT_S = 0.4
+STOOD_STILL_S = 2 * HANG_TIMEOUT_S
+
+
+def test_a_healthy_rank_keeps_its_time_to_answer_when_the_controller_stood_still(tmp_path: Path) -> None:
+    async def look() -> None:
+        hosts, told = Late(), list[Stimulus]()
+        given = resolved(tiny(tmp_path, "late", elastic={"hang_timeout_s": HANG_TIMEOUT_S}))
+        runtime = Runtime(ElasticJob(given).setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        preparing = runtime.carry_out(Prepare((0,)))
+        assert preparing is not None
+        await preparing
+        async with asyncio.timeout(10.0):
+            while hosts.pings < 3 and 0 in runtime.homes:
+                await asyncio.sleep(0.01)
+        assert [type(each) for each in told] == [Ready]
+        assert hosts.ended == []
+        await runtime.release()
 
     asyncio.run(look())
 
