@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -25,8 +27,10 @@ from workers.notices.gcp import Gcp
 from workers.notices.node_turn import NodeTurn
 from workers.notices.notice import Notice, NoticeError, Source
 from workers.notices.registry import sources
+from workers.notices.reporting import watch_node
 from workers.notices.sigterm import Sigterm
 from workers.notices.watch import PATIENCE, Watch
+from workers.protocol import NoticeReport, Report
 
 NOON_S = 1_790_510_400.0  # 2026-09-27T12:00:00Z
 
@@ -332,6 +336,38 @@ def test_one_rank_of_a_node_looks_for_all_and_another_takes_over(
         one.close()
         assert second.done.wait(10), "it takes over when the first is gone"
     assert told == ["first", "elsewhere", "second"]
+
+
+def test_of_the_ranks_of_a_job_one_on_each_node_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_turn, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "go").touch()
+    config = ElasticConfig(notices=(), notice_file=str(tmp_path / "go"))
+    told: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    with ExitStack() as closing:
+
+        def rank(number: int, node: str, run: bytes = b"run") -> Watch:
+            watch = watch_node(config, run, node, number, told.put)
+            closing.callback(watch.close)
+            return watch
+
+        def heard() -> tuple[int, str]:
+            report = told.get(timeout=10)
+            assert isinstance(report, NoticeReport)
+            return report.rank, report.node
+
+        first = rank(0, "n1")
+        assert heard() == (0, "n1")
+        rank(1, "n1")
+        rank(2, "n2")
+        assert heard() == (2, "n2")
+        rank(0, "n1", b"another job")
+        assert heard() == (0, "n1")
+        first.close()
+        assert heard() == (1, "n1")
+        assert told.empty()
 
 
 def test_the_signal_of_a_process_is_looked_for_in_each(tmp_path: Path) -> None:
