@@ -13,12 +13,14 @@ import pytest
 from jobs import FAMILIES, job, small_config
 from prompt_outbox import prompt_channel
 
-from planner.plan import recomputable
+from benchmarks.partition import with_memory
+from planner.plan import PlanError, recomputable
 from planner.profile import Link, Profile
+from planner.search.search import Wish, choose
 from planner.simulation.predict import predict
 from workers.config import ModelConfig, WorkerConfig
 from workers.launch.profile import Request, profile_processes
-from workers.launch.ranks import run_processes
+from workers.launch.ranks import Job, run_processes
 from workers.profiling.measured import combine
 
 # One process takes the measurements for all tests.
@@ -86,6 +88,25 @@ def test_predicted_peaks_are_the_counted_ones(
     counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
     predicted = predict(profiles(vocabulary), asked.plan, asked.schedule).memory.peak_bytes
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.02)
+
+
+@pytest.mark.parametrize("recompute", [(), recomputable(8)], ids=["keeps", "recomputes"])
+def test_the_plan_of_the_tightest_limit_takes_what_the_limit_is(
+    tmp_path: Path, profiles: Callable[[int], Profile], recompute: tuple[int, ...]
+) -> None:
+    """With a byte less there is no plan."""
+    config = with_head(tmp_path, 800, steps=3, timeline_every=1)
+    wish = Wish(ranks=2, schedule="1f1b", microbatches=SIZES["microbatches"], recompute=recompute)
+    limit = 2**40
+    while True:
+        try:
+            choice = choose(with_memory(profiles(800), limit), wish)
+        except PlanError:
+            break
+        limit = choice.prediction.peak_memory_bytes - 1
+    ran = run_processes(Job(config, choice.plan, choice.schedule, **COUNTED))
+    counted_bytes = max(one.peak_bytes for one in ran.memory if one.step == 2)
+    assert counted_bytes == pytest.approx(limit + 1, rel=0.02)
 
 
 def test_recomputing_the_head_costs_memory(profiles: Callable[[int], Profile], tmp_path: Path) -> None:
