@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -17,6 +18,7 @@ from ray_jobs import (
     Log,
     add_node,
     assert_nothing_left,
+    controller_pid,
     drain,
     driver_of,
     start_head,
@@ -26,8 +28,10 @@ from ray_jobs import (
 from tiny_jobs import tiny
 
 from orchestrator.cli.steering import fault_job
+from orchestrator.client import submit
 from orchestrator.cluster import connection
 from orchestrator.cluster.draining import draining
+from orchestrator.cluster.placement import preferring
 from orchestrator.controller.drains import drained
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
@@ -152,6 +156,29 @@ def test_a_drain_of_the_only_node_pauses_the_job_with_its_state_safe(nodes: Node
     assert (regrouped.step, regrouped.steps_lost) == (paused.step, 0)
     assert result.metrics is not None
     assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 30)
+    log.assert_processes_gone()
+
+
+@with_nodes(1)
+def test_a_controller_whose_node_goes_comes_up_on_another_one(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster outlives the driver's node, which has no ranks; those train on."""
+    drivers = add_node(nodes.cluster, 0)
+    monkeypatch.setattr(submit, "preferring", lambda node: preferring(drivers.node_id))
+    raylet = drivers.all_processes["raylet"][0].process.pid
+
+    def act(record: events.Record) -> None:
+        if isinstance(record.event, StepReport) and record.event.step == 4:
+            assert psutil.Process(controller_pid("led")).ppid() == raylet
+            nodes.cluster.remove_node(drivers)
+
+    log = Log(act)
+    result = PipelineTrainer(slow(tmp_path, "led", 12, pipeline={"ranks": 1}), observe=log).fit()
+    assert result.error is None
+    assert [(each.epoch, each.takeover) for each in log.of(events.Submitted)] == [(1, False), (2, True)]
+    assert [report.step for report in log.of(StepReport)] == list(range(1, 13))
+    assert len(log.of(events.Formed)) == len(log.of(events.RankStarted)) == 1
     log.assert_processes_gone()
 
 
