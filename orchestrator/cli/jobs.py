@@ -203,7 +203,7 @@ def _stages(view: JobView, rank: int) -> list[int]:
     place, plan = _place(view, rank), view.plan
     if place is None or plan is None:
         return []
-    return [stage for stage, of in enumerate(plan.stage_ranks) if of == place % plan.pipeline_ranks]
+    return [stage for stage, of in enumerate(plan.stage_ranks) if of == plan.place(place).rank]
 
 
 def events_command(
