@@ -77,7 +77,7 @@ def records() -> Iterator[Record]:
             Span(action=str(action), start_s=(rank + n) * ACTION_S, end_s=(rank + n + 0.9) * ACTION_S)
             for n, action in enumerate(program)
         )
-        report = TimelineReport(step=step, rank=rank, step_s=0.4, spans=spans)
+        report = TimelineReport(step=step, rank=rank, step_s=0.4, spans=spans, memory_bytes=0)
         yield Record(time_s=newest.time_s, event=report)
 
 

@@ -273,9 +273,9 @@ class TimelineReport:
     rank: int
     step_s: float
     spans: tuple[Span, ...]
-    memory_bytes: int | None = None
+    memory_bytes: int
     """What the rank takes of its device's memory: the peak of its tensors on a GPU, else its process's resident
-    memory. None in older logs."""
+    memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,8 +93,7 @@ def _ranks(view: JobView) -> Iterator[Sample]:
     if (alone := places_without_redundancy(view)) is not None:
         yield _sample("ranks_without_redundancy", len(alone))
     for rank, report in sorted(view.timelines.items()):
-        if report.memory_bytes is not None:
-            yield _sample("rank_memory_bytes", report.memory_bytes, rank)
+        yield _sample("rank_memory_bytes", report.memory_bytes, rank)
     for rank, ratio in sorted(slowdowns(view).items()):
         yield _sample("rank_slowdown_ratio", ratio, rank)
     if view.ranks.checkpoints:

@@ -86,7 +86,8 @@ def timelines(
             spans[rank].append(Span(action=token, start_s=start_s, end_s=end_s))
     step_s = max(done.values()) + 0.003
     return [
-        TimelineReport(step=step, rank=rank, step_s=step_s, spans=tuple(spans[rank])) for rank in range(RANKS)
+        TimelineReport(step=step, rank=rank, step_s=step_s, spans=tuple(spans[rank]), memory_bytes=0)
+        for rank in range(RANKS)
     ]
 
 

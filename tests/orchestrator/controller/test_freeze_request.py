@@ -57,7 +57,9 @@ def timelines(first: int, middle: int, last: int) -> list[TimelineReport]:
                 end_s = now_s + (2.0 if str(action.kind) == "B" and step <= middle else 1.0)
                 spans.append(Span(action=str(action), start_s=now_s, end_s=end_s))
                 now_s = end_s
-            reports.append(TimelineReport(step=step, rank=rank, step_s=now_s, spans=tuple(spans)))
+            reports.append(
+                TimelineReport(step=step, rank=rank, step_s=now_s, spans=tuple(spans), memory_bytes=0)
+            )
     return reports
 
 

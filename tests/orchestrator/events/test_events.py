@@ -134,7 +134,11 @@ EVERY_KIND: tuple[events.Event, ...] = (
     protocol.ValidationReport(step=7, loss=2.75),
     protocol.CheckpointReport(step=7, path="/out/7", bytes=10, seconds=0.5),
     protocol.TimelineReport(
-        step=7, rank=0, step_s=0.5, spans=(protocol.Span(action="0F0", start_s=0.0, end_s=0.25),)
+        step=7,
+        rank=0,
+        step_s=0.5,
+        spans=(protocol.Span(action="0F0", start_s=0.0, end_s=0.25),),
+        memory_bytes=2**20,
     ),
     protocol.SampleReport(step=7, prompt="a", text="b"),
     protocol.FreezeStarted(plan=FREEZE_PLAN),

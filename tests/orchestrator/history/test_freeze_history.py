@@ -57,7 +57,7 @@ def run(epoch: int, *, start: int | None, plan: Plan = PLAN) -> list[events.Even
 
 def timelines(first: int, last: int, step_s: float = 1.0) -> list[TimelineReport]:
     return [
-        TimelineReport(step=step, rank=rank, step_s=step_s, spans=())
+        TimelineReport(step=step, rank=rank, step_s=step_s, spans=(), memory_bytes=0)
         for step in range(first, last + 1)
         for rank in range(2)
     ]

@@ -61,7 +61,7 @@ def timeline(step: int, rank: int) -> TimelineReport:
         for kind in "FIW"
         for microbatch in range(8)
     )
-    return TimelineReport(step=step, rank=rank, step_s=0.5, spans=spans)
+    return TimelineReport(step=step, rank=rank, step_s=0.5, spans=spans, memory_bytes=0)
 
 
 def generation(number: int) -> Generation:

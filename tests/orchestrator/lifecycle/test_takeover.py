@@ -173,7 +173,7 @@ def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
 
 SOLVED = replace(SOLUTION, plan=replace(SOLUTION.plan, epoch=3))
 STARTED = FreezeStarted(plan=replace(SOLVED.plan, start=7))
-TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=()) for rank in (0, 1))
+TIMELINES = tuple(TimelineReport(step=7, rank=rank, step_s=0.1, spans=(), memory_bytes=0) for rank in (0, 1))
 
 
 def test_what_was_measured_and_decided_of_freezing_stands() -> None:

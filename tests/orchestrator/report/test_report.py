@@ -214,8 +214,8 @@ def test_how_a_run_ends_is_said() -> None:
 
 def test_the_timeline_of_the_newest_step_is_shown_and_a_missing_rank_is_an_empty_lane() -> None:
     span = Span(action="0F0", start_s=0.1, end_s=0.2)
-    newer = [TimelineReport(step=41, rank=rank, step_s=0.5, spans=(span,)) for rank in (0, 2)]
-    older = TimelineReport(step=12, rank=1, step_s=0.5, spans=(span,) * 3)
+    newer = [TimelineReport(step=41, rank=rank, step_s=0.5, spans=(span,), memory_bytes=0) for rank in (0, 2)]
+    older = TimelineReport(step=12, rank=1, step_s=0.5, spans=(span,) * 3, memory_bytes=0)
     run = with_event(*newer, older)
     assert sorted(run.timelines) == [0, 2]
     html = render(run)

@@ -15,7 +15,7 @@ def shared(step: int) -> ValidationReport:
 
 
 def own(step: int) -> TimelineReport:
-    return TimelineReport(step=step, rank=1, step_s=1.0, spans=())
+    return TimelineReport(step=step, rank=1, step_s=1.0, spans=(), memory_bytes=0)
 
 
 def announcing(*, first: bool) -> tuple[Announcements, list[Report]]:
