@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.client.asking import NoController, ask, controller_of, last_line
 from orchestrator.client.blocking import finish
-from orchestrator.client.shadowing import shadowing
+from orchestrator.client.shadowing import refusal, shadowing
 from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.connection import import_paths
 from orchestrator.cluster.placement import preferring
@@ -187,10 +187,7 @@ def _check_imports(spec: Spec) -> None:
     if spec.cluster.address.startswith("ray://"):  # this machine's paths mean nothing there
         return
     if (found := shadowing(import_paths())) is not None:
-        raise JobError(
-            f"{found} hides a package of Freshet's from the ranks, which import from that folder first: rename it, or"
-            " start from another folder"
-        )
+        raise JobError(refusal(found, "the ranks, which import"))
 
 
 class _Opening:

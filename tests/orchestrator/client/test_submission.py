@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from command_line import freshet_here
 from tiny_jobs import tiny
 
+from orchestrator.cli.exit_codes import USER_ERROR
 from orchestrator.client import submit
 from orchestrator.client.running import detach, run
 from orchestrator.client.shadowing import OWN, shadowing
@@ -38,6 +43,32 @@ def test_a_submission_refuses_what_the_ranks_could_not_import(
         JobError, match=r"workers\.py hides a package of Freshet's from the ranks.*: rename it"
     ):
         Submission(tiny(tmp_path, "a"), resume=False, say=print)
+
+
+def test_python_m_names_a_file_that_hides_a_package(tmp_path: Path) -> None:
+    (tmp_path / "workers.py").write_text("raise AssertionError")
+    ran = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "--version"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(OWN)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == USER_ERROR
+    hidden = tmp_path / "workers.py"
+    assert ran.stderr.startswith(f"freshet: {hidden} hides a package of Freshet's from this command")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_users_dashboard_hides_nothing_from_ranks_but_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dashboard.py").write_text("raise AssertionError")
+    assert shadowing([str(tmp_path), str(OWN)]) is None
+    monkeypatch.chdir(tmp_path)
+    assert freshet_here("dashboard", "--runs", str(tmp_path)) == USER_ERROR
+    assert f"{tmp_path / 'dashboard.py'} hides a package of Freshet's" in capsys.readouterr().err
 
 
 def test_a_folder_that_ray_may_delete_is_a_warning(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from orchestrator.client.shadowing import refusal, shadowing
+from workers.protocol import JobError
 
 
 def dashboard(
@@ -39,6 +43,8 @@ def dashboard(
     ] = False,
 ) -> None:
     """Serve the pages and the REST interface of a cluster's jobs, or of past runs, until interrupted."""
+    if (hidden := shadowing(sys.path, ("dashboard",))) is not None:
+        raise JobError(refusal(hidden, "this command, which imports"))
     from dashboard.service.server import serve
     from dashboard.service.settings import AUDIT, TOKENS, Settings
 
