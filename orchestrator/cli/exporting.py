@@ -7,6 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from planner.wording import counted
 from workers.protocol import DamagedCheckpoint, JobError
 
 
@@ -29,7 +30,7 @@ def export_command(run: str, out: str, *, force: bool) -> list[str]:
         step, tensors, size = export(run, out, skip)
     except OSError as error:
         raise JobError(f"cannot write {out}: {error.strerror or error}") from error
-    return [*lines, f"wrote {out}: {tensors} tensors of step {step}, {size} bytes"]
+    return [*lines, f"wrote {out}: {counted(tensors, 'tensor')} of step {step}, {counted(size, 'byte')}"]
 
 
 def check_target(out: Path, *, force: bool) -> None:

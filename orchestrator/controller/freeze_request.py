@@ -134,7 +134,8 @@ def described(control: Control) -> str:
     if control.solved:
         return f"freezes by {named} from a commit on"
     if control.since is None:
-        return f"freezes by {named}: monitors {control.phases.monitoring} steps from a commit on, then solves"
+        steps = counted(control.phases.monitoring, "step")
+        return f"freezes by {named}: monitors {steps} from a commit on, then solves"
     return f"freezes by {named} once its monitoring has ended"
 
 
@@ -265,8 +266,8 @@ def _phases_from_here(job: Running) -> Phases:
     left = steps - job.view.step
     if left < FEWEST_STEPS:
         raise JobError(
-            f"the job has {left} of {steps} steps left and no monitored times of its plan: monitoring needs at least"
-            f" {FEWEST_STEPS}; a method without a freeze program (apf, autofreeze) needs none"
+            f"the job has {left} of {counted(steps, 'step')} left and no monitored times of its plan: monitoring needs"
+            f" at least {FEWEST_STEPS}; a method without a freeze program (apf, autofreeze) needs none"
         )
     monitoring = min(MONITORING_STEPS, max(2, left // 4))
     return Phases(warm_up=0, monitoring=monitoring, ramp=min(monitoring + steps // SHARE, left))

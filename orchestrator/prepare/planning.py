@@ -246,7 +246,7 @@ def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Pro
     most = there // replicas if ranks is None else ranks
     if not 1 <= most <= there:
         raise JobError(
-            f"the profile has {there} devices ({profile.source}), and pipeline.ranks ="
+            f"the profile has {counted(there, 'device')} ({profile.source}), and pipeline.ranks ="
             f" {AUTO if ranks is None else ranks * replicas} with pipeline.replicas = {replicas} needs"
             f" {ranks or replicas}: profile with as many ranks, or lower pipeline.ranks"
         )

@@ -234,8 +234,8 @@ def _check_model(profile: Profile, found: ModelOutline, where: str) -> None:
     way_out = "profile this job with freshet profile, or use the spec that the profile was made with"
     if len(layers) != len(found.layers):
         raise JobError(
-            f"{where} is another model's profile: it has {len(layers)} layers, the model has {len(found.layers)};"
-            f" {way_out}"
+            f"{where} is another model's profile: it has {counted(len(layers), 'layer')}, the model has"
+            f" {len(found.layers)}; {way_out}"
         )
     for number, (layer, name, parameters) in enumerate(
         zip(layers, found.layers, found.parameters, strict=True)

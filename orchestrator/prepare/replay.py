@@ -9,6 +9,7 @@ from orchestrator.events.log import read_log
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from orchestrator.prepare.resolve import Resolved
+from planner.wording import counted
 from workers.protocol import JobError
 
 
@@ -53,7 +54,8 @@ def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
         there = len(plan.ratios), len(plan.ratios[0])
         if there != here:
             raise JobError(
-                f"--replay {path}: its decisions are for {there[0]} layers and {there[1]} microbatches, this job has"
+                f"--replay {path}: its decisions are for {counted(there[0], 'layer')} and"
+                f" {counted(there[1], 'microbatch', 'microbatches')}, this job has"
                 f" {here[0]} and {here[1]}: give the log of a run of the same model and pipeline.microbatches"
             )
     return FreezeHistory(plans=plans, replayed=True)

@@ -164,6 +164,7 @@ def check_stages(spec: Spec, schedule: Schedule, found: ModelOutline) -> None:
         raise JobError(
             f"pipeline.ranks = {spec.pipeline.ranks} is more than the model can fill: {counted(schedule.ranks, 'rank')}"
             f" per pipeline{each} are {counted(stages, 'stage')}, and the model has {counted(layers, 'layer')}"
-            f" ({', '.join(found.layers)}). Use at most {layers // per_rank * spec.pipeline.replicas} ranks,"
+            f" ({', '.join(found.layers)}). Use at most"
+            f" {counted(layers // per_rank * spec.pipeline.replicas, 'rank')},"
             " or more layers"
         )

@@ -156,7 +156,9 @@ def ranks_of(spec: Spec, ranks: int | None, nodes: int) -> int:
     if ranks is None:
         ranks = nodes
     if ranks > nodes:
-        raise JobError(f"--ranks {ranks}: the trace has at most {nodes} nodes at a time, one rank on each")
+        raise JobError(
+            f"--ranks {ranks}: the trace has at most {counted(nodes, 'node')} at a time, one rank on each"
+        )
     if ranks % spec.pipeline.replicas:
         raise JobError(
             f"--ranks {ranks} is no multiple of pipeline.replicas = {spec.pipeline.replicas}: choose another --nodes"

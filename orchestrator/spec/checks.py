@@ -171,8 +171,8 @@ def _check_search(pipeline: PipelineConfig) -> None:
     stages_open = [f'pipeline.{key} = "auto"' for key in keys if key != "microbatches"]
     if not isinstance(pipeline.partition, str) and stages_open:
         raise JobError(
-            f"pipeline.partition lists {len(pipeline.partition)} stages, and {' and '.join(stages_open)} leaves open"
-            " how many there are: give a number and a schedule, or let a program cut (pipeline.partition ="
+            f"pipeline.partition lists {counted(len(pipeline.partition), 'stage')}, and {' and '.join(stages_open)}"
+            " leaves open how many there are: give a number and a schedule, or let a program cut (pipeline.partition ="
             ' "dynpipe")'
         )
     if "schedule" in keys:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from planner.partition.stage_costs import Matrix, Ranges, Window
+from planner.wording import counted
 
 
 def smallest_largest(layers: int, stages: int, cost: Callable[[int, Window], Matrix]) -> Ranges | None:
@@ -64,8 +65,8 @@ def check_stages(layers: int, stages: int) -> None:
     """
     if not 1 <= stages <= layers:
         raise ValueError(
-            f"cannot cut {layers} layers into {stages} stages of at least one layer:"
-            f" use 1 to {layers} stages (fewer ranks or chunks), or a model with more layers"
+            f"cannot cut {counted(layers, 'layer')} into {counted(stages, 'stage')} of at least one layer:"
+            f" use at most {counted(layers, 'stage')} (fewer ranks or chunks), or a model with more layers"
         )
 
 

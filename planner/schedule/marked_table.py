@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from planner.ir import Schedule
+from planner.wording import counted
 
 Place = tuple[int, int]
 """(rank, position in the rank's program)."""
@@ -39,7 +40,7 @@ def marked_table(schedule: Schedule, faults: Collection[Place] = (), related: Co
         for row in table
     ]
     if len(columns) < longest or len(rows) < schedule.ranks:
-        lines.append(f"(part of {schedule.ranks} ranks and {longest} positions)")
+        lines.append(f"(part of {counted(schedule.ranks, 'rank')} and {counted(longest, 'position')})")
     return "\n".join(lines)
 
 

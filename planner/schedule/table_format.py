@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from planner.ir import Action, Kind, Program, Schedule
 from planner.schedule.graph import build_graph
 from planner.schedule.validate import ScheduleError, validate
+from planner.wording import counted
 
 CSV_PREFIX = "csv:"
 """Before the path of a user's own table, where a schedule is named."""
@@ -62,12 +63,12 @@ def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int |
             raise
         cell = rows[error.place[0]][error.place[1]]
         raise ScheduleError(f"row {cell.row}, column {cell.column}: {error}", error.place) from None
-    for what, has, wanted in (
-        ("ranks (rows)", schedule.ranks, ranks),
-        ("microbatches", schedule.microbatches, microbatches),
+    for one, more, has, wanted in (
+        ("rank (row)", "ranks (rows)", schedule.ranks, ranks),
+        ("microbatch", "microbatches", schedule.microbatches, microbatches),
     ):
         if wanted is not None and has != wanted:
-            raise ScheduleError(f"{name}: the table has {has} {what}, but {wanted} are asked for")
+            raise ScheduleError(f"{name}: the table has {counted(has, one, more)}, and the job has {wanted}")
     return schedule
 
 

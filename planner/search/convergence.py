@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from planner.wording import counted
+
 
 class ConvergenceError(ValueError):
     """Numbers outside the assumptions of Theorem 1; the message names the violated bound."""
@@ -70,7 +72,7 @@ class Convergence:
         stale = 0.0 if synchronous else self.staleness_error(stages)
         if self.target <= stale:
             most = math.ceil((self.target / self.staleness_error(1)) ** (1 / 3)) - 1
-            fewer = f"at most {most} stages, " if most else ""
+            fewer = f"at most {counted(most, 'stage')}, " if most else ""
             raise ConvergenceError(
                 f"a target error of {self.target:.3g} is out of reach with {stages} asynchronous stages: staleness"
                 f" alone keeps 2 eta^2 S^3 L^2 xi^2 = {stale:.3g}. Use {fewer}a lower learning rate, a synchronous"

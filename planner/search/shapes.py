@@ -11,6 +11,7 @@ from functools import cached_property
 from planner.ir import Schedule
 from planner.schedule.registry import Family, build, families, family
 from planner.schedule.validate import ScheduleError
+from planner.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +93,9 @@ def _check(family: Family, shape: Shape, layers: int) -> None:
     stages = family.stages(shape.ranks, shape.chunks)
     if stages > layers:
         raise ScheduleError(
-            f"{family.name}: {shape.ranks} ranks x {shape.chunks} chunks are {stages} stages, and the model has"
-            f" {layers} layers: use at most {layers // shape.chunks} ranks, or more layers"
+            f"{family.name}: {counted(shape.ranks, 'rank')} x {counted(shape.chunks, 'chunk')} are"
+            f" {counted(stages, 'stage')}, and the model has {counted(layers, 'layer')}: use at most"
+            f" {counted(layers // shape.chunks, 'rank')}, or more layers"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.simulation.predict import Prediction
+from planner.wording import counted
 
 
 def shortfall(
@@ -28,8 +29,8 @@ def shortfall(
     plan = closest.plan
     counts = [stop - first for first, stop in plan.layers]
     return (
-        f"nothing fits the memory. The closest, {plan.schedule} on {plan.pipeline_ranks} ranks with {counts} layers"
-        f" per stage, needs {over + limit:,} bytes on rank {rank}, {over:,} more than the {limit:,} it may use"
+        f"nothing fits the memory. The closest, {plan.schedule} on {counted(plan.pipeline_ranks, 'rank')} with {counts}"
+        f" layers per stage, needs {over + limit:,} bytes on rank {rank}, {over:,} more than the {limit:,} it may use"
         f" ({state:,} for weights, gradients and optimizer state, {copies}{rest:,} for activations and what waits)."
         f" {_help(state, limit, recomputing)}{alone}"
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from planner.wording import counted
 from workers.config import Positive, Section
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import JobError
@@ -90,7 +91,7 @@ class Fault(Section):
         if self.bytes_per_s is not None:
             words.append(f"to {self.bytes_per_s:g} bytes/s")
         if self.steps is not None:
-            words.append(f"for {self.steps} steps")
+            words.append(f"for {counted(self.steps, 'step')}")
         return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def test_a_wrong_table_is_refused_with_its_place(tmp_path: Path):
     assert f"row 2, column 3: csv:{table}: rank 1, position 1, 1F0: doubled" in error
     assert ">1F0<" in error
     table.write_text("0F0,0B0\n,1F0,1B0\n")
-    assert "the table has 2 ranks (rows), but 3 are asked for" in refused(f"csv:{table}", "--ranks", "3")
+    assert "the table has 2 ranks (rows), and the job has 3" in refused(f"csv:{table}", "--ranks", "3")
     table.write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text" in refused(f"csv:{table}")
     assert "Is a directory" in refused(f"csv:{tmp_path}")

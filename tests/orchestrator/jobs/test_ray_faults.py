@@ -101,12 +101,12 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
     assert said == [
         "stop for 0.3 s on rank 1, in phase backward of step 8",
         "slow 3 times for 2 steps on rank 0, in phase forward of step 9",
-        "throttle-link to 1e+06 bytes/s for 1 steps on rank 1, in phase forward of step 10",
+        "throttle-link to 1e+06 bytes/s for 1 step on rank 1, in phase forward of step 10",
     ]
     assert sorted(fired(log)) == [
         (0, "slow 3 times for 2 steps", 9, "forward"),
         (1, "stop for 0.3 s", 8, "backward"),
-        (1, "throttle-link to 1e+06 bytes/s for 1 steps", 10, "forward"),
+        (1, "throttle-link to 1e+06 bytes/s for 1 step", 10, "forward"),
     ]
     no_job, no_rank, which, no_node, past = refused
     assert "no job 'drille'" in no_job

@@ -300,8 +300,8 @@ def test_a_profile_is_needed_where_costs_decide(
     ("table", "expected"),
     [
         ("0F0,0B0\n1F0,1B0,1X0", "row 2, column 3: '1X0' is not an action"),
-        ("0F0,0B0", "1 ranks (rows), but 2 are asked for"),
-        ("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1", "2 microbatches, but 1 are asked for"),
+        ("0F0,0B0", "the table has 1 rank (row), and the job has 2"),
+        ("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1", "the table has 2 microbatches, and the job has 1"),
         ("0B0,0F0\n1F0,1B0", "row 1, column 1"),
         ("", "no actions"),
         ("0F0\n1F0,1B0", "the first 1 of its 2 stages have no backward, and a job trains all layers"),

@@ -57,7 +57,7 @@ def test_parameter_partition_of_many_layers():
 
 @pytest.mark.parametrize("stages", [0, 4])
 def test_more_stages_than_layers_are_refused(stages: int):
-    with pytest.raises(ValueError, match=f"cannot cut 3 layers into {stages} stages .* use 1 to 3 stages"):
+    with pytest.raises(ValueError, match=f"cannot cut 3 layers into {stages} stages .* use at most 3 stages"):
         parameter.partition([1, 2, 3], stages)
 
 

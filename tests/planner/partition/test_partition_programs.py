@@ -121,7 +121,7 @@ def test_stages_of_one_rank_share_its_memory_equally():
     "program", [memory.partition, time.partition, bottleneck.partition, dynpipe.partition]
 )
 def test_more_stages_than_layers_are_refused_by_every_program(program):
-    with pytest.raises(ValueError, match=r"cannot cut 2 layers into 3 stages .* use 1 to 2 stages"):
+    with pytest.raises(ValueError, match=r"cannot cut 2 layers into 3 stages .* use at most 2 stages"):
         program(costs_of(profile(layer(), layer(), ranks=3), 3))
 
 

@@ -159,7 +159,7 @@ def test_a_number_too_long_to_read_is_refused():
 def test_the_size_is_held_against_what_is_asked_for():
     table = dump(build("1f1b", 2, 3))
     assert parse(table, "x", ranks=2, microbatches=3).stages == 2
-    with pytest.raises(ScheduleError, match=r"x: the table has 2 ranks \(rows\), but 4 are asked for"):
+    with pytest.raises(ScheduleError, match=r"x: the table has 2 ranks \(rows\), and the job has 4"):
         parse(table, "x", ranks=4)
-    with pytest.raises(ScheduleError, match="x: the table has 3 microbatches, but 8 are asked for"):
+    with pytest.raises(ScheduleError, match="x: the table has 3 microbatches, and the job has 8"):
         parse(table, "x", microbatches=8)

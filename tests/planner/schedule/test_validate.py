@@ -234,7 +234,7 @@ def test_the_grid_of_a_long_table_is_cut_around_the_place():
     message = str(refused(" ".join(forwards + backwards), 1, 60))
     assert "rank 0, position 91, 0B30: comes after 0B31" in message
     assert "(0B31)  >0B30<" in message
-    assert message.endswith("(part of 1 ranks and 120 positions)")
+    assert message.endswith("(part of 1 rank and 120 positions)")
     assert "0F0 " not in message
     assert max(map(len, message.split("\n\n")[1].splitlines())) < 110
 

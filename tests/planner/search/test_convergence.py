@@ -37,7 +37,7 @@ def test_the_error_after_that_many_updates_is_the_target():
 
 
 @pytest.mark.parametrize(
-    ("target", "advice"), [(8.0, "at most 1 stages"), (7.9, "at most 1 stages"), (1.0, "Use a lower")]
+    ("target", "advice"), [(8.0, "at most 1 stage,"), (7.9, "at most 1 stage,"), (1.0, "Use a lower")]
 )
 def test_a_target_that_staleness_alone_exceeds_is_refused(target: float, advice: str):
     with pytest.raises(ConvergenceError, match=r"out of reach with 2 asynchronous stages.* = 8") as error:

@@ -233,7 +233,7 @@ def test_a_program_whose_cut_does_not_fit_names_one_that_does():
         ({"partition": (5, 6, 7, 8)}, ValueError, "covers 26 layers, but the model has 10"),
         ({"partition": (5, 5)}, ValueError, "names 2 stages, but ranks x chunks make 4"),
         ({"ranks": 5}, PlanError, "pipeline.ranks = 5, and the profile has 4 devices"),
-        ({"ranks": 11}, PlanError, "11 ranks x 1 chunks are 11 stages, and the model has 10 layers"),
+        ({"ranks": 11}, PlanError, "11 ranks x 1 chunk are 11 stages, and the model has 10 layers"),
         ({"schedule": "1f2b"}, ScheduleError, "unknown schedule '1f2b'"),
         ({"schedule": "interleaved", "microbatches": 5}, PlanError, "needs a multiple of the ranks"),
     ],

@@ -84,7 +84,7 @@ def test_a_slow_rank_is_slow_for_its_steps_and_computes_the_same(tmp_path: Path,
 def test_a_throttled_link_delays_and_delivers_the_same(tmp_path: Path, quiet: str) -> None:
     fault = Fault(kind=FaultKind.THROTTLE_LINK, step=2, bytes_per_s=20_000, steps=1)
     done = drill(three_ranks(tmp_path), {0: (fault,)})
-    assert done.fired == [(0, "throttle-link to 20000 bytes/s for 1 steps", 2, "forward")]
+    assert done.fired == [(0, "throttle-link to 20000 bytes/s for 1 step", 2, "forward")]
     assert not done.errors
     assert done.state_sha256 == quiet
 
