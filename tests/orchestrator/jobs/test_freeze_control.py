@@ -240,6 +240,8 @@ def test_only_the_request_whose_plan_is_logged_waits_for_the_next_controller(tmp
 
     assert again() == []
     plan = FreezePlan(epoch=1, version=1, ratios=(), control=Control(method="timelyfreeze", r_max=0.9))
-    change = events.FreezeChanged(from_step=2, method="timelyfreeze", r_max=0.9, by="", plan=plan)
+    change = events.FreezeChanged(
+        from_step=2, method="timelyfreeze", r_max=0.9, by="", plan=plan, id="logged"
+    )
     it.view.take(Record(time_s=0.0, event=change))
     assert again() == ["logged"]
