@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.recovery import RecoveryPlan, Rescue
+from orchestrator.lifecycle.states import State
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -233,3 +234,6 @@ Command = (
     | AwaitRanks
     | Release
 )
+
+Step = tuple[State, tuple[Command, ...]]
+"""What a transition returns: the next state, and what to carry out."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.lifecycle import joins, regroup
-from orchestrator.lifecycle.commands import Dismiss
-from orchestrator.lifecycle.regroup import Step, close, verdict
+from orchestrator.lifecycle import ending, in_training, joins, regroup
+from orchestrator.lifecycle.commands import Dismiss, Step
+from orchestrator.lifecycle.ending import close, verdict
 from orchestrator.lifecycle.states import (
     Assessing,
     Hosting,
@@ -42,10 +42,10 @@ def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) 
 
 def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
     """A rank without a place failed, or did not start: nothing depends on it."""
-    job = regroup.without(state.job, stimulus.rank)
-    job, commands = regroup.consider(order, job) if isinstance(state, Training) else (job, ())
-    job, drained = regroup.drained(job)
-    lost = (regroup.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})))
+    job = in_training.without(state.job, stimulus.rank)
+    job, commands = in_training.consider(order, job) if isinstance(state, Training) else (job, ())
+    job, drained = in_training.drained(job)
+    lost = (ending.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})))
     return replace(state, job=job), (*lost, *commands, *drained)
 
 
@@ -93,7 +93,7 @@ def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step:
 
 def _end_by(loss: RankLost) -> Step:
     closing, commands = close(verdict(loss))
-    return closing, (regroup.log_loss(loss), *commands)
+    return closing, (ending.log_loss(loss), *commands)
 
 
 def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import regroup, scaling, startup
-from orchestrator.lifecycle.commands import Ask, Command, Log, Recruit
-from orchestrator.lifecycle.regroup import Step
+from orchestrator.lifecycle import in_training, regroup, scaling, startup
+from orchestrator.lifecycle.commands import Ask, Command, Log, Recruit, Step
 from orchestrator.lifecycle.states import Live, Order, Stopping, Training, Waiting
 from orchestrator.lifecycle.stimuli import Going, Ready, Room, Weighed
 from workers.protocol import NoticeReport, Request
@@ -45,7 +44,7 @@ def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:
         return after, (log, *commands)
     if not isinstance(state, Training):
         return state, (log,)
-    job, commands = regroup.consider(order, job)
+    job, commands = in_training.consider(order, job)
     return replace(state, job=job), (log, *commands)
 
 
@@ -87,7 +86,7 @@ def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
 def leaving(order: Order, state: Live, stimulus: Going) -> Step:
     """Drain ranks: those with a place hand their layers over at the next commit, before their time is up."""
     known = stimulus.ranks & (state.job.membership.alive | state.job.membership.starting)
-    job = regroup.with_drain(state.job, stimulus.id, stimulus.node, known)
+    job = in_training.with_drain(state.job, stimulus.id, stimulus.node, known)
     state = replace(state, job=job)
     if known and known <= job.membership.going and not stimulus.id:
         return state, ()
@@ -103,6 +102,6 @@ def leaving(order: Order, state: Live, stimulus: Going) -> Step:
     job = replace(job, membership=replace(job.membership, going=job.membership.going | ranks))
     commands: tuple[Command, ...] = ()
     if ranks and isinstance(state, Training | Stopping):
-        job, commands = regroup.send_off(order, job)
-    job, drained = regroup.drained(job)
+        job, commands = in_training.send_off(order, job)
+    job, drained = in_training.drained(job)
     return replace(state, job=job), (Log(notice), *commands, *drained)

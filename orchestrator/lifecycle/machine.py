@@ -12,10 +12,20 @@ from typing import Any, get_args
 
 from orchestrator.events import types as events
 from orchestrator.history.command_table import REPLACED
-from orchestrator.lifecycle import failures, joins, moves, pausing, regroup, scaling, startup
+from orchestrator.lifecycle import (
+    ending,
+    failures,
+    in_training,
+    joins,
+    moves,
+    pausing,
+    regroup,
+    scaling,
+    startup,
+)
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import Ask, Command, Log, Propose
-from orchestrator.lifecycle.regroup import Step, close
+from orchestrator.lifecycle.commands import Ask, Command, Log, Propose, Step
+from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import (
     Assessing,
@@ -144,7 +154,7 @@ def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
 def _checkpointed(state: Waiting | Saving, report: CheckpointReport) -> Step:
     """Idle ranks have written a checkpoint of what they hold, or could not."""
     if isinstance(state, Saving):
-        return regroup.saved(state)
+        return ending.saved(state)
     return pausing.written(replace(state, saving=None) if report.step == state.saving else state)
 
 
@@ -230,7 +240,7 @@ def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
     log = Log(events.Requested(request=stimulus.request.value))
     stop = stimulus.request is Request.STOP
     if stop and isinstance(state, Waiting):
-        after, commands = regroup.end_waiting(state, "")
+        after, commands = ending.end_waiting(state, "")
         return after, (log, *commands)
     job = state.job
     job = (
@@ -264,7 +274,7 @@ def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
 def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
     job, commands = scaling.begin(order, state.job, stimulus)
     if isinstance(state, Training):
-        job, more = regroup.consider(order, job)
+        job, more = in_training.consider(order, job)
         commands = (*commands, *more)
     return replace(state, job=job), commands
 
@@ -273,7 +283,7 @@ def _overdue(order: Order, state: Placing | Live, stimulus: RanksOverdue) -> Ste
     trains = isinstance(state, Training)
     job, commands = scaling.overdue(order, state.job, stimulus, trains=trains)
     if trains and job is not state.job:
-        job, more = regroup.consider(order, job)
+        job, more = in_training.consider(order, job)
         commands = (*commands, *more)
     return replace(state, job=job), commands
 
@@ -325,7 +335,7 @@ def _wait_over(order: Order, state: Live, stimulus: WaitOver) -> Step:
     if not job.progress.paused or stimulus.pause != job.progress.pauses:
         return state, ()
     if isinstance(state, Waiting):
-        return regroup.out_of_patience(order, state)
+        return ending.out_of_patience(order, state)
     return replace(state, job=replace(job, progress=replace(job.progress, out_of_patience=True))), ()
 
 

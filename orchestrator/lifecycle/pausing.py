@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import moves, regroup
-from orchestrator.lifecycle.commands import Dismiss, Log
-from orchestrator.lifecycle.regroup import Step, close
+from orchestrator.lifecycle import in_training, moves, regroup
+from orchestrator.lifecycle.commands import Dismiss, Log, Step
+from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.states import (
     Finished,
     Job,
@@ -30,7 +30,9 @@ REQUESTED = Log(events.Requested(request="pause"))
 
 def ask(order: Order, state: Training, stimulus: PauseAsked) -> Step:
     """The ranks end as for a stop: after the step in flight, with a checkpoint of it."""
-    job, commands = regroup.ask_pause(replace(state.job, intents=replace(state.job.intents, halting=True)))
+    job, commands = in_training.ask_pause(
+        replace(state.job, intents=replace(state.job.intents, halting=True))
+    )
     return replace(state, job=job), (REQUESTED, *commands)
 
 
@@ -87,7 +89,7 @@ def _halt(job: Job, step: int) -> Step:
         ),
         intents=replace(job.intents, save_after=None, asked=None, pausing=False, halting=False),
     )
-    job, drained = regroup.drained(job)
+    job, drained = in_training.drained(job)
     paused = Log(
         events.Paused(
             reason="on request",
@@ -102,7 +104,7 @@ def _halt(job: Job, step: int) -> Step:
 
 def newcomer(order: Order, state: Paused, stimulus: Ready) -> Step:
     """Release a rank that was started before the pause and is up only now."""
-    job, drained = regroup.drained(regroup.without(state.job, stimulus.rank))
+    job, drained = in_training.drained(in_training.without(state.job, stimulus.rank))
     return replace(state, job=job), (*drained, Dismiss(frozenset({stimulus.rank})))
 
 

@@ -10,9 +10,7 @@ from dataclasses import replace
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.lifecycle import moves, scaling
-from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import (
-    Ask,
     Assess,
     Command,
     Dismiss,
@@ -22,35 +20,25 @@ from orchestrator.lifecycle.commands import (
     Log,
     LogRegroup,
     MakePlan,
-    Propose,
-    Release,
-    Save,
     Settle,
-    Train,
-    Wait,
-    Weigh,
+    Step,
 )
+from orchestrator.lifecycle.ending import close, hold, log_loss, save
+from orchestrator.lifecycle.in_training import train, without
 from orchestrator.lifecycle.recovery import Abort, Pause, RecoveryPlan, Rescue, Situation, decide, rescue
 from orchestrator.lifecycle.reports import with_freeze
 from orchestrator.lifecycle.states import (
     Assessing,
-    Closing,
     Draft,
     Failed,
-    Finished,
     Hosting,
     Job,
     Joining,
-    Leaving,
     Loading,
     Order,
     Planning,
     Saving,
     Settling,
-    State,
-    Stopping,
-    Training,
-    Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
     Joined,
@@ -63,9 +51,7 @@ from orchestrator.lifecycle.stimuli import (
     Unplannable,
 )
 from planner.wording import counted
-from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Request
-
-Step = tuple[State, tuple[Command, ...]]
+from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation
 
 
 def assess(order: Order, job: Job, troubles: tuple[RankLost, ...]) -> Step:
@@ -140,7 +126,7 @@ def _decided(order: Order, state: Assessing) -> Step:
     )
     match decision:
         case Abort(reason=reason, rescue=Rescue() as rescued):
-            return Saving(job, rescued.step, reason), (_save(job, rescued),)
+            return Saving(job, rescued.step, reason), (save(job, rescued),)
         case Abort(reason=reason):
             return close(Failed(reason, user_error=False))
         case Pause():
@@ -412,179 +398,6 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         resume_s=0.0,
     )
     return training, (commands[0], *scaled, LogRegroup(regrouped), *commands[1:])
-
-
-def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step:
-    """Have the members train, and repeat the requests that earlier generations did not get to."""
-    members = job.membership.members
-    commands: list[Command] = [Train(members, step, job.progress.round, under_way)]
-    if job.intents.proposed is not None:
-        commands.append(Propose(job.intents.proposed, members))
-    if job.intents.save_after is not None:
-        commands.append(Ask(Request.CHECKPOINT, members[0]))
-        job = replace(job, intents=replace(job.intents, save_after=step))
-    if job.intents.stopping:
-        commands.append(Ask(Request.STOP, members[0]))
-    job, asking = ask_pause(job)
-    job, leaving = send_off(order, job)
-    job, gone = drained(job)
-    commands += [*asking, *leaving, *gone]
-    if job.intents.stopping:
-        return Stopping(job, frozenset(members)), tuple(commands)
-    job, resizing = consider(order, job)
-    return Training(job, frozenset(members)), (*commands, *resizing)
-
-
-def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
-    """Have the ranks end their generation if a pause was requested."""
-    if not job.intents.halting or job.intents.stopping or job.intents.pausing:
-        return job, ()
-    return replace(job, intents=replace(job.intents, pausing=True)), (
-        Ask(Request.STOP, job.membership.members[0]),
-    )
-
-
-def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
-    """Release draining ranks: idle ones at once, members at a regroup. If no rank would be left, they end as
-    for a stop, with a checkpoint of that step."""
-    free = job.membership.going - frozenset(job.membership.members)
-    commands: tuple[Command, ...] = (Dismiss(free),) if free else ()
-    for rank in free:
-        job = without(job, rank)
-    if not job.membership.going or job.intents.asked == "drain" or job.intents.pausing:
-        return job, commands
-    first = job.membership.members[0]
-    if job.membership.alive - job.membership.going:
-        return replace(job, intents=replace(job.intents, asked="drain")), (
-            *commands,
-            Ask(Request.REGROUP, first),
-        )
-    return replace(job, intents=replace(job.intents, pausing=True)), (*commands, Ask(Request.STOP, first))
-
-
-def with_drain(job: Job, id: str, node: str, ranks: frozenset[int]) -> Job:
-    """`job` with the drain that the command `id` requested; without an id nobody waits for its end."""
-    if not id:
-        return job
-    leaving = (*job.intents.leaving, Leaving(id=id, node=node, ranks=ranks))
-    return replace(job, intents=replace(job.intents, leaving=leaving))
-
-
-def drained(job: Job) -> tuple[Job, tuple[Command, ...]]:
-    """Answer the requested drains whose ranks are all gone."""
-    there = job.membership.alive | job.membership.starting
-    over = tuple(drain for drain in job.intents.leaving if drain.ranks.isdisjoint(there))
-    left = tuple(drain for drain in job.intents.leaving if drain not in over)
-    answers = (
-        answer(job, drain.id, True, f"node {drain.node[:12]} has no rank of the job any more")
-        for drain in over
-    )
-    return replace(job, intents=replace(job.intents, leaving=left)), tuple(answers)
-
-
-def consider(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
-    """Have training ranks regroup to the size that was requested, or ask whether to include idle ranks."""
-    job, commands = scaling.pursue(job, scaling.size_of(order, job))
-    return job, (*commands, *weigh(order, job))
-
-
-def weigh(order: Order, job: Job) -> tuple[Command, ...]:
-    """Ask whether to include idle ranks, once no rank is starting any more."""
-    if not order.elastic.grow or job.membership.starting or job.intents.asked:
-        return ()
-    ranks = (*job.membership.members, *sorted(job.membership.idle))[: scaling.size_of(order, job).places]
-    if len(ranks) <= len(job.membership.members):
-        return ()
-    domains = tuple(job.membership.nodes.get(rank, "") for rank in ranks)
-    return (Weigh(job.progress.plan, domains, job.progress.step, job.progress.round),)
-
-
-def hold(order: Order, job: Job, holding: Pause) -> Step:
-    """Wait for capacity, with one timeout per pause; meanwhile write what no checkpoint has."""
-    job = replace(job, progress=replace(job.progress, interrupted=holding.interrupted))
-    rescued = holding.rescue
-    state = Waiting(job, holding.reason, holding.step, saving=rescued.step if rescued is not None else None)
-    save = (_save(job, rescued),) if rescued is not None else ()
-    if job.progress.out_of_patience:
-        after, commands = out_of_patience(order, state)
-        return after, (*save, *commands)
-    if job.progress.paused:
-        return state, save
-    job = replace(job, progress=replace(job.progress, paused=True, pauses=job.progress.pauses + 1))
-    paused = Log(
-        events.Paused(
-            reason=holding.reason,
-            step=holding.step,
-            failures=job.progress.failures,
-            failed_at=job.progress.failed_at,
-        )
-    )
-    return replace(state, job=job), (paused, *save, Wait(order.elastic.wait_s, job.progress.pauses))
-
-
-def out_of_patience(order: Order, state: Waiting) -> Step:
-    """End a job whose pause has lasted for `elastic.wait_s`."""
-    waited = f"no capacity came within {order.elastic.wait_s:g} s (elastic.wait_s)"
-    return end_waiting(state, f"{state.reason}; {waited}")
-
-
-def end_waiting(state: Waiting, reason: str) -> Step:
-    """End a waiting job, once what its ranks hold is written.
-
-    Args:
-        reason: empty if a stop was requested.
-    """
-    saving = Saving(state.job, state.step, reason)
-    return saved(saving) if state.saving is None else (saving, ())
-
-
-def saved(state: Saving) -> Step:
-    """End the job: what could be written is in a checkpoint."""
-    newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
-    reason = state.reason or "stopped while the job waited for capacity"
-    if newest < state.step:
-        lost = counted(state.step - newest, "committed step")
-        way_out = (
-            f"--resume goes on from the checkpoint of step {newest}" if newest else "there is no checkpoint"
-        )
-        return close(Failed(f"{reason}; {lost} could not be written: {way_out}", user_error=False))
-    if not state.reason:
-        return close(Finished(state.step, stopped=True, state_sha256=None))
-    stays = f"The checkpoint of step {newest} stays: --resume goes on from it"
-    return close(Failed(f"{reason}. {stays}", user_error=False))
-
-
-def _save(job: Job, rescue: Rescue) -> Save:
-    return Save(rescue, job.progress.plan, job.progress.generation + 1)
-
-
-def close(end: Finished | Failed) -> Step:
-    """Release everything, then end with `end`."""
-    return Closing(end), (Release(),)
-
-
-def verdict(loss: RankLost) -> Failed:
-    """Return the end of a job that `loss` ends."""
-    return Failed(f"rank {loss.rank}: {loss.error}", loss.user_error)
-
-
-def log_loss(loss: RankLost) -> Log:
-    """Return the log entry for `loss`."""
-    return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
-
-
-def without(job: Job, rank: int) -> Job:
-    """Return `job` without a rank that is gone; the rank stays in `members` until the next generation."""
-    one = {rank}
-    return replace(
-        job,
-        membership=replace(
-            job.membership,
-            alive=job.membership.alive - one,
-            starting=job.membership.starting - one,
-            going=job.membership.going - one,
-        ),
-    )
 
 
 def _words(troubles: tuple[RankLost, ...]) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import pausing, regroup
-from orchestrator.lifecycle.commands import Command, Log, Prepare, Reclaim, Reserve
+from orchestrator.lifecycle import ending, in_training, pausing, regroup
+from orchestrator.lifecycle.commands import Command, Log, Prepare, Reclaim, Reserve, Step
+from orchestrator.lifecycle.ending import close, verdict
 from orchestrator.lifecycle.recovery import RecoveryPlan
-from orchestrator.lifecycle.regroup import Step, close, verdict
 from orchestrator.lifecycle.states import (
     Failed,
     Intents,
@@ -95,9 +95,9 @@ def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
     """One of the first ranks failed to start: the others may be enough."""
     if not stimulus.dead or order.elastic.redundancy == "none" or order.wanted == 1:
         closing, commands = close(verdict(stimulus))
-        return closing, (regroup.log_loss(stimulus), *commands)
-    after, commands = _prepared(order, regroup.without(state.job, stimulus.rank))
-    return after, (regroup.log_loss(stimulus), *commands)
+        return closing, (ending.log_loss(stimulus), *commands)
+    after, commands = _prepared(order, in_training.without(state.job, stimulus.rank))
+    return after, (ending.log_loss(stimulus), *commands)
 
 
 def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
@@ -131,7 +131,7 @@ def reclaimed(order: Order, state: Reclaiming, stimulus: Reclaimed) -> Step:
 
 def lost_reclaiming(order: Order, state: Reclaiming, stimulus: RankLost) -> Step:
     """A rank of the previous controller is gone."""
-    job = regroup.without(state.job, stimulus.rank)
+    job = in_training.without(state.job, stimulus.rank)
     waiting = state.waiting - {stimulus.rank}
     return _taken_over(order, Reclaiming(job, waiting, (*state.losses, stimulus)))
 
@@ -142,9 +142,9 @@ def _taken_over(order: Order, state: Reclaiming) -> Step:
         return state, ()
     if not frozenset(state.job.membership.members) <= state.job.membership.alive:
         return regroup.assess(order, state.job, state.losses)
-    after, commands = regroup.train(order, state.job, step=state.job.progress.step, under_way=True)
+    after, commands = in_training.train(order, state.job, step=state.job.progress.step, under_way=True)
     void: tuple[Command, ...] = ()
     if state.job.progress.prepared is not None:
         text = "layers were moving when the controller failed: ask again for those that do not arrive"
         void = (Log(events.Warned(text=text)),)
-    return after, (*map(regroup.log_loss, state.losses), *void, *commands)
+    return after, (*map(ending.log_loss, state.losses), *void, *commands)

@@ -1,0 +1,87 @@
+"""A job that waits for capacity, saves what its ranks hold, or ends. A part of the lifecycle, and pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import Log, Release, Save, Step, Wait
+from orchestrator.lifecycle.recovery import Pause, Rescue
+from orchestrator.lifecycle.states import Closing, Failed, Finished, Job, Order, Saving, Waiting
+from orchestrator.lifecycle.stimuli import RankLost
+from planner.wording import counted
+
+
+def hold(order: Order, job: Job, holding: Pause) -> Step:
+    """Wait for capacity, with one timeout per pause; meanwhile write what no checkpoint has."""
+    job = replace(job, progress=replace(job.progress, interrupted=holding.interrupted))
+    rescued = holding.rescue
+    state = Waiting(job, holding.reason, holding.step, saving=rescued.step if rescued is not None else None)
+    saving = (save(job, rescued),) if rescued is not None else ()
+    if job.progress.out_of_patience:
+        after, commands = out_of_patience(order, state)
+        return after, (*saving, *commands)
+    if job.progress.paused:
+        return state, saving
+    job = replace(job, progress=replace(job.progress, paused=True, pauses=job.progress.pauses + 1))
+    paused = Log(
+        events.Paused(
+            reason=holding.reason,
+            step=holding.step,
+            failures=job.progress.failures,
+            failed_at=job.progress.failed_at,
+        )
+    )
+    return replace(state, job=job), (paused, *saving, Wait(order.elastic.wait_s, job.progress.pauses))
+
+
+def out_of_patience(order: Order, state: Waiting) -> Step:
+    """End a job whose pause has lasted for `elastic.wait_s`."""
+    waited = f"no capacity came within {order.elastic.wait_s:g} s (elastic.wait_s)"
+    return end_waiting(state, f"{state.reason}; {waited}")
+
+
+def end_waiting(state: Waiting, reason: str) -> Step:
+    """End a waiting job, once what its ranks hold is written.
+
+    Args:
+        reason: empty if a stop was requested.
+    """
+    saving = Saving(state.job, state.step, reason)
+    return saved(saving) if state.saving is None else (saving, ())
+
+
+def saved(state: Saving) -> Step:
+    """End the job: what could be written is in a checkpoint."""
+    newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
+    reason = state.reason or "stopped while the job waited for capacity"
+    if newest < state.step:
+        lost = counted(state.step - newest, "committed step")
+        way_out = (
+            f"--resume goes on from the checkpoint of step {newest}" if newest else "there is no checkpoint"
+        )
+        return close(Failed(f"{reason}; {lost} could not be written: {way_out}", user_error=False))
+    if not state.reason:
+        return close(Finished(state.step, stopped=True, state_sha256=None))
+    stays = f"The checkpoint of step {newest} stays: --resume goes on from it"
+    return close(Failed(f"{reason}. {stays}", user_error=False))
+
+
+def save(job: Job, rescue: Rescue) -> Save:
+    """Return the command to write what `rescue` names."""
+    return Save(rescue, job.progress.plan, job.progress.generation + 1)
+
+
+def close(end: Finished | Failed) -> Step:
+    """Release everything, then end with `end`."""
+    return Closing(end), (Release(),)
+
+
+def verdict(loss: RankLost) -> Failed:
+    """Return the end of a job that `loss` ends."""
+    return Failed(f"rank {loss.rank}: {loss.error}", loss.user_error)
+
+
+def log_loss(loss: RankLost) -> Log:
+    """Return the log entry for `loss`."""
+    return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))

@@ -1,0 +1,113 @@
+"""What a generation is asked for once it trains, and at each change of its ranks: requests, drains, other sizes.
+
+A part of the lifecycle, and pure. How a generation comes about is in `regroup.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.lifecycle import scaling
+from orchestrator.lifecycle.answers import answer
+from orchestrator.lifecycle.commands import Ask, Command, Dismiss, Propose, Step, Train, Weigh
+from orchestrator.lifecycle.states import Job, Leaving, Order, Stopping, Training
+from workers.protocol import Request
+
+
+def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step:
+    """Have the members train, and repeat the requests that earlier generations did not get to."""
+    members = job.membership.members
+    commands: list[Command] = [Train(members, step, job.progress.round, under_way)]
+    if job.intents.proposed is not None:
+        commands.append(Propose(job.intents.proposed, members))
+    if job.intents.save_after is not None:
+        commands.append(Ask(Request.CHECKPOINT, members[0]))
+        job = replace(job, intents=replace(job.intents, save_after=step))
+    if job.intents.stopping:
+        commands.append(Ask(Request.STOP, members[0]))
+    job, asking = ask_pause(job)
+    job, leaving = send_off(order, job)
+    job, gone = drained(job)
+    commands += [*asking, *leaving, *gone]
+    if job.intents.stopping:
+        return Stopping(job, frozenset(members)), tuple(commands)
+    job, resizing = consider(order, job)
+    return Training(job, frozenset(members)), (*commands, *resizing)
+
+
+def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
+    """Have the ranks end their generation if a pause was requested."""
+    if not job.intents.halting or job.intents.stopping or job.intents.pausing:
+        return job, ()
+    return replace(job, intents=replace(job.intents, pausing=True)), (
+        Ask(Request.STOP, job.membership.members[0]),
+    )
+
+
+def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
+    """Release draining ranks: idle ones at once, members at a regroup. If no rank would be left, they end as
+    for a stop, with a checkpoint of that step."""
+    free = job.membership.going - frozenset(job.membership.members)
+    commands: tuple[Command, ...] = (Dismiss(free),) if free else ()
+    for rank in free:
+        job = without(job, rank)
+    if not job.membership.going or job.intents.asked == "drain" or job.intents.pausing:
+        return job, commands
+    first = job.membership.members[0]
+    if job.membership.alive - job.membership.going:
+        return replace(job, intents=replace(job.intents, asked="drain")), (
+            *commands,
+            Ask(Request.REGROUP, first),
+        )
+    return replace(job, intents=replace(job.intents, pausing=True)), (*commands, Ask(Request.STOP, first))
+
+
+def with_drain(job: Job, id: str, node: str, ranks: frozenset[int]) -> Job:
+    """`job` with the drain that the command `id` requested; without an id nobody waits for its end."""
+    if not id:
+        return job
+    leaving = (*job.intents.leaving, Leaving(id=id, node=node, ranks=ranks))
+    return replace(job, intents=replace(job.intents, leaving=leaving))
+
+
+def drained(job: Job) -> tuple[Job, tuple[Command, ...]]:
+    """Answer the requested drains whose ranks are all gone."""
+    there = job.membership.alive | job.membership.starting
+    over = tuple(drain for drain in job.intents.leaving if drain.ranks.isdisjoint(there))
+    left = tuple(drain for drain in job.intents.leaving if drain not in over)
+    answers = (
+        answer(job, drain.id, True, f"node {drain.node[:12]} has no rank of the job any more")
+        for drain in over
+    )
+    return replace(job, intents=replace(job.intents, leaving=left)), tuple(answers)
+
+
+def consider(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
+    """Have training ranks regroup to the size that was requested, or ask whether to include idle ranks."""
+    job, commands = scaling.pursue(job, scaling.size_of(order, job))
+    return job, (*commands, *weigh(order, job))
+
+
+def weigh(order: Order, job: Job) -> tuple[Command, ...]:
+    """Ask whether to include idle ranks, once no rank is starting any more."""
+    if not order.elastic.grow or job.membership.starting or job.intents.asked:
+        return ()
+    ranks = (*job.membership.members, *sorted(job.membership.idle))[: scaling.size_of(order, job).places]
+    if len(ranks) <= len(job.membership.members):
+        return ()
+    domains = tuple(job.membership.nodes.get(rank, "") for rank in ranks)
+    return (Weigh(job.progress.plan, domains, job.progress.step, job.progress.round),)
+
+
+def without(job: Job, rank: int) -> Job:
+    """Return `job` without a rank that is gone; the rank stays in `members` until the next generation."""
+    one = {rank}
+    return replace(
+        job,
+        membership=replace(
+            job.membership,
+            alive=job.membership.alive - one,
+            starting=job.membership.starting - one,
+            going=job.membership.going - one,
+        ),
+    )
