@@ -21,13 +21,12 @@ import ray
 
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts, reap
-from orchestrator.controller import reshaping
+from orchestrator.controller.commands import Commands
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze_control import FreezeControl
 from orchestrator.controller.freeze_watch import FreezeWatch
-from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.persistence import persist
@@ -40,18 +39,17 @@ from orchestrator.events.log import DamagedLogError
 from orchestrator.events.page import Page
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import Record
-from orchestrator.history.command_table import KEPT, Entry
 from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.commands import Command, Train
-from orchestrator.lifecycle.states import Live, Order, Paused, Placing, Saving, Stopping
-from orchestrator.lifecycle.stimuli import Aborted, Asked, Noted, PauseAsked, Reported, ResumeAsked
+from orchestrator.lifecycle.states import Order
+from orchestrator.lifecycle.stimuli import Noted, Reported
 from orchestrator.lifecycle.takeover import start_of, taken_over
 from planner.plan import Plan
 from workers.actor import check_folder
-from workers.protocol import JobError, Report, Request
+from workers.protocol import JobError, Report
 
 KEPT_RECORDS = 20_000
 """How many of the newest events are kept in memory for drivers; the log has them all."""
@@ -120,6 +118,15 @@ class Controller:
         self._reshaping = Reshaping(order, self._setup, self._loop, self._runtime, self._hosts)
         self._watch = FreezeWatch(order.freezing)
         self._freezing = FreezeControl(order, self._setup, self._loop, lambda: self._view)
+        self._commands = Commands(
+            order.job,
+            self._setup.config.elastic,
+            self._loop,
+            self._reshaping,
+            self._freezing,
+            view=lambda: self._view,
+            log=self._record,
+        )
 
     def _make_runtime(self) -> Runtime:
         return Runtime(self._setup, self._hosts, self._loop.post, self._loop.spawn)
@@ -259,8 +266,7 @@ class Controller:
         for event in self._view.recap():
             self._runtime.take(event)
         self._begin(takeover=True)
-        for entry in self._view.commands.pending():
-            self._go_on_with(entry)
+        self._commands.go_on()
 
     def _begin(self, *, takeover: bool) -> None:
         folder = self._folder.events_path.parent
@@ -311,45 +317,7 @@ class Controller:
             JobError: the command is refused; says why.
         """
         await self._taken_on()
-        if self._view.commands.find(id, name, arguments) is not None:
-            return self._reply(id) or f"{name} was asked for already"
-        # The log may have the job's end long before the controller is done: what it passes on takes time.
-        if self._over or self._view.outcome is not None:
-            raise JobError(f"job {self._order.job!r} has ended: it takes no commands")
-        if (waiting := len(self._view.commands.pending())) >= KEPT:
-            raise JobError(f"{waiting} commands wait for their outcome already: ask again once some have one")
-        command = events.Commanded(id=id, name=name, arguments=arguments, by=by)
-        self._record(command)
-        try:
-            text = await self._do(command)
-        except Exception as error:
-            if decided := self._reply(id):  # meanwhile, such as by the job's end
-                return decided
-            if isinstance(error, JobError):
-                self._answer(id, done=False, text=str(error))
-                raise
-            # Trouble of the cluster or a bug of ours: an outcome all the same.
-            text = f"the {name} failed: {type(error).__name__}: {error}"
-            self._answer(id, done=False, text=text)
-            raise JobError(text) from error
-        if name == "fault":
-            self._answer(id, done=True, text=text)
-        return self._reply(id) or text
-
-    def _reply(self, id: str) -> str:
-        """Return what the command `id` came to, in words; empty if that is not known yet.
-
-        Raises:
-            PlanChanged: it was refused, and is for an older plan than the newest one.
-            JobError: it was refused; says why.
-        """
-        entry = self._view.commands.get(id)
-        if entry is None or entry.answer is None:
-            return ""
-        if not entry.answer.done:
-            self._reshaping.check_base(entry.command)
-            raise JobError(entry.answer.text)
-        return entry.answer.text
+        return await self._commands.take(events.Commanded(id=id, name=name, arguments=arguments, by=by))
 
     async def outcome(self, id: str, wait_s: float) -> events.Answered | None:
         """Return the outcome of the command `id`; None if there is none after `wait_s`.
@@ -369,73 +337,6 @@ class Controller:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left_s)
-
-    async def _do(self, command: events.Commanded) -> str:
-        name, arguments = command.name, command.arguments
-        if name in reshaping.NAMES:
-            return await self._reshaping.carry_out(command)
-        match name, arguments:
-            case "stop", {}:
-                self._loop.post(Asked(Request.STOP))
-                return "stops after the step in flight, with a checkpoint"
-            case "abort", {}:
-                self._loop.post(Aborted())
-                return "ends at once, without a checkpoint"
-            case "checkpoint", {}:
-                state = self._loop.state
-                if isinstance(state, Paused):
-                    raise JobError(f"the job is paused, and a checkpoint has its step {state.step} already")
-                if not isinstance(state, Live) or not state.job.progress.trained:
-                    raise JobError(
-                        f"the job is {type(state).__name__.lower()} and has nothing to save: ask again once it trains"
-                    )
-                self._loop.post(Asked(Request.CHECKPOINT))
-                return "writes a checkpoint after the step in flight"
-            case "pause", {}:
-                state = self._loop.state
-                if not isinstance(state, Live | Placing) or isinstance(state, Stopping | Paused | Saving):
-                    raise JobError(f"the job is {type(state).__name__.lower()}: there is nothing to pause")
-                self._loop.post(PauseAsked())
-                return "pauses after the step in flight, with a checkpoint, and gives its ranks back"
-            case "resume", {}:
-                state = self._loop.state
-                if not isinstance(state, Paused):
-                    raise JobError(f"the job is {type(state).__name__.lower()}: only a paused job resumes")
-                self._loop.post(ResumeAsked())
-                return f"goes on from the checkpoint of step {state.step} as soon as there is room"
-            case "freeze", _:
-                return await self._freezing.change(command)
-            case "fault", {"drill": dict(drill)}:
-                return await self._fault(drill)
-        raise JobError(f"no such command: {name} {arguments}")
-
-    def _go_on_with(self, entry: Entry) -> None:
-        """Repeat a command that the previous controller may not have carried out, if repeating is safe."""
-        match entry.command.name:
-            case "checkpoint":
-                self._loop.post(Asked(Request.CHECKPOINT))
-            case "stop":
-                self._loop.post(Asked(Request.STOP))
-            case "abort":
-                self._loop.post(Aborted())
-            case "pause":
-                self._loop.post(PauseAsked())
-            case "resume":
-                self._loop.post(ResumeAsked())
-            case _ if self._reshaping.again(entry.command, self._view.recap()):
-                pass
-            case _ if self._freezing.again(entry):
-                pass
-            case name:
-                self._answer(
-                    entry.command.id,
-                    done=False,
-                    text=f"the controller was killed before it knew what came of the {name}: see the job's events, then"
-                    " ask again with another id",
-                )
-
-    def _answer(self, id: str, *, done: bool, text: str) -> None:
-        self._record(events.Answered(id=id, done=done, step=self._view.step, text=text))
 
     async def migrate(self, plan: Plan) -> str:
         """Have the ranks follow `plan`, in the same places; return in words what will happen.
@@ -464,18 +365,6 @@ class Controller:
                 f"the controller has tried to take the job over for {PATIENCE_S:g} s: its log says why; ask again, or"
                 " clear the job with freshet reap --force"
             ) from None
-
-    async def _fault(self, drill: dict[str, Any]) -> str:
-        """Run a drill on the job; return in words what will happen.
-
-        Args:
-            drill: a `workers.fault_injection.drill.Drill`, as JSON values.
-
-        Raises:
-            JobError: the job allows no faults, or there is no such rank or node.
-        """
-        elastic = self._setup.config.elastic
-        return await inject(self._order.job, elastic.allow_faults, self._view.step, drill)
 
     async def view(self) -> bytes:
         """Return the job's state and history: a `JobView` as JSON."""
