@@ -11,10 +11,9 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import IO, Any
 
 import ray
@@ -36,7 +35,7 @@ from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import DamagedLogError
-from orchestrator.events.page import Page
+from orchestrator.events.page import Page, page_of
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import Record
 from orchestrator.history.folder_view import load_folder
@@ -53,8 +52,6 @@ from workers.protocol import JobError, Report
 
 KEPT_RECORDS = 20_000
 """How many of the newest events are kept in memory for drivers; the log has them all."""
-PAGE_RECORDS = 5_000
-"""How many events a driver gets at a time."""
 RETRY_S = 1.0
 """Before a controller tries again to take over from the previous one, whose lock may outlive it a little."""
 TAKEOVER_S = 60.0
@@ -453,23 +450,6 @@ class Controller:
         """Return once all that was recorded so far is in the log."""
         if self._writer is not None:
             await self._writer.written()
-
-
-def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> Page:
-    """Return the events that follow the first `after`.
-
-    Args:
-        kept: the newest of the job's `total` events.
-        over: whether the job has ended.
-    """
-    first = total - len(kept)
-    begin = max(after, first)
-    fresh = tuple(islice(kept, begin - first, begin - first + PAGE_RECORDS))
-    end = begin + len(fresh)
-    if over and after > total:
-        # A reader that has seen more than the log has still gets the end.
-        fresh, end = tuple(kept)[-1:], total
-    return Page(records=fresh, missed=begin - after, next=end, over=over and end >= total)
 
 
 def find(job: str) -> Any:

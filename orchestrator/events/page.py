@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 
 from orchestrator.events.types import Record
+
+PAGE_RECORDS = 5_000
+"""How many events a driver gets at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,3 +23,20 @@ class Page:
     """The `after` that gets the events that follow."""
     over: bool
     """Whether the job has ended and these are its last events."""
+
+
+def page_of(kept: Collection[Record], total: int, after: int, *, over: bool) -> Page:
+    """Return the events that follow the first `after`.
+
+    Args:
+        kept: the newest of the job's `total` events.
+        over: whether the job has ended.
+    """
+    first = total - len(kept)
+    begin = max(after, first)
+    fresh = tuple(islice(kept, begin - first, begin - first + PAGE_RECORDS))
+    end = begin + len(fresh)
+    if over and after > total:
+        # A reader that has seen more than the log has still gets the end.
+        fresh, end = tuple(kept)[-1:], total
+    return Page(records=fresh, missed=begin - after, next=end, over=over and end >= total)

@@ -19,9 +19,9 @@ from orchestrator.client.asking import NoSuchJob, Refused
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.job_client import Command, JobClient, Missed
 from orchestrator.cluster.actor_names import JobActors
-from orchestrator.controller import actor
-from orchestrator.controller.actor import page_of
+from orchestrator.events import page
 from orchestrator.events.log import EventLog
+from orchestrator.events.page import page_of
 from orchestrator.events.types import Answered, Finished, Record, Warned
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.job_view import fold
@@ -74,7 +74,7 @@ def refusal(error: JobError) -> RayTaskError:
 
 
 def test_a_slow_reader_gets_the_number_of_events_that_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "PAGE_RECORDS", 3)
+    monkeypatch.setattr(page, "PAGE_RECORDS", 3)
     kept = deque(map(record, range(10)), maxlen=5)
     controller(monkeypatch, lambda after, wait_s: page_of(kept, 10, after, over=True))
     expected = [Missed(3), *(record(number) for number in range(5, 10))]
