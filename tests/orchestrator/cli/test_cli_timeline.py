@@ -18,7 +18,8 @@ from synthetic_run import STEPS, freezing_records, plan, records, timelines
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.events.folder import PROFILE
-from orchestrator.events.types import Issued, Record, StepReport, Submitted
+from orchestrator.events.types import Formed, Issued, Record, StepReport, Submitted
+from orchestrator.history.job_view import fold
 from orchestrator.pictures.memory_use import bytes_text
 from orchestrator.prepare.planning import as_planned
 from orchestrator.report.page import write_report
@@ -199,7 +200,9 @@ def test_a_step_of_another_plan_shows_no_memory(tmp_path: Path) -> None:
     """The job was partitioned again for fewer ranks after the newest measured step."""
     log = records()
     fewer = replace(plan(), layers=((0, 5), (5, 8), (8, 10)), stage_ranks=(0, 1, 2))
-    run = write_run(tmp_path, [*log[:-1], replace(log[-1], event=Issued(plan=fewer))])
+    formed = next(record.event for record in log if isinstance(record.event, Formed))
+    again = (Issued(plan=fewer), replace(formed, step=max(fold(log).measured)))
+    run = write_run(tmp_path, [*log[:-1], *(replace(log[-1], event=event) for event in again)])
     profile = made_profile([f"layer{i}" for i in range(10)], [100] * 10, 4)
     (run / PROFILE).write_text(profile.to_json())
     out = tmp_path / "step.svg"
