@@ -22,7 +22,11 @@ def attempts(*errors: Exception | None, for_s: float) -> tuple[str | None, list[
         if error is not None:
             raise error
 
-    why = asyncio.run(persist(attempt, said.append, for_s=for_s, every_s=0.001, hopeless=DamagedLogError))
+    async def bounded() -> str | None:
+        async with asyncio.timeout(10.0):
+            return await persist(attempt, said.append, for_s=for_s, every_s=0.001, hopeless=DamagedLogError)
+
+    why = asyncio.run(bounded())
     return why, said, made
 
 
