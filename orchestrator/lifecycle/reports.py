@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.history.freeze_history import still_proposed
+from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.states import Job
 from planner.freezing import FreezePlan
 from workers.protocol import (
@@ -20,9 +21,6 @@ from workers.protocol import (
     StepReport,
     ValidationReport,
 )
-
-KEPT_CHECKPOINTS = 8
-"""How many of the newest checkpoints are remembered; older ones are long deleted."""
 
 
 def take_report(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
