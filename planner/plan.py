@@ -94,6 +94,10 @@ class Plan:
         """The most replicas that one pipeline executes one after the other."""
         return -(-self.replicas // self.pipeline_count)
 
+    @property
+    def layers_per_stage(self) -> tuple[int, ...]:
+        return tuple(stop - first for first, stop in self.layers)
+
     def place(self, number: int) -> Place:
         """Return the place with this number."""
         return Place.of(number, self.pipeline_ranks)

@@ -99,4 +99,4 @@ def _state_sha256(records: Sequence[events.Record]) -> str | None:
 
 
 def _partition(run: JobView) -> tuple[int, ...]:
-    return tuple(stop - first for first, stop in run.plan.layers) if run.plan is not None else ()
+    return run.plan.layers_per_stage if run.plan is not None else ()

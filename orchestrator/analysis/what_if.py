@@ -71,7 +71,7 @@ class Case:
     @property
     def cut(self) -> tuple[int, ...]:
         """Layers per stage."""
-        return tuple(stop - first for first, stop in self.plan.layers)
+        return self.plan.layers_per_stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ def details(view: JobView) -> dict[str, Any]:
     plan = view.plan
     return {
         **asdict(job_summary(view)),
-        "partition": None if plan is None else [stop - first for first, stop in plan.layers],
+        "partition": None if plan is None else list(plan.layers_per_stage),
         "schedule": None if plan is None else plan.schedule,
         "reason": None if plan is None else plan.reason,
         "predicted_step_s": None if plan is None else plan.predicted_step_s,
@@ -165,7 +165,7 @@ def detail_lines(view: JobView) -> Iterator[str]:
     if any(numbers):
         yield "  ".join(filter(None, numbers))
     if (plan := view.plan) is not None:
-        counts = [stop - first for first, stop in plan.layers]
+        counts = list(plan.layers_per_stage)
         yield f"plan {found.plan_version}: {plan.schedule}, layers per stage {counts}: {plan.reason}"
     if found.recoveries:
         yield (

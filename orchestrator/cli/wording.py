@@ -41,7 +41,7 @@ def observer(
             case events.Placing(ranks=ranks):
                 progress.note(f"starting {counted(len(ranks), 'rank')}")
             case events.Issued(plan=plan):
-                counts = [stop - first for first, stop in plan.layers]
+                counts = list(plan.layers_per_stage)
                 progress.note(
                     f"plan: {plan.schedule}, layers per stage {counts}, {counted(plan.world_size, 'rank')}"
                 )

@@ -21,7 +21,7 @@ def propose(job: Job, replanner: Replanner, partition: Sequence[int] | None) -> 
     """Validate and simulate `partition`; None: the planner's own best for the same ranks and schedule."""
     now, schedule = expected(job)
     domains = domains_of(job)
-    base, current = newest_version(job), recut.counts_of(now)
+    base, current = newest_version(job), now.layers_per_stage
     before = recut.predicted(replanner, now, domains)
     candidates: tuple[Alternative, ...] = ()
     own, problem = None, None
@@ -53,7 +53,7 @@ def _simulated(job: Job, replanner: Replanner, now: Plan, plan: Plan, unchanged:
     plan = replanner.with_standbys(plan, domains)
     moved = moved_layers(now, plan)
     after = recut.predicted(replanner, plan, domains)
-    proposal = replace(unchanged, partition=recut.counts_of(plan), moved_layers=moved, problem=None)
+    proposal = replace(unchanged, partition=plan.layers_per_stage, moved_layers=moved, problem=None)
     if after is not None:
         limits = [device.memory_bytes for device in after.profile.cluster.devices]
         peaks = after.memory.peak_bytes

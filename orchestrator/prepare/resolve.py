@@ -41,11 +41,6 @@ class Resolved:
         assert resources is not None
         return resources
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Layers per stage."""
-        return tuple(stop - first for first, stop in self.plan.layers)
-
 
 def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Resolved:
     """Resolve a settled spec.
@@ -59,7 +54,7 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
     """
     spec, found = settled.spec, settled.outline
     plan = replace(plan or unmeasured_plan(settled), epoch=epoch, version=1)
-    counts = tuple(stop - first for first, stop in plan.layers)
+    counts = plan.layers_per_stage
     pipeline = spec.pipeline.model_copy(
         update={
             "ranks": plan.world_size,

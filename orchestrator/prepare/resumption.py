@@ -48,7 +48,7 @@ def still_right(plan: Plan, settled: SettledSpec) -> bool:
     """Whether `plan`, the run's newest, matches the spec and is known to fit the memory limit."""
     spec, found = settled.spec, settled.outline
     pipeline, limit = spec.pipeline, spec.cluster.memory_per_rank_bytes
-    counts = tuple(stop - first for first, stop in plan.layers)
+    counts = plan.layers_per_stage
     as_asked = (
         plan.partition == pipeline.partition
         if isinstance(pipeline.partition, str)

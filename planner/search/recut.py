@@ -19,11 +19,6 @@ from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import domain_pattern
 
 
-def counts_of(plan: Plan) -> tuple[int, ...]:
-    """The layers per stage."""
-    return tuple(stop - first for first, stop in plan.layers)
-
-
 def with_counts(now: Plan, counts: Sequence[int], *, frozen_stages: int = 0) -> Plan:
     """`now` with `counts` layers in its stages.
 
@@ -39,7 +34,7 @@ def with_counts(now: Plan, counts: Sequence[int], *, frozen_stages: int = 0) -> 
     except ValueError as error:
         raise PlanError(str(error)) from error
     if layers[:frozen_stages] != now.layers[:frozen_stages]:
-        kept = list(counts_of(now)[:frozen_stages])
+        kept = list(now.layers_per_stage[:frozen_stages])
         raise PlanError(f"the schedule's first stages only run forward: they keep their layers, {kept}")
     return replace(now, layers=layers, partition="explicit")
 

@@ -27,7 +27,7 @@ def shortfall(
     copies = f"{peak.standbys:,} for copies of other ranks' layers, " if peak.standbys else ""
     rest = over + limit - state - peak.standbys
     plan = closest.plan
-    counts = [stop - first for first, stop in plan.layers]
+    counts = list(plan.layers_per_stage)
     return (
         f"nothing fits the memory. The closest, {plan.schedule} on {counted(plan.pipeline_ranks, 'rank')} with {counts}"
         f" layers per stage, needs {over + limit:,} bytes on rank {rank}, {over:,} more than the {limit:,} it may use"

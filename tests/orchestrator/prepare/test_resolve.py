@@ -51,7 +51,7 @@ def test_the_plan_follows_from_schedule_and_partition() -> None:
     assert done.plan.stage_ranks == (0, 1)
     assert (done.plan.replicas, done.plan.world_size, done.plan.microbatches) == (2, 4, 3)
     assert done.plan.epoch == 2
-    assert done.counts == (2, 3)
+    assert done.plan.layers_per_stage == (2, 3)
     assert done.schedule.ranks == 2
     assert done.config.model.vocabulary == 256
     assert done.config.sample_tokens == 5
@@ -305,7 +305,7 @@ def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None
     given = given.model_copy(update={"model": given.model.model_copy(update={"weights": None})})
     done = resolve_spec(given, outline_model(given), {}, epoch=1)
     assert done.plan.world_size == given.pipeline.ranks
-    assert sum(done.counts) == len(done.outline.layers)
+    assert sum(done.plan.layers_per_stage) == len(done.outline.layers)
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, "checkpoint"), (2, "peer")])
