@@ -1,4 +1,4 @@
-"""Starts a backward pass at several outputs, each with its own gradient."""
+"""Starts a backward pass at several outputs, each with its own gradient, and says what it left at a tensor."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def backward(
     """
     seed = _Seed.apply(tuple(grads), *outputs)
     torch.autograd.backward((seed,), retain_graph=retain_graph, inputs=inputs)
+
+
+def gradient_of(tensor: Tensor) -> Tensor:
+    """The gradient that `tensor` has; zeros if no backward pass reached it."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from workers.backward import gradient_of
 from workers.protocol import CurvatureReport
 from workers.reproducibility.canonical import canonical
 
@@ -57,7 +58,7 @@ class CurvatureProbe:
             self._report(self._compared(step, kept))
         if step % self._every == 0:
             self._kept = {
-                place: (self._gradient(parameter).clone(), parameter.clone())
+                place: (gradient_of(parameter).clone(), parameter.clone())
                 for place, parameter in self._parameters.items()
             }
 
@@ -65,7 +66,7 @@ class CurvatureProbe:
         gradient_change = weight_change = gradient = 0.0
         for place, parameter in self._parameters.items():
             gradient_before, weight_before = kept.pop(place)
-            now = self._gradient(parameter)
+            now = gradient_of(parameter)
             gradient_change += _square(gradient_before.sub_(now))
             weight_change += _square(weight_before.sub_(parameter))
             gradient += _square(now)
@@ -77,11 +78,6 @@ class CurvatureProbe:
             weight_change_sq=weight_change,
             gradient_sq=gradient / mean,
         )
-
-    @staticmethod
-    def _gradient(parameter: Tensor) -> Tensor:
-        """The parameter's gradient; zero if the loss does not depend on it."""
-        return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _square(tensor: Tensor) -> float:

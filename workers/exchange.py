@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workers.backward import gradient_of
 from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
@@ -185,7 +186,7 @@ class TieExchange:
     def _tell(self, use: TiedUse, group: list[TiedUse], tag: int) -> None:
         parameter = self._parameters[use.layer, use.name]
         present = torch.tensor([parameter.grad is not None])
-        grad = canonical(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        grad = canonical(gradient_of(parameter))
         for target in sorted({other.rank for other in group} - {self._rank}):
             self._channel.send(self._stream(use, target, tag), (present, grad))
 

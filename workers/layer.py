@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workers.backward import backward
+from workers.backward import backward, gradient_of
 from workers.blamed import blamed
 from workers.deferred.cover import cover
 from workers.deferred.queue import WeightGradQueue, Workspace
@@ -158,7 +158,7 @@ class Layer:
                 done.outputs = tuple(o for o, _ in roots)
         if not done.root_grads:
             done.outputs = None
-        gradients = tuple(canonical(_grad_of(t)) for t in leaves)
+        gradients = tuple(canonical(gradient_of(t)) for t in leaves)
         for leaf in leaves:
             leaf.grad = None
         if weights:
@@ -273,7 +273,7 @@ class Loss:
         assert done.outputs is not None
         with self._backward_pass:
             torch.autograd.backward(done.outputs)
-        return tuple(canonical(_grad_of(t)) if t.requires_grad else None for t in done.inputs)
+        return tuple(canonical(gradient_of(t)) if t.requires_grad else None for t in done.inputs)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -297,7 +297,3 @@ def _persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]
 def _leaf(tensor: Tensor, carries: bool) -> Tensor:
     leaf = tensor.detach()
     return leaf.requires_grad_() if carries and leaf.is_floating_point() else leaf
-
-
-def _grad_of(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
