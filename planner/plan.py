@@ -129,6 +129,10 @@ class Plan:
                 return stage
         raise KeyError(layer)
 
+    def rank_of_layer(self, layer: int) -> int:
+        """The pipeline rank that holds `layer`."""
+        return self.stage_ranks[self.stage_of_layer(layer)]
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 

@@ -1,33 +1,17 @@
-"""Parses requests for a move of layers and checks them against the current job. Pure."""
+"""Checks requests for a move of layers against the current job. Pure."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path, with_layers
+from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Job
 from planner.plan import Plan, PlanError
+from planner.search.layer_move import with_layers
 from planner.search.replan import Replanner
 from planner.wording import counted
 from workers.protocol import JobError
-
-
-def parse_layers(text: str) -> tuple[int, int]:
-    """Parse `3` or `3-4` to [first, stop).
-
-    Raises:
-        JobError: it is neither.
-    """
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-    if found is None:
-        raise JobError(f"--layers {text!r} is neither a layer nor a range of layers: write 3, or 3-4")
-    first = int(found[1])
-    stop = int(found[2] or found[1]) + 1
-    if stop <= first:
-        raise JobError(f"--layers {text!r} runs backwards: write {found[2]}-{found[1]}")
-    return first, stop
 
 
 def move_of_layers(

@@ -16,7 +16,7 @@ from orchestrator.cluster.hosts import Hosts
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.move_request import described, move_of_layers, move_to, parse_layers
+from orchestrator.controller.move_request import described, move_of_layers, move_to
 from orchestrator.controller.proposing import check_base, move_to_partition, propose
 from orchestrator.controller.resize_request import (
     Capacity,
@@ -34,6 +34,7 @@ from orchestrator.lifecycle.scaling import size_of
 from orchestrator.lifecycle.states import Job, Live, Order, Paused, Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, Scale, Stimulus
 from planner.plan import Plan, PlanError
+from planner.search.layer_move import parse_layers
 from planner.wording import counted, named
 from workers.protocol import JobError
 
@@ -145,7 +146,11 @@ class Reshaping:
         return self._setup.config.elastic.migration
 
     async def _move(self, layers: str, rank: int, id: str) -> str:
-        span, job = parse_layers(layers), self._training()
+        try:
+            span = parse_layers(layers)
+        except PlanError as error:
+            raise JobError(str(error)) from error
+        job = self._training()
         move = await asyncio.to_thread(
             move_of_layers, job, self._setup.replanner, span, rank, mode=self._mode, asked_s=time.time()
         )

@@ -1,4 +1,4 @@
-"""Layers that change ranks while a job trains: the plan that a move asks for, and the path to it. Pure.
+"""Layers that change ranks while a job trains: a requested move, and the plans that lead to it. Pure.
 
 A plan says which layers each rank owns and of which it holds standby copies. To move layers to a rank, one
 plan gives it copies of them, and the next one makes it their owner.
@@ -12,8 +12,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from planner.ir import Schedule
-from planner.plan import Plan, PlanError
-from planner.wording import counted
+from planner.plan import Plan
 
 Mode = Literal["live", "deferred", "stop"]
 
@@ -59,7 +58,9 @@ class Migration:
 
 def moved_layers(now: Plan, then: Plan) -> tuple[int, ...]:
     """The layers whose pipeline rank changes."""
-    return tuple(layer for layer in range(now.layers[-1][1]) if _rank_of(now, layer) != _rank_of(then, layer))
+    return tuple(
+        layer for layer in range(now.layers[-1][1]) if now.rank_of_layer(layer) != then.rank_of_layer(layer)
+    )
 
 
 def arrivals(now: Plan, then: Plan) -> tuple[tuple[int, int], ...]:
@@ -72,64 +73,6 @@ def arrivals(now: Plan, then: Plan) -> tuple[tuple[int, int], ...]:
     )
 
 
-def with_layers(now: Plan, first: int, stop: int, rank: int, *, frozen_stages: int = 0) -> Plan:
-    """`now` with the layers `first` to `stop` - 1 in the stage of pipeline rank `rank` that is next to them.
-
-    Args:
-        frozen_stages: how many of the first stages run forward only.
-
-    Raises:
-        PlanError: there is no such layer or rank, or a stage would be empty or no run of layers; says what
-            can move.
-    """
-    layers, ranks = now.layers[-1][1], now.pipeline_ranks
-    asked = _span(first, stop)
-    if not 0 <= first < stop <= layers:
-        raise PlanError(f"there is no {asked}: the model has layers 0 to {layers - 1}")
-    if not 0 <= rank < ranks:
-        raise PlanError(f"there is no place {rank} in the pipeline: it has places 0 to {ranks - 1}")
-    if all(_rank_of(now, layer) == rank for layer in range(first, stop)):
-        raise PlanError(f"{asked} {'is' if stop - first == 1 else 'are'} at that rank already")
-    for stage, (begin, end) in enumerate(now.layers):
-        if now.stage_ranks[stage] != rank or not (stop == begin or first == end):
-            continue
-        giver = stage - 1 if stop == begin else stage + 1
-        start, rest = now.layers[giver]
-        taken = [list(span) for span in now.layers]
-        if stop == begin and first > start:
-            taken[stage][0] = taken[giver][1] = first
-        elif first == end and stop < rest:
-            taken[stage][1] = taken[giver][0] = stop
-        else:
-            continue
-        if min(stage, giver) < frozen_stages:
-            raise PlanError(
-                f"the schedule's first {counted(frozen_stages, 'stage')} only go forward: no layer can enter or"
-                " leave them"
-            )
-        return replace(now, layers=tuple((begin, end) for begin, end in taken))
-    raise PlanError(
-        f"{asked} cannot go there: a stage is a run of layers, and none may be left empty. {_choices(now, rank)}"
-    )
-
-
-def _choices(now: Plan, rank: int) -> str:
-    """Describe which layers `rank` can take."""
-    told = []
-    for stage, (first, stop) in enumerate(now.layers):
-        if now.stage_ranks[stage] != rank:
-            continue
-        if stage and (lowest := now.layers[stage - 1][0] + 1) < first:
-            told.append(_span(lowest, first) + (" or the last of them" if lowest + 1 < first else ""))
-        if stage + 1 < now.stages and stop < (highest := now.layers[stage + 1][1] - 1):
-            told.append(_span(stop, highest) + (" or the first of them" if stop + 1 < highest else ""))
-    spans = zip(now.layers, now.stage_ranks, strict=True)
-    held = ", ".join(_span(*span) for span, owner in spans if owner == rank)
-    if not told:
-        return f"The rank holds {held}, and its neighbours have no layer to spare"
-    return f"The rank holds {held} and can take {', '.join(told)}"
-
-
 def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
     """Return the plans that lead from `now` to `then`, `then` included, without plans that change nothing.
 
@@ -138,7 +81,8 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
     """
     layers = range(now.layers[-1][1])
     heirs = [
-        () if _rank_of(now, layer) == _rank_of(then, layer) else _places(then, layer) for layer in layers
+        () if now.rank_of_layer(layer) == then.rank_of_layer(layer) else _places(then, layer)
+        for layer in layers
     ]
     kept = [set(_standbys(now, layer)) | set(heirs[layer]) for layer in layers]
     copying = replace(now, standbys=_table(kept))
@@ -178,14 +122,6 @@ def _standbys(plan: Plan, layer: int) -> tuple[int, ...]:
     return plan.standbys[layer] if plan.standbys else ()
 
 
-def _rank_of(plan: Plan, layer: int) -> int:
-    return plan.stage_ranks[plan.stage_of_layer(layer)]
-
-
 def _places(plan: Plan, layer: int) -> tuple[int, ...]:
     """The owners, one in each pipeline."""
-    return plan.siblings(_rank_of(plan, layer))
-
-
-def _span(first: int, stop: int) -> str:
-    return f"layer {first}" if stop - first == 1 else f"layers {first} to {stop - 1}"
+    return plan.siblings(plan.rank_of_layer(layer))

@@ -10,11 +10,12 @@ from made_profile import made_profile
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
-from orchestrator.controller.move_request import described, move_of_layers, parse_layers
-from orchestrator.lifecycle.migration import Move, arrivals, moved_layers, path, with_layers
+from orchestrator.controller.move_request import described, move_of_layers
+from orchestrator.lifecycle.migration import Move, arrivals, moved_layers, path
 from orchestrator.lifecycle.states import Job, Membership, Progress
 from orchestrator.prepare.planning import replanner_of
 from planner.plan import Plan, PlanError
+from planner.search.layer_move import parse_layers, with_layers
 from planner.search.replan import Replanner
 from planner.simulation.predict import predict
 from workers.protocol import JobError
@@ -113,7 +114,7 @@ def test_layers_as_people_write_them(text: str, span: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "3,4", "x", "4-3", "-1"])
 def test_no_layers(text: str) -> None:
-    with pytest.raises(JobError, match="--layers"):
+    with pytest.raises(PlanError, match="range of layers"):
         parse_layers(text)
 
 

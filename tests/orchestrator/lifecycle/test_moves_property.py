@@ -16,10 +16,11 @@ from lifecycle_jobs import Job, order_of, step_report, train
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import Switch
-from orchestrator.lifecycle.migration import Mode, Move, with_layers
+from orchestrator.lifecycle.migration import Mode, Move
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.stimuli import Migrate, RankLost, Reported
 from planner.plan import Plan
+from planner.search.layer_move import with_layers
 from planner.search.standbys import assign
 from workers.control.next_plan import NextPlan
 from workers.protocol import SwitchReport

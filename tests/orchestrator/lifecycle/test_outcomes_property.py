@@ -12,7 +12,7 @@ from made_up_cluster import LAYERS, World
 from orchestrator.events import types as events
 from orchestrator.history.command_table import CommandTable
 from orchestrator.lifecycle.commands import Command, Log, LogRegroup, Propose
-from orchestrator.lifecycle.migration import Move, with_layers
+from orchestrator.lifecycle.migration import Move
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Closing, Failed, Finished, Live, Paused, Training
 from orchestrator.lifecycle.stimuli import (
@@ -31,6 +31,7 @@ from orchestrator.lifecycle.stimuli import (
 )
 from planner.freezing import Control, FreezePlan
 from planner.plan import PlanError
+from planner.search.layer_move import with_layers
 from workers.config import ElasticConfig
 from workers.protocol import FreezeStarted, Outcome, Request
 

@@ -11,7 +11,7 @@ from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Ask, AwaitRanks, Dismiss, LogRegroup, Recruit, Weigh
-from orchestrator.lifecycle.migration import Move, with_layers
+from orchestrator.lifecycle.migration import Move
 from orchestrator.lifecycle.states import Size, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
     Asked,
@@ -29,6 +29,7 @@ from orchestrator.lifecycle.stimuli import (
     Start,
 )
 from orchestrator.lifecycle.takeover import taken_over
+from planner.search.layer_move import with_layers
 from workers.config import ElasticConfig
 from workers.protocol import Parted, Request
 
