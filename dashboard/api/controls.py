@@ -58,7 +58,7 @@ class Move(Model):
     layers: str = Field(pattern=r"^\d{1,6}(-\d{1,6})?$", examples=["3-4"])
     """A layer, or a run of them."""
     rank: int = Field(ge=0, le=10**6, examples=[1])
-    """Pipeline rank that gets them; it has the layers before or after them."""
+    """Number of the rank that gets them; it has the layers before or after them."""
 
 
 class Scale(Model):

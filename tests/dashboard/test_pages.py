@@ -235,7 +235,9 @@ def expected(control: str, body: object) -> str:
     [
         ("pause", None, "gives its ranks back"),
         ("move", Move(layers="7", rank=2), r"predicted to take 1.18 s now and .* shorter"),
-        ("move", Move(layers="0", rank=2), "not beside those of rank 2"),
+        ("move", Move(layers="0", rank=2), "The rank holds layers 5 to 6 and can take"),
+        ("move", Move(layers="7", rank=7), r"rank 7 has no place in the pipeline; .* 0, 1, 2, 3"),
+        ("move", Move(layers="8-7", rank=2), "runs backwards: write 7-8"),
         ("scale", Scale(ranks=2), "trains with 2 ranks .* longer"),
         ("scale", Scale(ranks=1), "nothing fits the memory"),
         ("scale", Scale(spares=1), "trains with 1 spare "),
@@ -244,7 +246,7 @@ def expected(control: str, body: object) -> str:
         ("drain", Drain(node="5f0c"), r"ranks there \(0, 1\) move .* longer"),
         ("drain", Drain(node="elsewhere"), "no ranks on elsewhere"),
         ("plan", Cut(partition="3+3+3+1", version=None), "take up 3 .* 3 .* 3 .* 1 .* shorter"),  # type: ignore[arg-type]
-        ("plan", Cut(partition=(5, 5)), "The simulator says: .*stages"),
+        ("plan", Cut(partition=[5, 5]), "The simulator says: .*stages"),
     ],
 )
 def test_each_control_says_what_it_will_do_and_what_the_simulator_expects(
@@ -258,7 +260,7 @@ def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
         CONTROLS["move"].parse({"layers": "x", "rank": "1"})
     with pytest.raises(Problem, match="send ranks, spares or both"):
         CONTROLS["scale"].parse({"ranks": "", "spares": ""})
-    assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Cut(partition=(3, 2, 1))
+    assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Cut(partition=[3, 2, 1])
 
 
 def test_a_sparkline_needs_two_losses() -> None:

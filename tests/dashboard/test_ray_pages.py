@@ -118,7 +118,7 @@ def test_a_live_job_is_watched_paused_moved_and_drained(window: Browser) -> None
     window.driver.find_element(By.ID, "move-layers").send_keys(layer)
     window.driver.find_element(By.ID, "move-rank").send_keys("0")
     window.press("form[action$='controls/move'] button")
-    wait_for(lambda: f"Layers {layer} move to pipeline rank 0" in window.text(".ask"), "the question")
+    wait_for(lambda: f"Layer {layer} moves to rank 0" in window.text(".ask"), "the question")
     assert window.violations() == []
     window.shoot("live-ask")
     window.press(".ask button")

@@ -1,0 +1,140 @@
+"""What a control will do to a job, in words, and the change that the simulator is asked about. Pure."""
+
+from __future__ import annotations
+
+from dashboard.api.controls import Drain, Freeze, Move, Scale
+from dashboard.api.plans import Applied
+from orchestrator.analysis.what_if import KEEP, Change
+from orchestrator.client.errors import JobError
+from orchestrator.history.job_view import JobView
+from orchestrator.quantities import seconds
+from planner.plan import Plan, PlanError
+from planner.search.layer_move import parse_layers, with_layers
+from planner.search.recut import counts_of
+from planner.wording import counted
+
+
+def plan_of(view: JobView) -> Plan | None:
+    """The plan that the ranks follow, or are about to follow."""
+    return view.followed or view.plan
+
+
+def checkpoint_says(view: JobView, body: object) -> str:
+    written = [each for each in view.checkpoints if each.error is None]
+    last = f" The last one took {seconds(written[-1].seconds)}." if written else ""
+    return f"The job writes a checkpoint after the step in flight, beside training.{last}"
+
+
+def abort_says(view: JobView, body: object) -> str:
+    saved = max((each.step for each in view.checkpoints if each.error is None), default=0)
+    lost = max(0, view.step - saved)
+    return (
+        "The job ends at once, without a checkpoint:"
+        f" {counted(lost, 'committed step')} since the newest checkpoint {'is' if lost == 1 else 'are'} lost."
+    )
+
+
+def move_says(view: JobView, body: Move) -> str:
+    one = body.layers.isdecimal()
+    return (
+        f"{'Layer' if one else 'Layers'} {body.layers} {'moves' if one else 'move'} to rank {body.rank} while the job"
+        " trains. The bits stay the same."
+    )
+
+
+def move_change(view: JobView, body: Move) -> Change | None:
+    """The cut after the move.
+
+    Raises:
+        JobError: the layers cannot go there; says which can.
+    """
+    plan, members = plan_of(view), view.ranks.members
+    if plan is None:
+        return None
+    if body.rank not in members:
+        there = ", ".join(map(str, sorted(members))) or "none"
+        raise JobError(f"rank {body.rank} has no place in the pipeline; ranks with a place: {there}")
+    place = plan.place(members.index(body.rank)).rank
+    try:
+        return Change(cut=counts_of(with_layers(plan, *parse_layers(body.layers), place)))
+    except PlanError as error:
+        raise JobError(str(error)) from error
+
+
+def drain_says(view: JobView, body: Drain) -> str:
+    there = _on_node(view, body.node)
+    members = sorted(there & {*view.ranks.members})
+    if not there:
+        return f"The job has no ranks on {body.node}: it starts none there for {seconds(body.deadline_s)}."
+    ranks = ", ".join(map(str, members)) or "none"
+    return (
+        f"The job leaves {body.node} within {seconds(body.deadline_s)}: the layers of its training ranks there"
+        f" ({ranks}) move to ranks elsewhere, and it starts no ranks there in that time. Other jobs stay."
+    )
+
+
+def drain_change(view: JobView, body: Drain) -> Change | None:
+    """As many ranks fewer as leave and no spare replaces.
+
+    Raises:
+        JobError: no rank would be left.
+    """
+    plan, there = plan_of(view), _on_node(view, body.node)
+    lost = len(there & {*view.ranks.members}) - len(view.ranks.spares - there)
+    if plan is None or plan.pipeline_count != 1:
+        return None
+    if lost >= plan.pipeline_ranks:
+        raise JobError("no rank would be left: the job waits until it has room elsewhere")
+    return Change(ranks=plan.pipeline_ranks - lost) if lost > 0 else Change(cut=KEEP)
+
+
+def scale_says(view: JobView, body: Scale) -> str:
+    wanted = [counted(body.ranks, "rank") if body.ranks is not None else ""]
+    wanted.append(counted(body.spares, "spare") if body.spares is not None else "")
+    return (
+        f"The job trains with {' and '.join(filter(None, wanted))} from now on: it shrinks at a commit, and grows once"
+        " the new ranks are up. The bits stay the same."
+    )
+
+
+def scale_change(view: JobView, body: Scale) -> Change | None:
+    return Change(ranks=body.ranks) if body.ranks is not None else None
+
+
+def freeze_says(view: JobView, body: Freeze) -> str:
+    if body.method == "none":
+        return "Nothing is frozen any more, from a commit on. The log says so, and --replay repeats it."
+    what = [f"method {body.method}" if body.method is not None else ""]
+    what.append(f"r_max {body.r_max:g}" if body.r_max is not None else "")
+    return (
+        f"Freezing goes on with {' and '.join(filter(None, what))} from a commit on. This changes the trajectory; the"
+        " log says from which step, and --replay repeats it."
+    )
+
+
+def freeze_change(view: JobView, body: Freeze) -> Change | None:
+    if body.method == "none":
+        return Change(cut=KEEP, r_max=0.0)
+    return Change(cut=KEEP, r_max=body.r_max) if body.r_max is not None else None
+
+
+def cut_says(view: JobView, body: Applied) -> str:
+    plan = plan_of(view)
+    cut = " + ".join(map(str, body.partition))
+    today = " + ".join(map(str, counts_of(plan))) if plan is not None else "none"
+    return (
+        f"The ranks take up {cut} layers per stage, in place of {today}, while the job trains."
+        " The bits stay the same."
+    )
+
+
+def cut_change(view: JobView, body: Applied) -> Change | None:
+    return Change(cut=tuple(body.partition))
+
+
+def _on_node(view: JobView, node: str) -> set[int]:
+    return {
+        rank
+        for rank, home in view.ranks.nodes.items()
+        if home.startswith(node) or view.ranks.hosts.get(rank) == node
+    }
