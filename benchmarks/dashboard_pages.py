@@ -41,7 +41,10 @@ const files = performance.getEntriesByType('resource').filter((file) => !/api|ch
 const sum = (size) => [page, ...files].reduce((total, file) => total + file[size], 0);
 return {paint: paint.startTime, loaded: page.loadEventEnd, sent: sum('transferSize'), whole: sum('decodedBodySize')};
 """
-LATE = "return [...document.querySelectorAll('section[data-late]')].every(each => each.dataset.loaded)"
+LATE = """
+return performance.getEntriesByName('first-contentful-paint').length
+  && [...document.querySelectorAll('section[data-late]')].every(each => each.dataset.loaded)
+"""
 DRAW = """
 const figure = document.querySelector('figure.timeline-view');
 figure.classList.remove('drawn');

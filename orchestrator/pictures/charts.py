@@ -18,12 +18,14 @@ Point = tuple[float, float]
 
 MOST_POINTS = 600
 """A curve with more points is drawn as a band with its medians."""
-MOST_BINS = 300
+MOST_BINS = 250
 MOST_MARKS = 60
 MOST_NAMED = 5
 """Most marks whose steps the legend lists."""
 MOST_ROWS = 20
 """Most rows of the table under a chart."""
+VISIBLE = 2_500
+"""Tenths of a pixel of a plot's height."""
 AXIS_LABELS = {"second": "time, s", "minute": "time, min"}
 
 
@@ -65,6 +67,15 @@ class ValueAxis:
     logarithmic: bool = False
     above: int = 0
     """Number of values above it."""
+
+    def rounded(self, value: float) -> float:
+        """`value` as exactly as anyone sees it: to a tenth of a pixel, or to four significant digits if that is
+        finer."""
+        digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+        if not self.logarithmic:
+            digits = max(digits, math.ceil(math.log10(VISIBLE / (self.high - self.low))))
+        value = round(value, digits)
+        return int(value) if value == int(value) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +210,7 @@ class Chart:
                 "range": [_short(axis.low), _short(axis.high)],
                 "log": axis.logarithmic,
             },
-            "series": [_series_data(series) for series in self.series],
+            "series": [_series_data(series, axis) for series in self.series],
             "bands": [[band.first, band.last] for band in self.bands],
             "marks": list(self.marks[:MOST_MARKS]),
             "changes": list(self.changes[-MOST_MARKS:]),
@@ -222,20 +233,20 @@ def bins(points: Sequence[Point]) -> list[Bin]:
     return runs
 
 
-def _series_data(series: Series) -> dict[str, object]:
+def _series_data(series: Series, axis: ValueAxis) -> dict[str, object]:
     finite = [point for point in series.points if math.isfinite(point[1])]
     data: dict[str, object] = {"name": series.name}
     if len(finite) > MOST_POINTS:
         shown = bins(finite)
         data |= {
             "x": [_short(part.step) for part in shown],
-            "y": [_short(part.middle) for part in shown],
-            "low": [_short(part.low) for part in shown],
-            "high": [_short(part.high) for part in shown],
+            "y": [axis.rounded(part.middle) for part in shown],
+            "low": [axis.rounded(part.low) for part in shown],
+            "high": [axis.rounded(part.high) for part in shown],
         }
     else:
         data["x"] = [_short(step) for step, _ in series.points]
-        data["y"] = [_short(value) if math.isfinite(value) else None for _, value in series.points]
+        data["y"] = [axis.rounded(value) if math.isfinite(value) else None for _, value in series.points]
     if series.dots:
         data["dots"] = True
     if series.stepped:

@@ -15,7 +15,7 @@ def environment(*packages: str) -> Environment:
     Args:
         packages: dotted names, each with a folder `templates`.
     """
-    return Environment(
+    found = Environment(
         loader=ChoiceLoader([PackageLoader(package) for package in packages]),
         autoescape=True,
         undefined=StrictUndefined,
@@ -23,6 +23,8 @@ def environment(*packages: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    return found
 
 
 @cache

@@ -1,11 +1,12 @@
 """A timeline to zoom into, as data for a page: `static/timeline_view.js` draws it on a canvas.
 
-It has the steps of `timeline_svg.py`, which makes files that stand alone. Times are ticks, a millionth of the longest
-step, and each action's is told by the gap before it and its length: 5,000 actions take some 60 kB.
+It has the steps of `timeline_svg.py`, which makes files that stand alone. Times are ticks, at most a thousandth of a
+mean action, and each action's is told by the gap before it and its length: 5,000 actions take some 40 kB.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +28,9 @@ from orchestrator.pictures.timeline_svg import Step
 from planner.ir import Action, Kind
 from planner.wording import counted
 
-TICKS = 1_000_000
-"""Ticks in the longest step."""
+TICKS_PER_ACTION = 1_000
+FEWEST_TICKS = 100_000
+"""In the longest step: 100 for a pixel."""
 _FULL = 1000
 """Height of a memory strip, in its own units."""
 
@@ -44,6 +46,12 @@ class TimelineView:
     def end_s(self) -> float:
         """The end of the axis."""
         return max(end_of(step.timeline, step.end_s) for step in self.steps)
+
+    @cached_property
+    def ticks(self) -> int:
+        """Ticks in the longest step."""
+        most = max((len(lane) for step in self.steps for lane in step.timeline), default=0)
+        return max(TICKS_PER_ACTION * most, FEWEST_TICKS)
 
     @cached_property
     def actions(self) -> list[list[list[Action]]]:
@@ -100,8 +108,8 @@ class TimelineView:
         )
         return {
             "unit": unit,
-            "scale": self.end_s * factor / TICKS,
-            "end": TICKS,
+            "scale": self.end_s * factor / self.ticks,
+            "end": self.ticks,
             "kinds": {kind: {"name": name, "colour": colour} for kind, name, colour in self.kinds},
             "uses": [{"name": name, "colour": colour} for name, colour in self.memory_keys],
             "groups": [
@@ -128,7 +136,7 @@ class TimelineView:
                 "name": f"rank {rank}",
                 "kinds": "".join(action.kind for action in actions[rank]),
                 "stages": stages[0] if len(set(stages)) == 1 else stages,
-                "indices": [action.index for action in actions[rank]],
+                "indices": _indices(actions[rank]),
                 "times": self._times(spans),
                 "critical": sorted(critical[rank]),
                 "frozen": frozen,
@@ -162,4 +170,15 @@ class TimelineView:
         }
 
     def _tick(self, seconds: float) -> int:
-        return round(seconds / self.end_s * TICKS) if self.end_s else 0
+        return round(seconds / self.end_s * self.ticks) if self.end_s else 0
+
+
+def _indices(actions: Sequence[Action]) -> list[int] | None:
+    """The microbatches of `actions`; None if those of each kind and stage count up from 0, as in most schedules."""
+    seen: Counter[tuple[Kind, int]] = Counter()
+    expected = []
+    for action in actions:
+        expected.append(seen[action.kind, action.stage])
+        seen[action.kind, action.stage] += 1
+    indices = [action.index for action in actions]
+    return indices if indices != expected else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from html.parser import HTMLParser
 from typing import Any
 
@@ -63,9 +64,15 @@ class Page(HTMLParser):
 def tokens(lane: dict[str, Any]) -> list[str]:
     """The actions of a timeline's lane."""
     stages = lane["stages"] if isinstance(lane["stages"], list) else [lane["stages"]] * len(lane["kinds"])
+    indices = lane["indices"]
+    if indices is None:
+        seen: Counter[tuple[int, str]] = Counter()
+        indices = []
+        for each in zip(stages, lane["kinds"], strict=True):
+            indices.append(seen[each])
+            seen[each] += 1
     return [
-        f"{stage}{kind}{index}"
-        for stage, kind, index in zip(stages, lane["kinds"], lane["indices"], strict=True)
+        f"{stage}{kind}{index}" for stage, kind, index in zip(stages, lane["kinds"], indices, strict=True)
     ]
 
 

@@ -1,5 +1,5 @@
-// Draws the timeline of a step on a canvas: lanes of actions, the critical path, memory, a time axis. Times are ticks, a
-// millionth of the longest step. Colours of text and lines come from the page's CSS variables, light or dark. What the
+// Draws the timeline of a step on a canvas: lanes of actions, the critical path, memory, a time axis. Times are ticks, of
+// which the longest step has `end`. Colours of text and lines come from the page's CSS variables, light or dark. What the
 // user does is in `timeline_view.js`.
 "use strict";
 
@@ -13,6 +13,16 @@ const freshetTimelineCanvas = (() => {
   const colour = (name, otherwise) =>
     getComputedStyle(document.documentElement).getPropertyValue(name).trim() || otherwise;
 
+  /** The microbatches of a lane without `indices`: those of each kind and stage count up from 0. */
+  function counted(lane) {
+    const seen = {};
+    return [...lane.kinds].map((kind, n) => {
+      const key = `${stage(lane, n)}${kind}`;
+      seen[key] = (seen[key] ?? -1) + 1;
+      return seen[key];
+    });
+  }
+
   /** A lane's actions with their starts and ends, from the gaps and lengths that the data holds. */
   function decoded(lane, heading) {
     const count = lane.kinds.length;
@@ -21,7 +31,8 @@ const freshetTimelineCanvas = (() => {
       starts[n] = now + lane.times[2 * n];
       ends[n] = now = starts[n] + lane.times[2 * n + 1];
     }
-    return { ...lane, heading, starts, ends, critical: new Set(lane.critical) };
+    const indices = lane.indices ?? counted(lane);
+    return { ...lane, heading, indices, starts, ends, critical: new Set(lane.critical) };
   }
 
   const stage = (lane, n) => (Array.isArray(lane.stages) ? lane.stages[n] : lane.stages);

@@ -10,7 +10,7 @@ from report_page import times, tokens
 from small_profile import layer, plan, profile
 
 from orchestrator.pictures.timeline_svg import Step
-from orchestrator.pictures.timeline_view import TICKS, TimelineView
+from orchestrator.pictures.timeline_view import FEWEST_TICKS, TICKS_PER_ACTION, TimelineView
 from planner.schedule.registry import build
 from planner.simulation.predict import predict
 from planner.simulation.simulate import Costs, simulate
@@ -28,15 +28,32 @@ def test_every_action_is_there_at_its_time(schedule: str) -> None:
     timeline = simulate(build(schedule, 3, 6), UNIT).timeline
     seen = data(Step("measured", timeline, None), Step("predicted", timeline, 0.1))
     assert [group["name"] for group in seen["groups"]] == ["measured", "predicted"]
-    assert (seen["unit"], seen["end"]) == ("ms", TICKS)
-    assert seen["scale"] * TICKS == pytest.approx(100)
-    assert seen["groups"][1]["end"] == TICKS
+    assert (seen["unit"], seen["end"]) == ("ms", FEWEST_TICKS)
+    assert seen["scale"] * FEWEST_TICKS == pytest.approx(100)
+    assert seen["groups"][1]["end"] == FEWEST_TICKS
     assert {kind for lane in seen["groups"][0]["lanes"] for kind in lane["kinds"]} == seen["kinds"].keys()
     for group in seen["groups"]:
         for lane, spans in zip(group["lanes"], timeline, strict=True):
             assert tokens(lane) == [str(span.action) for span in spans]
             for (start, end), span in zip(times(seen, lane), spans, strict=True):
-                assert (start, end) == pytest.approx((1e3 * span.start_s, 1e3 * span.end_s), abs=2e-4)
+                assert (start, end) == pytest.approx((1e3 * span.start_s, 1e3 * span.end_s), abs=2e-3)
+
+
+def test_a_tick_is_a_thousandth_of_a_mean_action_at_most() -> None:
+    timeline = simulate(build("1f1b", 2, 160), UNIT).timeline
+    seen = data(Step("", timeline, None))
+    assert seen["end"] == 320 * TICKS_PER_ACTION
+    lane = seen["groups"][0]["lanes"][0]
+    lengths = [length for _, length in zip(lane["times"][::2], lane["times"][1::2], strict=True)]
+    assert min(lengths) > 0.6 * TICKS_PER_ACTION
+
+
+def test_microbatches_that_count_up_are_not_listed() -> None:
+    timeline = [list(spans) for spans in simulate(build("1f1b", 2, 4), UNIT).timeline]
+    timeline.append(timeline[0][1:])
+    lanes = data(Step("", timeline, None))["groups"][0]["lanes"]
+    assert [lane["indices"] is None for lane in lanes] == [True, True, False]
+    assert [tokens(lane) for lane in lanes] == [[str(span.action) for span in spans] for spans in timeline]
 
 
 def test_frozen_shares_and_the_critical_path_name_actions_by_number() -> None:

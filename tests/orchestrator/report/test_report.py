@@ -30,7 +30,7 @@ from orchestrator.events.types import (
 )
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures import charts
-from orchestrator.pictures.charts import Bin, Chart, Series
+from orchestrator.pictures.charts import Bin, Chart, Series, ValueAxis
 from orchestrator.quantities import significant
 from orchestrator.report.page import render, write_report
 from workers.protocol import (
@@ -290,6 +290,14 @@ def test_an_outlier_is_marked_at_the_top_and_does_not_flatten_the_rest() -> None
     )
     assert chart.values.above == 1
     assert 10 < chart.values.high < 20
+
+
+def test_values_are_told_as_exactly_as_they_are_seen() -> None:
+    narrow = ValueAxis(low=2.1, high=2.2)
+    assert [narrow.rounded(value) for value in (2.123456789, 0.0001234567, 3.0)] == [2.12346, 0.0001235, 3]
+    wide = ValueAxis(low=0.0, high=300_000.0)
+    assert [wide.rounded(value) for value in (123_456.789, 1234.5678, 0.0)] == [123_500, 1235, 0]
+    assert ValueAxis(1e-6, 1e6, logarithmic=True).rounded(0.00123456) == 0.001235
 
 
 def test_a_wide_range_gets_a_logarithmic_axis() -> None:

@@ -89,8 +89,8 @@ def test_keys_buttons_wheel_and_drag_zoom_and_actions_are_read_out(tmp_path: Pat
         canvas.focus();
         seen.held = at("wheel", 300, 40, { deltaY: -200 }); seen.wheel = range();
         press("0");
-        at("pointerdown", view.x(250000), 40); at("pointermove", view.x(300000), 40);
-        at("pointerup", view.x(500000), 40); seen.dragged = range();
+        at("pointerdown", view.x(25000), 40); at("pointermove", view.x(30000), 40);
+        at("pointerup", view.x(50000), 40); seen.dragged = range();
         press("0"); press("n"); seen.first = told();
         press("n"); seen.second = told();
         press("PageDown"); seen.below = told();
@@ -100,14 +100,14 @@ def test_keys_buttons_wheel_and_drag_zoom_and_actions_are_read_out(tmp_path: Pat
         """,
         tmp_path,
     )
-    everything = [0, 1_000_000]
+    everything = [0, 100_000]
     assert seen["whole"] == seen["out"] == seen["home"] == seen["unfocused"] == everything
-    assert seen["in"] == seen["button"] == [250_000, 750_000]
-    assert seen["right"] == [375_000, 875_000]
-    assert seen["deeper"] == [375_000, 625_000]
+    assert seen["in"] == seen["button"] == [25_000, 75_000]
+    assert seen["right"] == [37_500, 87_500]
+    assert seen["deeper"] == [37_500, 62_500]
     assert (seen["scrolls"], seen["held"]) == (True, False)
-    assert seen["wheel"][1] - seen["wheel"][0] == pytest.approx(500_000, abs=1)
-    assert seen["dragged"] == pytest.approx([250_000, 500_000], abs=2_000)
+    assert seen["wheel"][1] - seen["wheel"][0] == pytest.approx(50_000, abs=1)
+    assert seen["dragged"] == pytest.approx([25_000, 50_000], abs=200)
     assert seen["first"] == (
         "measured, rank 0 · 0F0: forward of microbatch 0 on stage 0 · 0 to 4 ms, takes 4 ms · on the critical path"
     )
