@@ -72,9 +72,10 @@ SECTIONS = (
     Section("timeline", lambda shown: timeline(shown.view, shown.profile()), ("timeline",), late=True),
     Section(
         "memory",
-        lambda shown: rank_memory(shown.view, shown.profile()) or None,
-        ("plan", "switch", "formed"),
+        lambda shown: rank_memory(shown.view, shown.profile()),
+        ("plan", "switch", "formed", "timeline"),
         late=True,
+        every_ms=5000,
     ),
     Section("freezing", lambda shown: freezing(shown.view), ("freeze", "freeze_solved", "freeze_started")),
     Section("plan", lambda shown: planning(shown.view), PLANS),

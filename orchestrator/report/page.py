@@ -18,6 +18,7 @@ from orchestrator.report.freezing import FreezingPart, freezing
 from orchestrator.report.moves import moves
 from orchestrator.report.parts import Note, Table, Tile
 from orchestrator.report.planning import PlanningPart, planning
+from orchestrator.report.rank_memory import MemoryPart, rank_memory
 from orchestrator.report.recovery import RecoveryPart, recovery
 from orchestrator.report.sections import (
     Header,
@@ -50,6 +51,7 @@ class Report:
     moves: Table | None
     freezing: FreezingPart | None
     timeline: TimelinePart | None
+    memory: MemoryPart | None
     planning: PlanningPart | None
     what_ran: tuple[Term, ...]
     checkpoints: Table | None
@@ -73,6 +75,7 @@ def report_of(run: JobView, profile: Profile | None = None) -> Report:
         moves=moves(run),
         freezing=freezing(run),
         timeline=timeline(run, profile),
+        memory=rank_memory(run, profile),
         planning=planning(run),
         what_ran=what_ran(run),
         checkpoints=checkpoints(run),
