@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 import httpx
 import psutil
+
+from benchmarks.parts.targets import at_most, percentile, under
 
 STREAMS, READS_PER_S = 200, 100
 TURN_S = 20.0
@@ -140,11 +141,6 @@ def clients(service: Service) -> tuple[list[float], float, float]:
     return found["reads_s"], began_s, began_s + TURN_S
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of `values` does not exceed."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def main(rounds: int) -> None:
     from orchestrator.client.blocking_client import BlockingJobClient
     from orchestrator.cluster import connection
@@ -178,8 +174,8 @@ def main(rounds: int) -> None:
                 f" memory {memory[-1]:.0f} MiB",
                 flush=True,
             )
-        print(f"step time with clients over without: {median(ratios):.4f} (asked: at most 1.02)")
-        print(f"p99 of a read: {median(p99s) * 1e3:.1f} ms (asked: under 100)")
+        print(at_most(f"step time with clients over without: {median(ratios):.4f}", median(ratios), 1.02))
+        print(under(f"p99 of a read: {median(p99s) * 1e3:.1f} ms", median(p99s) * 1e3, 100))
         print(
             f"memory of the service: {memory[0]:.0f} MiB after the first round, {memory[-1]:.0f} after the last"
         )

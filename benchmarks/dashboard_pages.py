@@ -1,10 +1,11 @@
-"""How fast a job's page is in a browser, with 100,000 events behind it and a timeline of 5,000 actions.
+"""How fast and how heavy a job's page is in a browser, and how far it is behind the job.
 
     python -m benchmarks.dashboard_pages [ROUNDS]
 
 A service in this process shows one live job whose log is made up: 100,000 events, 20,000 steps, the newest of them with
 a timeline of 5,120 actions on 16 ranks. Chromium opens the page with an empty cache; its performance API gives the
-times. Needs Debian's chromium and chromium-driver.
+times. Then a real job of four emulated ranks trains on a local cluster, and the page of a service of its own follows it
+(`benchmarks/parts/page_lag.py`). Needs Debian's chromium and chromium-driver.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlparse
 
 import uvicorn
 
+from benchmarks.parts import page_lag
+from benchmarks.parts.targets import percentile, under
 from benchmarks.takeover import job
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
@@ -34,12 +38,14 @@ from workers.protocol import Span, TimelineReport
 
 EVENTS, RANKS, MICROBATCHES = 100_000, 16, 160
 ACTION_S = 0.001
+LAG_S = 10.0
+"""Length of a round in which the page follows a job."""
 FIRST_VIEW = """
 const [page] = performance.getEntriesByType('navigation');
 const [paint] = performance.getEntriesByName('first-contentful-paint');
 const files = performance.getEntriesByType('resource').filter((file) => !/api|chart_library/.test(file.name));
-const sum = (size) => [page, ...files].reduce((total, file) => total + file[size], 0);
-return {paint: paint.startTime, loaded: page.loadEventEnd, sent: sum('transferSize'), whole: sum('decodedBodySize')};
+const parts = [page, ...files].map((file) => [file.name, file.transferSize, file.decodedBodySize]);
+return {paint: paint.startTime, loaded: page.loadEventEnd, parts};
 """
 LATE = """
 return performance.getEntriesByName('first-contentful-paint').length
@@ -112,42 +118,76 @@ def serve(settings: Settings, shown: LiveJob) -> tuple[uvicorn.Server, int]:
     return server, server.servers[0].sockets[0].getsockname()[1]
 
 
+def weight(parts: list[tuple[str, int, int]]) -> str:
+    """What a page and the files that it loads weigh, in all and each."""
+    sent, whole = (sum(part[place] for part in parts) / 1e3 for place in (1, 2))
+    each = ", ".join(
+        f"{urlparse(name).path.rpartition('/')[2]} {size / 1e3:.0f}"
+        for name, _, size in sorted(parts, key=lambda part: -part[2])
+        if size
+    )
+    text = f"page without the chart library: {sent:.0f} kB sent, {whole:.0f} kB unpacked"
+    return f"{under(text, whole, 150)}: {each}"
+
+
+def show_first_views(rounds: int, folder: Path) -> None:
+    """Print how long the page of a job with a long log takes to show, and what it weighs."""
+    from browser import browser
+
+    settings = Settings(address=None, tokens=folder / "tokens.json", audit=folder / "audit.jsonl")
+    began_s = time.perf_counter()
+    shown = live_job()
+    kept = f"{len(shown.view.steps):,} of {shown.view.step:,} steps kept"
+    print(f"folded {shown.view.events:,} events in {time.perf_counter() - began_s:.1f} s, {kept}")
+    server, port = serve(replace(settings), shown)
+    views: list[dict[str, Any]] = []
+    draws: list[float] = []
+    for number in range(rounds):
+        with browser(f"http://127.0.0.1:{port}", folder / f"profile{number}") as window:
+            window.driver.get(window.address + "/login")
+            window.log_in(open_tokens(settings.tokens)[Role.CONTROL])
+            began_s = time.perf_counter()
+            window.driver.get(window.address + "/jobs/takeover")
+            window.until(LATE)
+            all_s = time.perf_counter() - began_s
+            views.append(window.script(FIRST_VIEW) | {"all_ms": all_s * 1e3})
+            draws.append(window.script(DRAW))
+            paint, loaded, whole = (views[-1][name] for name in ("paint", "loaded", "all_ms"))
+            print(
+                f"  round {number + 1}: painted after {paint:.0f} ms, loaded after {loaded:.0f} ms, with all sections"
+                f" after {whole:.0f} ms, timeline drawn in {draws[-1]:.0f} ms",
+                flush=True,
+            )
+    server.should_exit = True
+    for what, name in (("painted", "paint"), ("loaded", "loaded"), ("loaded with all sections", "all_ms")):
+        middle = median(view[name] for view in views)
+        print(under(f"first view, {kept}: {what} after {middle:.0f} ms", middle, 1_000))
+    print(weight(views[0]["parts"]))
+    actions = sum(len(report.spans) for report in shown.view.timelines.values())
+    print(under(f"timeline of {actions:,} actions drawn in {median(draws):.0f} ms", median(draws), 200))
+
+
+def show_lags(rounds: int, folder: Path) -> None:
+    """Print how far the page of a job that trains is behind it."""
+    found = page_lag.measure(folder, rounds, LAG_S)
+    page_s = [lag_s for lags in found for lag_s in lags.page_s]
+    service_s = [lag_s for lags in found for lag_s in lags.service_s]
+    print(
+        f"live, {len(page_s)} steps: the page showed a step {median(page_s):.2f} s after its event (p50), the service"
+        f" had it after {median(service_s):.2f} s"
+    )
+    print(under(f"live, p95: {percentile(page_s, 0.95):.2f} s", percentile(page_s, 0.95), 1))
+    print(under(f"live, the slowest step: {max(page_s):.2f} s", max(page_s), 1))
+
+
 def main(rounds: int) -> None:
     tests = Path(__file__).parents[1] / "tests"
     sys.path[:0] = [str(tests / "dashboard"), str(tests / "orchestrator")]
-    from browser import browser
-
     with tempfile.TemporaryDirectory(prefix="pages") as name:
-        folder = Path(name)
-        settings = Settings(address=None, tokens=folder / "tokens.json", audit=folder / "audit.jsonl")
-        began_s = time.perf_counter()
-        shown = live_job()
-        print(f"folded {shown.view.events:,} events in {time.perf_counter() - began_s:.1f} s")
-        server, port = serve(replace(settings), shown)
-        views: list[dict[str, Any]] = []
-        draws: list[float] = []
-        for number in range(rounds):
-            with browser(f"http://127.0.0.1:{port}", folder / f"profile{number}") as window:
-                window.driver.get(window.address + "/login")
-                window.log_in(open_tokens(settings.tokens)[Role.CONTROL])
-                began_s = time.perf_counter()
-                window.driver.get(window.address + "/jobs/takeover")
-                window.until(LATE)
-                all_s = time.perf_counter() - began_s
-                view = window.script(FIRST_VIEW) | {"all_ms": all_s * 1e3}
-                views.append(view)
-                draws.append(window.script(DRAW))
-                print(f"round {number + 1}: {view}, timeline drawn in {draws[-1]:.0f} ms", flush=True)
-        server.should_exit = True
-        paint = median(view["paint"] for view in views)
-        loaded = median(view["loaded"] for view in views)
-        print(f"first view: painted after {paint:.0f} ms, loaded after {loaded:.0f} ms (asked: under 1,000)")
-        sent, whole = views[0]["sent"] / 1e3, views[0]["whole"] / 1e3
-        print(
-            f"page without the chart library: {sent:.0f} kB sent, {whole:.0f} kB unpacked (asked: under 150)"
-        )
-        actions = sum(len(report.spans) for report in shown.view.timelines.values())
-        print(f"timeline of {actions:,} actions drawn in {median(draws):.0f} ms (asked: under 200)")
+        for part in (show_first_views, show_lags):
+            folder = Path(name, part.__name__)
+            folder.mkdir()
+            part(rounds, folder)
 
 
 if __name__ == "__main__":
