@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from orchestrator.history.columns import Columns
 from orchestrator.history.thinning import Grid, thin, up_to
 from planner.search.convergence import ConvergenceError, CurvatureSample, Estimates, estimate
 from workers.protocol import CurvatureReport
@@ -20,7 +22,7 @@ INCOMPLETE = 50
 class CurvatureRecord:
     """The samples of a run."""
 
-    samples: dict[int, CurvatureSample] = field(default_factory=dict)
+    samples: Annotated[dict[int, CurvatureSample], Columns(CurvatureSample)] = field(default_factory=dict)
     """By step: the steps that all ranks have reported."""
     parts: dict[int, dict[int, CurvatureReport]] = field(default_factory=dict)
     """Step -> rank -> part, of the other steps."""

@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
+from typing import Annotated, Any
 
 from orchestrator.events.types import FreezeChanged, FreezeSolved
+from orchestrator.history.columns import Columns
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
@@ -62,7 +63,7 @@ class FreezeRecord:
     """A decision of the newest start that the ranks have not adopted yet."""
     plans: dict[int, FreezePlan] = field(default_factory=dict)
     """The decisions, by the step they start at."""
-    steps: dict[int, FrozenStep] = field(default_factory=dict)
+    steps: Annotated[dict[int, FrozenStep], Columns(FrozenStep)] = field(default_factory=dict)
     """Steps in which something could be frozen."""
     recent: dict[int, list[FrozenAction]] = field(default_factory=dict)
     """The actions of the newest `RECENT_STEPS` such steps."""

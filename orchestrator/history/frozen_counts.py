@@ -79,7 +79,7 @@ class CountedSteps:
             of_step.layers[layer] = _sum(known, counts, rank)
         kept = self._kept(of_step)
         if len(self.by_step) > 3 * kept:
-            self._sum_up(Grid.at(report.step, recent=kept, older=kept))
+            self._sum_up(Grid.at(report.step, recent=kept, kept=2 * kept))
         return True
 
     def take_back(self, step: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -35,6 +35,7 @@ from orchestrator.events.types import (
     Skipped,
     Submitted,
 )
+from orchestrator.history.columns import Columns
 from orchestrator.history.command_table import CommandTable
 from orchestrator.history.curvature_record import CurvatureRecord
 from orchestrator.history.freeze_history import FreezeHistory, cut
@@ -63,7 +64,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 7
+VERSION = 8
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -127,7 +128,7 @@ class JobView:
     nodes: set[str] = field(default_factory=set)
     """Nodes of the ranks of the newest start."""
     ranks: RanksView = field(default_factory=RanksView)
-    steps: dict[int, StepReport] = field(default_factory=dict)
+    steps: Annotated[dict[int, StepReport], Columns(StepReport)] = field(default_factory=dict)
     """The steps that led to the newest weights, by number; an older entry may stand for its neighbours too."""
     validations: dict[int, ValidationReport] = field(default_factory=dict)
     validated: int = 0

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Formed, Paused, RankStarted, Record, Regrouped
+from orchestrator.history.columns import Columns
 from orchestrator.history.thinning import Grid, thin_runs
 from workers.protocol import StepReport
 
@@ -78,7 +80,7 @@ class RecoveryHistory:
     homes: dict[int, str] = field(default_factory=dict)
     """Rank -> node id of the cluster."""
     generations: list[Membership] = field(default_factory=list)
-    commits: list[Commit] = field(default_factory=list)
+    commits: Annotated[list[Commit], Columns(Commit)] = field(default_factory=list)
     """Ordered by time."""
     pauses: list[float] = field(default_factory=list)
     undone: int = 0

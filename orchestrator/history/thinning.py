@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 EVERY = 500
 """Steps from one thinning to the next."""
-RECENT = 1000
+KEPT = 5_000
+"""Most entries, but for those since the last thinning."""
+RECENT = 1_000
 """Newest steps that are never thinned."""
-OLDER = 500
-"""Most entries for all earlier steps."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,16 @@ class Grid:
     """Later steps stand alone."""
 
     @staticmethod
-    def at(newest: int, *, recent: int = RECENT, older: int = OLDER) -> Grid:
-        """The grid of a job that has committed `newest` steps."""
-        whole = max(newest - recent, 0)
-        stride = 1
-        while whole > stride * older:
+    def at(newest: int, *, recent: int = RECENT, kept: int = KEPT) -> Grid:
+        """The grid of a job that has committed `newest` steps: `kept` entries, of which `recent` or more are single
+        steps."""
+        if newest <= kept:
+            return Grid(1, 0)
+        stride = 2
+        while newest - recent > stride * (kept - recent):
             stride *= 2
-        return Grid(stride, whole)
+        # whole / stride + (newest - whole) = kept
+        return Grid(stride, -(-(newest - kept) * stride // (stride - 1)))
 
     def bucket(self, step: int) -> int:
         """The last of the steps that `step` shares an entry with. The first step of a job stands alone."""

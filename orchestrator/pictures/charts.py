@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from statistics import median
 from typing import Literal
 
@@ -222,12 +223,14 @@ def _named(steps: Sequence[int]) -> str:
 
 
 def bins(points: Sequence[Point]) -> list[Bin]:
-    """`points` (finite values) one by one, or if there are many, in `MOST_BINS` equal runs."""
+    """`points` (finite values, ascending) one by one, or if there are many, by `MOST_BINS` equally wide runs of steps.
+    Older steps may be fewer, so equally many points would be of unequal width."""
     if len(points) <= MOST_POINTS:
         return [Bin(step, value, value, value) for step, value in points]
+    first, width = points[0][0], (points[-1][0] - points[0][0]) / MOST_BINS
     runs = []
-    for number in range(MOST_BINS):
-        run = points[number * len(points) // MOST_BINS : (number + 1) * len(points) // MOST_BINS]
+    for _, each in groupby(points, lambda point: min(int((point[0] - first) / width), MOST_BINS - 1)):
+        run = list(each)
         values = [value for _, value in run]
         runs.append(Bin((run[0][0] + run[-1][0]) / 2, min(values), median(values), max(values)))
     return runs

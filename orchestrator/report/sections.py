@@ -202,8 +202,8 @@ def training(run: JobView) -> Training | None:
     )
     how = ""
     if len(steps) > MOST_POINTS:
-        together = round(len(steps) / MOST_BINS)
-        how = f"line: median of each {together} steps; band: lowest to highest"
+        together = round((steps[-1].step - steps[0].step + 1) / MOST_BINS)
+        how = f"line: median of each {counted(together, 'step')}; band: lowest to highest"
     return Training(how, drawn)
 
 

@@ -11,7 +11,7 @@ from synthetic_run import records
 
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.history.thinning import OLDER, RECENT, Grid, thin
+from orchestrator.history.thinning import EVERY, KEPT, RECENT, Grid, thin
 from workers.protocol import (
     CheckpointRef,
     FreezeReport,
@@ -136,15 +136,24 @@ def test_a_hundred_thousand_steps_fit() -> None:
     assert len(text) < 2_000_000
     assert min(taken_s) < 0.05
     assert (view.step, min(view.steps), max(view.steps)) == (last, 1, last)
-    assert len(view.steps) < RECENT + 2 * OLDER
+    assert KEPT <= len(view.steps) < KEPT + EVERY
 
 
 def test_the_newest_steps_stay_whole_and_older_ones_evenly() -> None:
-    series = thin({step: step for step in range(1, 10_001)}, Grid.at(10_000))
-    assert [step for step in series if step > 9_000] == [*range(9_001, 10_001)]
-    older = [step for step in series if 1 < step <= 8_992]
-    assert {after - before for before, after in pairwise(older)} == {32}
+    series = thin({step: step for step in range(1, 30_001)}, Grid.at(30_000))
+    assert [step for step in series if step > 29_000] == [*range(29_001, 30_001)]
+    older = [step for step in series if 1 < step <= 28_000]
+    assert {after - before for before, after in pairwise(older)} == {8}
     assert 1 in series
+    assert abs(len(series) - KEPT) <= 2
+
+
+@pytest.mark.parametrize("newest", [1, KEPT, KEPT + 1, 9_000, 9_001, 20_000, 33_000, 33_001, 10**6])
+def test_as_many_steps_as_there_is_room_for_are_kept(newest: int) -> None:
+    grid = Grid.at(newest)
+    entries = -(-grid.whole // grid.stride) + newest - grid.whole
+    assert abs(entries - min(newest, KEPT)) <= 2
+    assert newest - grid.whole >= min(newest, RECENT)
 
 
 def test_steps_that_are_taken_back_leave_no_trace_but_their_time() -> None:

@@ -278,6 +278,15 @@ def test_thinning_leaves_no_point_out(count: int) -> None:
     assert all(before.high + 1 == after.low for before, after in pairwise(thinned))
 
 
+def test_a_series_that_is_thin_at_its_beginning_is_drawn_in_equal_steps() -> None:
+    """Of a long run each older point stands for many steps."""
+    points = [(float(step), 1.0) for step in (*range(0, 50_000, 50), *range(50_000, 51_000))]
+    thinned = charts.bins(points)
+    width = 51_000 / charts.MOST_BINS
+    assert all(after.step - before.step < 2 * width for before, after in pairwise(thinned))
+    assert len(thinned) >= charts.MOST_BINS - 2
+
+
 def test_a_short_series_is_drawn_point_by_point() -> None:
     assert charts.bins([]) == []
     assert charts.bins([(float(step), 2.0) for step in range(600)])[599] == Bin(599.0, 2.0, 2.0, 2.0)
