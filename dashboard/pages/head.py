@@ -75,7 +75,7 @@ def _tiles(shown: Shown, summary: JobSummary) -> list[Tile]:
     if summary.recoveries or summary.steps_rerun:
         entries.append(
             tile(
-                "Losses cost",
+                "Failures cost",
                 seconds(summary.recovery_s),
                 f"{counted(summary.recoveries, 'recovery', 'recoveries')},"
                 f" {counted(summary.steps_rerun, 'step')} run again",

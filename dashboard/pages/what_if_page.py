@@ -95,7 +95,11 @@ def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
         query = urlencode({"r_max": then.r_max} if then.r_max else {"method": "none"})
         wanted.append(Way("Change what is frozen, from a commit on.", f"freeze?{query}"))
     if asked.slow_rank is not None or None not in (asked.source, asked.target):
-        wanted.append(Way("A device or a link is as it is: this part of the change is only supposed."))
+        wanted.append(
+            Way(
+                "The slower device or the other link is an assumption: nothing in the running job changes it."
+            )
+        )
     return wanted
 
 

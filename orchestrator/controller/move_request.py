@@ -29,8 +29,10 @@ def move_of_layers(
     place = now.place(job.membership.members.index(rank)).rank
     try:
         plan = with_layers(now, *layers, place, frozen_stages=schedule.frozen_stages)
-        moved = ", ".join(map(str, moved_layers(now, plan)))
-        plan = replace(plan, reason=f"layers {moved} move to rank {rank}, as asked")
+        moved = moved_layers(now, plan)
+        listed = ", ".join(map(str, moved))
+        what = f"layer {listed} moves" if len(moved) == 1 else f"layers {listed} move"
+        plan = replace(plan, reason=f"{what} to rank {rank}, as asked")
         return move_to(job, replanner, plan, mode=mode, asked_s=asked_s)
     except PlanError as error:
         raise JobError(f"cannot move to rank {rank}: {error}") from error

@@ -13,13 +13,13 @@ def noticed_text(notice: Noticed) -> str:
     where = f" on {notice.host}" if notice.host else ""
     match len(notice.ranks):
         case 0:
-            who = "a rank that is gone already is"
+            who = "a rank that is already gone"
         case 1:
-            who = f"rank {numbers}{where} is"
+            who = f"rank {numbers}{where}"
         case _:
-            who = f"ranks {numbers}{where} are"
+            who = f"ranks {numbers}{where}"
     left = f", {seconds(notice.left_s)} left" if notice.left_s is not None else ""
-    return f"{who} to go ({notice.source}{left})"
+    return f"{who} must leave ({notice.source}{left})"
 
 
 def injected_text(report: FaultReport) -> str:

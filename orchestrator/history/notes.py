@@ -64,7 +64,7 @@ def note_of(event: Event) -> Note | None:
             budget = f" with r_max = {r_max:g}" if method.startswith("timelyfreeze") else ""
             return Note("note", f"{by or 'Someone'} set the freeze method to {method}{budget}.")
         case Noticed():
-            return Note("note", f"Word came: {noticed_text(event)}.")
+            return Note("note", f"Notice: {noticed_text(event)}.")
         case Warned(text=text):
             return Note("warning", text)
         case FaultReport():

@@ -85,6 +85,8 @@ class Browser:
         """Write a picture of the whole page to `SCREENSHOTS`, if that is set."""
         if not SCREENSHOTS:
             return
+        # Layers that move are on their way for a moment: Chromium would take the picture of half a page.
+        self.until("return !document.getAnimations().some((each) => each.playState === 'running')")
         width, height = self.script("return [innerWidth, document.documentElement.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": width, "height": min(height, TALLEST), "scale": 1}
         picture = self.driver.execute_cdp_cmd(

@@ -70,7 +70,11 @@ const freshetCharts = (() => {
       ],
       legend: { markers: { width: 2, dash: (plot, index) => (plot.series[index].dash ? "dashed" : "solid") } },
       cursor: { y: false, drag: { x: true, y: false } },
-      hooks: { drawClear: [(plot) => tint(plot, chart)], draw: [(plot) => annotate(plot, chart)] },
+      hooks: {
+        drawClear: [(plot) => tint(plot, chart)],
+        draw: [(plot) => annotate(plot, chart)],
+        setCursor: [(plot) => plot.root.classList.toggle("pointed", plot.cursor.idx != null)],
+      },
     };
   }
 

@@ -54,9 +54,9 @@ def test_a_drain_is_told_once_until_something_about_it_changes() -> None:
 @pytest.mark.parametrize(
     ("notice", "text"),
     [
-        (noticed((2, 3), 90.0, "aws"), "ranks 2, 3 on 10.0.0.98 are to go (aws, 1 min 30 s left)"),
-        (noticed((), None, "aws"), "a rank that is gone already is to go (aws)"),
-        (noticed((3,), None, "sigterm"), "rank 3 on 10.0.0.98 is to go (sigterm)"),
+        (noticed((2, 3), 90.0, "aws"), "ranks 2, 3 on 10.0.0.98 must leave (aws, 1 min 30 s left)"),
+        (noticed((), None, "aws"), "a rank that is already gone must leave (aws)"),
+        (noticed((3,), None, "sigterm"), "rank 3 on 10.0.0.98 must leave (sigterm)"),
     ],
 )
 def test_a_notice_in_words(notice: Noticed, text: str) -> None:

@@ -144,7 +144,7 @@ def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
         move((2, 3), 7)
     moved = move((2, 3), 5)
     assert moved.plan.layers == ((0, 3), (3, 5), (5, 8), (8, 10))
-    assert moved.plan.reason == "layers 2 move to rank 5, as asked"
+    assert moved.plan.reason == "layer 2 moves to rank 5, as asked"
     assert "a copy is there already" in described(job, moved)
     assert "copied while training goes on" in described(job, move((3, 5), 2))
 
