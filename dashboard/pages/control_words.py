@@ -10,7 +10,6 @@ from orchestrator.history.job_view import JobView
 from orchestrator.quantities import seconds
 from planner.plan import Plan, PlanError
 from planner.search.layer_move import parse_layers, with_layers
-from planner.search.recut import counts_of
 from planner.wording import counted
 
 
@@ -56,7 +55,7 @@ def move_change(view: JobView, body: Move) -> Change | None:
         raise JobError(f"rank {body.rank} has no place in the pipeline; ranks with a place: {there}")
     place = plan.place(members.index(body.rank)).rank
     try:
-        return Change(cut=counts_of(with_layers(plan, *parse_layers(body.layers), place)))
+        return Change(cut=with_layers(plan, *parse_layers(body.layers), place).layers_per_stage)
     except PlanError as error:
         raise JobError(str(error)) from error
 
@@ -121,7 +120,7 @@ def freeze_change(view: JobView, body: Freeze) -> Change | None:
 def cut_says(view: JobView, body: Applied) -> str:
     plan = plan_of(view)
     cut = " + ".join(map(str, body.partition))
-    today = " + ".join(map(str, counts_of(plan))) if plan is not None else "none"
+    today = " + ".join(map(str, plan.layers_per_stage)) if plan is not None else "none"
     return (
         f"The ranks take up {cut} layers per stage, in place of {today}, while the job trains."
         " The bits stay the same."
