@@ -71,11 +71,15 @@ def recorded_tasks() -> set[str]:
         time.sleep(0.1)
 
 
-def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_replicas_without_ray(tmp_path: Path) -> None:
+def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_replicas_without_ray(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The job on Ray has two pipelines of two ranks each, the other one two pipelines of one rank each."""
     log = Log()
     spec = tiny(tmp_path, "whole", job={"curvature_every": 2}, pipeline={"replicas": 2})
     result = PipelineTrainer(spec, observe=log).fit()
+    shown = capsys.readouterr().out
+    assert f"step {STEPS}/{STEPS}  loss" in shown, "a script sees how its job gets on"
     expected = state_sha256(tiny(tmp_path, "threads", pipeline={"ranks": 2, "replicas": 2}))
     assert result.error is None
     assert result.metrics is not None
