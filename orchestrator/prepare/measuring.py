@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.placement import assign, congestion, shortage
 from orchestrator.cluster.ray_hosts import actor_resources
+from planner.wording import named
 from workers.actor import CONTROL, RankActor
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError
@@ -25,6 +28,8 @@ from workers.protocol import Generation, JobError
 
 GRACE_S = 5.0
 """How long the other ranks may take to report their errors once one rank has failed."""
+STACKS_S = 1.0
+"""How long a rank that took too long may take to return its threads' stacks."""
 
 
 def measure_on_cluster(
@@ -66,8 +71,8 @@ def measure_on_cluster(
 
 
 def _measure(actors: list[Any], wait_s: float, timeout_s: float) -> list[Measured]:
-    _all([actor.setup.remote() for actor in actors], wait_s)
-    ((host, port),) = _all([actors[0].host_store.remote()], timeout_s)
+    call_all(actors, "setup", wait_s)
+    ((host, port),) = call_all(actors[:1], "host_store", timeout_s)
     generation = Generation(
         number=1,
         epoch=1,
@@ -76,29 +81,54 @@ def _measure(actors: list[Any], wait_s: float, timeout_s: float) -> list[Measure
         store_port=port,
         timeout_s=timeout_s,
     )
-    _all([actor.join.remote(generation) for actor in actors], timeout_s)
-    return _all([actor.profile.remote() for actor in actors], timeout_s)
+    call_all(actors, "join", timeout_s, generation)
+    return call_all(actors, "profile", timeout_s)
 
 
-def _all(calls: list[Any], timeout_s: float) -> list[Any]:
-    """Wait for the results of `calls`.
+def call_all(actors: list[Any], method: str, timeout_s: float, *arguments: object) -> list[Any]:
+    """Call `method` of each actor and return the results.
 
     Raises:
-        JobError: one of them failed; names the first cause if others failed because of it.
+        JobError: a call failed, or took too long; names the first cause if others failed because of it.
     """
     deadline = time.monotonic() + timeout_s
+    calls = [getattr(actor, method).remote(*arguments) for actor in actors]
     answers: list[Any] = []
     errors: list[RayError] = []
-    for call in calls:
+    late: list[int] = []
+    for rank, call in enumerate(calls):
         try:
             answers.append(ray.get(call, timeout=max(0.0, deadline - time.monotonic())))
+        except GetTimeoutError as error:
+            late.append(rank)
+            errors.append(error)
         except RayError as error:
             errors.append(error)
             deadline = min(deadline, time.monotonic() + GRACE_S)
     if errors:
         causes = [getattr(error, "cause", error) for error in errors]
         first = min(causes, key=lambda cause: not isinstance(cause, RankError) or cause.cut_off)
-        late = f"a rank did not answer within {timeout_s:g} s (cluster.wait_s, cluster.timeout_s)"
-        reason = late if isinstance(first, GetTimeoutError) else str(first).strip().split("\n")[0]
-        raise JobError(f"the job could not be profiled: {reason}") from errors[0]
+        raise JobError(
+            f"the job could not be profiled: {_reason(first, actors, late, timeout_s)}"
+        ) from errors[0]
     return answers
+
+
+def _reason(first: BaseException, actors: list[Any], late: list[int], timeout_s: float) -> str:
+    """Say in words what `first` is."""
+    match first:
+        case GetTimeoutError():
+            limit = f"did not answer within {timeout_s:g} s (cluster.wait_s, cluster.timeout_s)"
+            return f"{named('rank', late)} {limit}{_stacks(actors[late[0]])}"
+        case RayActorError():
+            return f"a rank's process died: {cause_of_death(str(first))}"
+        case _:
+            return str(first).strip().split("\n")[0]
+
+
+def _stacks(actor: Any) -> str:
+    """What the threads of a rank that took too long are doing, on lines of their own; nothing if it does not answer."""
+    with suppress(RayError):
+        told: Any = ray.get(actor.stacks.remote(), timeout=STACKS_S)
+        return f"\n{told.rstrip()}"
+    return ""

@@ -13,9 +13,13 @@ MOST_LINES = 12
 def stacks() -> str:
     """Return each thread's calls, innermost last; the main thread first, the calling thread left out."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    # Ray's threads run actor calls, and `threading` does not know all of them.
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
     told = [
-        f"thread {thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident])[-MOST_LINES:])
-        for thread in sorted(threading.enumerate(), key=lambda one: one is not threading.main_thread())
-        if thread.ident in frames and thread is not threading.current_thread()
+        f"thread {names.get(thread, thread)}:\n"
+        + "".join(traceback.format_stack(frames[thread])[-MOST_LINES:])
+        for thread in sorted(frames, key=lambda thread: thread != main)
+        if thread != threading.get_ident()
     ]
     return "".join(told)

@@ -30,10 +30,12 @@ from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.states import Order
-from orchestrator.prepare.measuring import measure_on_cluster
+from orchestrator.prepare.measuring import call_all, measure_on_cluster
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import key_of, obtain
 from orchestrator.trainer import PipelineTrainer
+from workers.actor import CONTROL
+from workers.process.stacks import stacks
 from workers.protocol import CheckpointReport, JobError, StepReport
 
 SLOW = {"device": "emulated", "emulated": {"forward_s": 0.04, "input_grad_s": 0.02, "weight_grad_s": 0.02}}
@@ -116,6 +118,33 @@ def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path
         measure_on_cluster(
             resolve_spec(spec, found, {}, epoch=1).config, 99, {"CPU": 1.0}, wait_s=0.1, timeout_s=10
         )
+
+
+class Stuck:
+    """A rank that hangs where it should measure, and dies where it should join."""
+
+    def profile(self) -> None:
+        while True:
+            time.sleep(0.1)
+
+    def join(self) -> None:
+        os._exit(4)
+
+    @ray.method(concurrency_group=CONTROL)
+    def stacks(self) -> str:
+        return stacks()
+
+
+def test_a_rank_that_hangs_or_dies_while_it_is_measured_is_named_with_its_stack() -> None:
+    hosted: Any = ray.remote(concurrency_groups={CONTROL: 1})  # pyright: ignore[reportCallIssue]
+    dies, hangs = (hosted(Stuck).options(num_cpus=0).remote() for _ in range(2))
+    ray.get([actor.stacks.remote() for actor in (dies, hangs)])
+    with pytest.raises(JobError, match=r"profiled: a rank's process died: killed, crashed, out of memory"):
+        call_all([dies], "join", 30.0)
+    with pytest.raises(JobError, match=r"profiled: rank 0 did not answer within 0.5 s .*timeout_s") as late:
+        call_all([hangs], "profile", 0.5)
+    assert "time.sleep(0.1)" in str(late.value)
+    ray.kill(hangs)
 
 
 def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected: str) -> None:
