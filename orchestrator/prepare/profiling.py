@@ -250,7 +250,7 @@ def _check_model(profile: Profile, found: ModelOutline, where: str) -> None:
 def _measure(spec: Spec, ranks: int) -> Profile:
     config = _config(spec)
     if spec.cluster.address == "local":
-        return _measure_here(config, ranks)
+        return _measure_here(config, ranks, spec.cluster.timeout_s)
     from orchestrator.prepare.measuring import measure_on_cluster
 
     per_rank = spec.cluster.resources_per_rank
@@ -259,13 +259,13 @@ def _measure(spec: Spec, ranks: int) -> Profile:
     return combine(measured, config)
 
 
-def _measure_here(config: WorkerConfig, ranks: int) -> Profile:
+def _measure_here(config: WorkerConfig, ranks: int, timeout_s: float) -> Profile:
     """Measure in a separate process: the ranks' processes would import this one's main module again."""
     from workers.launch.profile import Request
 
     with tempfile.TemporaryDirectory(prefix="freshet-profile-") as folder:
         request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
-        request.write_text(Request(config=config, ranks=ranks).to_json())
+        request.write_text(Request(config=config, ranks=ranks, timeout_s=timeout_s).to_json())
         measuring = subprocess.Popen(
             [sys.executable, "-m", "workers.launch.profile", str(request), str(answer)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(cluster.import_paths())},

@@ -113,7 +113,8 @@ class ClusterConfig(Section):
     wait_s: PositiveSeconds = 60.0
     """How long to wait for the cluster's resources and for the ranks to start, each."""
     timeout_s: PositiveSeconds = 300.0
-    """How long a rank may wait for another one before the step counts as failed."""
+    """How long a rank may wait for another one before the step counts as failed. Also how long measuring the model may
+    take."""
     emulated: EmulatedConfig = EmulatedConfig()
     """`[cluster.emulated]`: the modelled times."""
 

@@ -1,5 +1,9 @@
 """A model whose storages can be counted by hand: two layers of one matrix each, and a loss."""
 
+import ctypes
+import sys
+import time
+
 import torch
 from torch import Tensor, nn
 
@@ -62,7 +66,14 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 
 def model(kind: str = "mlp") -> ModelDefinition:
-    middle = {"mlp": [], "raw": [LayerBuilder("raw", Raw)], "broken": [LayerBuilder("raw", Broken)]}[kind]
+    middle = {
+        "mlp": [],
+        "raw": [LayerBuilder("raw", Raw)],
+        "broken": [LayerBuilder("raw", Broken)],
+        "hung": [LayerBuilder("hung", Hung)],
+        "crashed": [LayerBuilder("crashed", Crashed)],
+        "exits": [LayerBuilder("exits", Exits)],
+    }[kind]
     return ModelDefinition(
         (LayerBuilder("up", Up), LayerBuilder("down", Down), *middle),
         mean_square,
@@ -78,3 +89,20 @@ class Broken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("this layer does not work")
+
+
+class Hung(Broken):
+    def forward(self, x: Tensor) -> Tensor:
+        while True:
+            time.sleep(0.1)
+
+
+class Crashed(Broken):
+    def forward(self, x: Tensor) -> Tensor:
+        ctypes.string_at(0)
+        return x
+
+
+class Exits(Broken):
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit(3)

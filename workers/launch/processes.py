@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from types import TracebackType
@@ -27,8 +28,12 @@ def forkserver() -> BaseContext:
     return context
 
 
+@dataclass(frozen=True)
 class Died:
     """Heard of a process that ended before it was done."""
+
+    exit_code: int | None
+    """Minus the number of the signal that ended it; None: not known."""
 
 
 class RankProcesses:
@@ -78,8 +83,14 @@ class RankProcesses:
                 try:
                     message = pipe.recv()
                 except EOFError:
-                    message = Died()
+                    message = self._death(self._open[pipe])
                 yield self._open[pipe], message
+
+    def _death(self, rank: int) -> Died:
+        """The pipe of `rank` has closed: its process ends."""
+        process = self._processes[rank]
+        process.join(GRACE_S)
+        return Died(process.exitcode)
 
     def done(self, rank: int, *, failed: bool = False) -> None:
         """Nothing more is expected of `rank`."""

@@ -7,10 +7,12 @@ is a process of its own around them, for drivers whose main module must not be i
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import sys
-import traceback
+import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,13 +20,14 @@ from pathlib import Path
 import torch
 
 from workers.config import WorkerConfig
+from workers.control.rank_error import RankError, travelling_errors
 from workers.launch.processes import Died, RankProcesses
 from workers.process.host_memory import settle_objects
+from workers.process.output import cause_of_death, innermost_calls, keep_output, last_lines, rank_log_path
 from workers.profiling.measured import Measured, combine
 from workers.profiling.profiler import BUDGET_S
 from workers.protocol import Generation, JobError, Report
 from workers.rank import Rank
-from workers.transport.channel import ChannelError
 
 TIMEOUT_S = 120.0
 FAILURE = 1
@@ -38,11 +41,11 @@ class Request:
     config: WorkerConfig
     ranks: int
     budget_s: float = BUDGET_S
+    timeout_s: float = TIMEOUT_S
+    """A rank that has not finished by then is ended."""
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"config": self.config.model_dump(mode="json"), "ranks": self.ranks, "budget_s": self.budget_s}
-        )
+        return json.dumps({**vars(self), "config": self.config.model_dump(mode="json")})
 
     @staticmethod
     def from_json(text: str) -> Request:
@@ -50,24 +53,19 @@ class Request:
         return Request(**{**fields, "config": WorkerConfig.model_validate(fields["config"])})
 
 
-@dataclass(frozen=True)
-class _Failure:
-    text: str
-    user_error: bool
-    cut_off: bool
-    """It lost another rank, which failed first."""
-
-
 def profile_processes(request: Request) -> list[Measured]:
     """What each rank measured, in rank order; over Gloo on the loopback interface, or NCCL.
 
     Raises:
-        JobError: the model, the data or the device is not what it should be.
+        JobError: the model, the data or the device is not what it should be; a rank died, or did not finish in time.
         RuntimeError: a rank failed otherwise.
     """
     measured: dict[int, Measured] = {}
-    failures: list[tuple[int, _Failure]] = []
-    with RankProcesses(request.ranks, _process, request) as ranks:
+    failures: list[tuple[int, RankError]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="freshet-output-") as output,
+        RankProcesses(request.ranks, _process, (request, output)) as ranks,
+    ):
         for number, message in ranks.receive():
             match message:
                 case int():
@@ -75,9 +73,9 @@ def profile_processes(request: Request) -> list[Measured]:
                 case Measured():
                     measured[number] = message
                     ranks.done(number)
-                case Died():
-                    died = _Failure("its process died: killed, or out of memory", False, False)
-                    failures.append((number, died))
+                case Died(exit_code):
+                    path = rank_log_path(output, number)
+                    failures.append((number, _death(number, path, exit_code, request.timeout_s)))
                     ranks.done(number, failed=True)
                 case failure:
                     failures.append((number, failure))
@@ -87,41 +85,71 @@ def profile_processes(request: Request) -> list[Measured]:
     return [measured[number] for number in sorted(measured)]
 
 
-def _raise_first(failures: list[tuple[int, _Failure]]) -> None:
+def _raise_first(failures: list[tuple[int, RankError]]) -> None:
     number, first = min(failures, key=lambda failure: (failure[1].cut_off, not failure[1].user_error))
     if first.user_error:
-        raise JobError(first.text)
-    raise RuntimeError(f"rank {number} could not measure: {first.text}")
+        raise JobError(first.message)
+    raise RuntimeError(f"rank {number} could not measure: {first.message}\n{first.details}")
 
 
-def _process(request: Request, number: int, pipe: Connection) -> None:
+def _death(rank: int, path: Path, exit_code: int | None, timeout_s: float) -> RankError:
+    """Say how the process of `rank` ended, whose output is in `path`, and which calls it was in."""
+    calls = innermost_calls(path)
+    if calls.late:
+        how = f"had not measured the job after {timeout_s:g} s (cluster.timeout_s), and was ended"
+    else:
+        how = f"died as it measured the job: {cause_of_death(path) or _exit(exit_code)}"
+    if calls.lines:
+        shown = ("its last calls, innermost first:", *calls.lines)
+    else:
+        shown = ("its last output:", *last_lines(path)) if last_lines(path) else ()
+    return RankError("\n".join((f"rank {rank} {how}", *shown)), user_error=True)
+
+
+def _exit(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    killed = ", for want of memory or by another program" if -code == signal.SIGKILL else ""
+    return f"signal {signal.Signals(-code).name}{killed}"
+
+
+def _process(given: tuple[Request, str], number: int, pipe: Connection) -> None:
+    request, output = given
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if request.config.device == "cuda":
         _take_gpu(number)
+    keep_output(output, number)
+    # In C: it ends a process that no longer runs Python, too.
+    faulthandler.dump_traceback_later(request.timeout_s, exit=True, file=2)
     try:
-        rank = Rank(request.config, number, _ignore)
-        rank.setup()
-        if number == 0:
-            pipe.send(rank.host_store())
-        rank.join(
-            Generation(
-                number=1,
-                epoch=1,
-                members=tuple(range(request.ranks)),
-                store_host="127.0.0.1",
-                store_port=pipe.recv(),
-                timeout_s=TIMEOUT_S,
-            )
+        with travelling_errors():
+            _measure(request, number, pipe)
+    except RankError as error:
+        pipe.send(error)
+
+
+def _measure(request: Request, number: int, pipe: Connection) -> None:
+    rank = Rank(request.config, number, _ignore)
+    rank.setup()
+    if number == 0:
+        pipe.send(rank.host_store())
+    rank.join(
+        Generation(
+            number=1,
+            epoch=1,
+            members=tuple(range(request.ranks)),
+            store_host="127.0.0.1",
+            store_port=pipe.recv(),
+            # Longer than any rank may take: it is the hung one that fails, not those that wait for it.
+            timeout_s=2 * request.timeout_s,
         )
-        settle_objects()
-        pipe.send(rank.profile(request.budget_s))
-        # A collective that is over here may still be under way at a neighbour: all close together.
-        pipe.recv()
-        rank.close()
-    except Exception as error:
-        user_error = isinstance(error, JobError)
-        text = str(error) if user_error else f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-        pipe.send(_Failure(text, user_error, isinstance(error, ChannelError | EOFError)))
+    )
+    settle_objects()
+    pipe.send(rank.profile(request.budget_s))
+    faulthandler.cancel_dump_traceback_later()
+    # A collective that is over here may still be under way at a neighbour: all close together.
+    pipe.recv()
+    rank.close()
 
 
 def _take_gpu(number: int) -> None:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +29,12 @@ TAIL_BYTES = 16 * 1024
 _BEGIN = "--- rank "
 _EXIT = re.compile(r"^os\._exit\((.*)\) was called", re.MULTILINE)
 _FATAL = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
+_MODULES = "Extension modules: "
+"""Before the names of hundreds, which faulthandler adds to a stack."""
+_LATE = re.compile(r"^Timeout \(.+\)!$", re.MULTILINE)
+"""faulthandler's heading once a process has exceeded its time."""
+_CALLS = re.compile(r"\(most recent call first\):\n((?:  File .*\n?)+)")
+MOST_CALLS = 12
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV (segmentation fault)",
     "Aborted": "SIGABRT (aborted)",
@@ -61,7 +68,7 @@ def older_part(path: Path) -> Path:
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
     """Return the last lines of the newest process that wrote to `path`; empty where there is no such file."""
     lines = _newest(path).splitlines()
-    return tuple(line for line in lines if line.strip())[-count:]
+    return tuple(line for line in lines if line.strip() and not line.startswith(_MODULES))[-count:]
 
 
 def cause_of_death(path: Path) -> str | None:
@@ -73,6 +80,24 @@ def cause_of_death(path: Path) -> str | None:
     if codes := _EXIT.findall(text):
         return f"exit code {codes[-1]}, by os._exit"
     return None
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls that a process was in as faulthandler ended it, or it crashed."""
+
+    lines: tuple[str, ...]
+    """Of the thread that crashed, or the main thread; innermost first."""
+    late: bool
+    """Whether it was ended because it took too long."""
+
+
+def innermost_calls(path: Path) -> Calls:
+    """Return the calls that the newest process which wrote to `path` ended in; none where it did not say so."""
+    text = _newest(path)
+    stacks = _CALLS.findall(text)  # the main thread's comes last
+    lines = stacks[-1].splitlines() if stacks else []
+    return Calls(tuple(lines[:MOST_CALLS]), _LATE.search(text) is not None)
 
 
 def _newest(path: Path) -> str:

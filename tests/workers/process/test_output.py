@@ -46,6 +46,12 @@ def test_a_crash_names_its_cause_and_its_place(tmp_path: Path, code: str, cause:
     assert any("forward" in line for line in last_lines(path)[1:])
 
 
+def test_the_names_of_loaded_modules_are_no_last_words(tmp_path: Path) -> None:
+    path = run(tmp_path, "import ctypes, torch\ntorch.zeros(1)\nctypes.string_at(0)")
+    assert "Extension modules: " in path.read_text()
+    assert not any("Extension modules: " in line for line in last_lines(path))
+
+
 def test_other_threads_do_not_push_the_one_that_crashed_out(tmp_path: Path) -> None:
     threads = "import ctypes, threading, time\nfor _ in range(30): threading.Timer(9, print).start()"
     path = run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,26 @@ def test_a_layer_that_does_not_work_is_told(tmp_path: Path) -> None:
     wrong = config(tmp_path, data=DataConfig(source="measured_model:Nothing"))
     with pytest.raises(JobError, match="Nothing"):
         profile_processes(Request(config=wrong, ranks=2, budget_s=0.05))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "told"),
+    [
+        ("hung", 2, r"rank . had not measured the job after 3 s \(cluster\.timeout_s\), and was ended\n"),
+        ("crashed", 1, r"rank 0 died as it measured the job: signal SIGSEGV \(segmentation fault\)\n"),
+    ],
+)
+def test_a_rank_that_hangs_or_crashes_ends_the_measurement_with_its_stack(
+    tmp_path: Path, kind: str, ranks: int, told: str
+) -> None:
+    with pytest.raises(JobError, match=rf"^{told}its last calls, innermost first:\n") as failed:
+        profile_processes(Request(config=config(tmp_path, kind), ranks=ranks, budget_s=0.05, timeout_s=3.0))
+    assert re.search(r"measured_model\.py\", line \d+ in forward\n", str(failed.value))
+
+
+def test_a_layer_that_exits_ends_the_measurement_in_words(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"called sys\.exit\(3\): raise an exception"):
+        profile_processes(Request(config=config(tmp_path, "exits"), ranks=1, budget_s=0.05))
 
 
 def slow(rank: int, repeats_s: tuple[float, ...], like: Profile) -> Measured:
