@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -12,7 +12,7 @@ from dashboard.api.models import Model
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import Problem, documented
 from dashboard.service.services import Parts
-from orchestrator.client.cluster_state import NodeState, cluster_nodes
+from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import JobError
 from orchestrator.events.wording import noticed_text
 from orchestrator.history.job_view import JobView
@@ -98,12 +98,10 @@ class Measured(Model):
 async def cluster(parts: Parts) -> ClusterModel:
     """Nodes, who uses them, and which are leaving."""
     address = parts.settings.address or ""
-    parts.client  # noqa: B018  raises: there is no cluster
     try:
-        async with asyncio.timeout(10):
-            nodes = await asyncio.to_thread(cluster_nodes)
-    except (TimeoutError, RuntimeError, ConnectionError) as error:
-        raise Problem(503, f"the cluster at {address} does not answer: {error}") from None
+        nodes = await parts.client.nodes()
+    except (RuntimeError, ConnectionError) as error:
+        raise Problem(503, f"the cluster at {address} does not answer: {error}", Retry_After="5") from None
     jobs = [job for job in parts.live.jobs() if not job.gone]
     return ClusterModel(
         address=address,
@@ -147,11 +145,10 @@ async def measured(parts: Parts) -> Measured:
     for job in parts.live.jobs():
         if job.gone:
             continue
-        async with job.reading() as view:
-            try:
-                found = await asyncio.to_thread(_measured, view)
-            except JobError:
-                continue
+        try:
+            found = await parts.threads.read(partial(_measured, job.snapshot()))
+        except JobError:
+            continue
         devices += found.devices
         links += found.links
     return Measured(devices=devices, links=links)

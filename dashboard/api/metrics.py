@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 from fastapi import APIRouter, Response
 
@@ -27,11 +26,9 @@ router = APIRouter(tags=["metrics"])
 )
 async def metrics(parts: Parts) -> Response:
     """The metrics of all live jobs, in Prometheus's text format. The read token is enough."""
-    async with AsyncExitStack() as stack:
-        views = []
-        for job in parts.live.jobs():
-            if job.view.outcome is None or time.time() - job.view.ended_s < TOLD_S:
-                view = await stack.enter_async_context(job.reading())
-                views.append(replace(view, trouble=view.trouble or job.trouble))
-        text = await asyncio.to_thread(exposition, views)
-    return Response(text, media_type=CONTENT_TYPE)
+    views = [
+        replace(view, trouble=view.trouble or job.trouble)
+        for job in parts.live.jobs()
+        if (view := job.snapshot()).outcome is None or time.time() - view.ended_s < TOLD_S
+    ]
+    return Response(await parts.threads.read(partial(exposition, views)), media_type=CONTENT_TYPE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Protocol, TypeVar
 
 from fastapi import Depends
@@ -12,6 +12,7 @@ from dashboard.api.models import JobName, RunName
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.past_runs import PastRun, PastRuns
 from dashboard.service.services import Parts
+from dashboard.service.threads import Threads
 from orchestrator.history.job_view import JobView
 
 T = TypeVar("T")
@@ -39,17 +40,22 @@ class Source(Protocol):
         """Where its files are, seen from here; empty if that is not known."""
         ...
 
-    async def read(self, make: Callable[[JobView], T]) -> T:
-        """`make(view)`, computed in another thread."""
+    async def read(self, make: Callable[[JobView], T], *, simulates: bool = False) -> T:
+        """`make(view)`, computed in another thread.
+
+        Args:
+            simulates: whether it takes seconds.
+        """
         ...
 
 
 class LiveSource:
     """A job of the cluster."""
 
-    def __init__(self, job: LiveJob) -> None:
+    def __init__(self, job: LiveJob, threads: Threads) -> None:
         self.job = job
         self.name = job.name
+        self._threads = threads
 
     @property
     def trouble(self) -> str:
@@ -62,9 +68,9 @@ class LiveSource:
     def folder(self, view: JobView) -> str:
         return view.folder
 
-    async def read(self, make: Callable[[JobView], T]) -> T:
-        async with self.job.reading() as view:
-            return await asyncio.to_thread(make, view)
+    async def read(self, make: Callable[[JobView], T], *, simulates: bool = False) -> T:
+        run = self._threads.simulate if simulates else self._threads.read
+        return await run(partial(make, self.job.snapshot()))
 
 
 class PastSource:
@@ -73,26 +79,28 @@ class PastSource:
     trouble = ""
     lost = True
 
-    def __init__(self, runs: PastRuns, run: PastRun) -> None:
+    def __init__(self, runs: PastRuns, run: PastRun, threads: Threads) -> None:
         self._runs = runs
+        self._threads = threads
         self.run = run
         self.name = run.name
 
     def folder(self, view: JobView) -> str:
         return str(self.run.path)
 
-    async def read(self, make: Callable[[JobView], T]) -> T:
-        return await asyncio.to_thread(lambda: make(self._runs.view(self.run)))
+    async def read(self, make: Callable[[JobView], T], *, simulates: bool = False) -> T:
+        run = self._threads.simulate if simulates else self._threads.read
+        return await run(lambda: make(self._runs.view(self.run)))
 
 
 async def live_source(job: JobName, parts: Parts) -> LiveSource:
     """The job of the path."""
-    return LiveSource(await parts.live.find(job))
+    return LiveSource(await parts.live.find(job), parts.threads)
 
 
 async def past_source(run: RunName, parts: Parts) -> PastSource:
     """The run of the path."""
-    return PastSource(parts.past, await asyncio.to_thread(parts.past.find, run))
+    return PastSource(parts.past, await parts.threads.read(partial(parts.past.find, run)), parts.threads)
 
 
 Live = Annotated[LiveSource, Depends(live_source)]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from dashboard.jobs.frames import KEPT_FRAMES, Frame, Frames
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, NoSuchJob
 from orchestrator.client.job_client import POLL_S, JobClient
+from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class LiveJob:
         """Whether it has no controller any more: what is shown is how it ended or was lost."""
         self._client = client
         self._changed = asyncio.Event()
-        self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._summary: tuple[int, object] | None = None
+        self._copy: tuple[int, JobView] | None = None
 
     def start(self) -> None:
         """Begin to follow the job."""
@@ -58,11 +58,12 @@ class LiveJob:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[JobView]:
-        """The view, which does not change until the block is left: for readers in other threads."""
-        async with self._lock:
-            yield self.view
+    def snapshot(self) -> JobView:
+        """The view as it is now. It stays so: readers in other threads may take their time with it. One copy serves all
+        readers between two changes."""
+        if self._copy is None or self._copy[0] != self.version:
+            self._copy = self.version, copied(self.view)
+        return self._copy[1]
 
     def cached(self, make: Callable[[JobView], T]) -> T:
         """`make(view)`, made again only when the view has changed. For one `make` per job."""
@@ -125,11 +126,8 @@ class LiveJob:
                 if number > frames.newest:
                     frames.append(frame_of(number, record))
             after = page.next
-            if self.view is view and fresh:
-                self._notify()  # streams do not wait for those who read the view
-            async with self._lock:
-                for record in fresh:
-                    view.take(record)
+            for record in fresh:
+                view.take(record)
             if after >= total and (fresh or self.view is not view):
                 self.view, self.frames, self.trouble = view, frames, view.trouble
                 self._notify()

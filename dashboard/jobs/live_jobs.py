@@ -8,7 +8,7 @@ import logging
 from contextlib import suppress
 
 from dashboard.jobs.live_job import LiveJob
-from orchestrator.client.errors import JobError, NoSuchJob
+from orchestrator.client.errors import ClusterSilent, JobError, NoSuchJob
 from orchestrator.client.job_client import JobClient
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ LOOK_S = 1.0
 FIRST_VIEW_S = 10.0
 """How long a request waits for the first view of a new job."""
 ANSWER_S = 5.0
-"""Limit for the answer of a controller whose job had ended."""
+"""Limit for the cluster's answer to a request, and for that of a controller whose job had ended."""
 KEPT_ENDED = 20
 """Jobs that are shown after their controllers have gone."""
 
@@ -60,10 +60,16 @@ class LiveJobs:
 
         Raises:
             NoSuchJob: there is none.
+            ClusterSilent: it is not known, and the cluster does not answer.
         """
         if name not in self._jobs and self.client is not None:
-            with suppress(JobError):
-                await self._look()
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._look()
+            except TimeoutError:
+                raise ClusterSilent(
+                    f"no job {name!r} is known, and the cluster has not answered for {ANSWER_S:g} s"
+                ) from None
         if (job := self._jobs.get(name)) is None:
             near = difflib.get_close_matches(name, self._jobs, n=1)
             listed = ", ".join(sorted(self._jobs)) or "none"

@@ -34,6 +34,8 @@ class PastRuns:
         self._folders = [folder.resolve() for folder in folders]
         self._views: OrderedDict[Path, tuple[tuple[float, int], JobView]] = OrderedDict()
         self._lock = threading.Lock()
+        """Held briefly, for the two dictionaries."""
+        self._reading: dict[Path, threading.Lock] = {}
 
     def runs(self) -> list[PastRun]:
         """All runs, by name. Reads directories."""
@@ -76,14 +78,18 @@ class PastRuns:
             ) from error
         key = (state.st_mtime, state.st_size)
         with self._lock:
-            known = self._views.get(run.path)
-            if known is not None and known[0] == key:
-                self._views.move_to_end(run.path)
-                return known[1]
+            reading = self._reading.setdefault(run.path, threading.Lock())
+        with reading:  # a log is read once at a time, and others meanwhile
+            with self._lock:
+                known = self._views.get(run.path)
+                if known is not None and known[0] == key:
+                    self._views.move_to_end(run.path)
+                    return known[1]
             view = view_in(JobFolder(str(run.path)))
-            self._views[run.path] = key, view
-            if len(self._views) > KEPT_VIEWS:
-                self._views.popitem(last=False)
+            with self._lock:
+                self._views[run.path] = key, view
+                if len(self._views) > KEPT_VIEWS:
+                    self._views.popitem(last=False)
             return view
 
 

@@ -82,4 +82,4 @@ async def _asking(
             caller=caller,
         )
 
-    return html(await subject.read(made), problem.status if problem is not None else 200)
+    return html(await subject.read(made, simulates=True), problem.status if problem is not None else 200)

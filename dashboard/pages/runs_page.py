@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Response
@@ -24,7 +24,7 @@ MOST_COMPARED = 6
 @router.get("/runs")
 async def runs(parts: Parts, caller: From) -> Response:
     """All past runs in the folders that the service was started with."""
-    found = await asyncio.to_thread(list_of, parts.past)
+    found = await parts.threads.read(partial(list_of, parts.past))
     rows = [
         (run, tone_of(run.summary.state), sparkline(run.summary.losses))
         if run.summary
@@ -52,4 +52,4 @@ async def compare(
     def made() -> object:
         return comparison([(name, parts.past.view(parts.past.find(name))) for name in names])
 
-    return page("compare.html.j2", compared=await asyncio.to_thread(made), names=names, caller=caller)
+    return page("compare.html.j2", compared=await parts.threads.read(made), names=names, caller=caller)

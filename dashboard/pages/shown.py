@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -13,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from dashboard.api.history import profile_in
 from dashboard.api.models import JobName, RunName
-from dashboard.api.sources import LiveSource, PastSource, Source
+from dashboard.api.sources import LiveSource, Source, live_source, past_source
 from dashboard.pages.templating import page
 from dashboard.service.problems import TITLES, Problem, problem_of
 from dashboard.service.services import Parts
@@ -59,8 +58,12 @@ class Subject:
         self.source = source
         self.base = base
 
-    async def read(self, make: Callable[[Shown], T]) -> T:
-        """`make` of what is known now, in another thread."""
+    async def read(self, make: Callable[[Shown], T], *, simulates: bool = False) -> T:
+        """`make` of what is known now, in another thread.
+
+        Args:
+            simulates: whether it takes seconds.
+        """
         source = self.source
 
         def shown(view: JobView) -> T:
@@ -77,7 +80,7 @@ class Subject:
                 )
             )
 
-        return await source.read(shown)
+        return await source.read(shown, simulates=simulates)
 
 
 async def job_subject(job: JobName, parts: Parts) -> Subject:
@@ -86,11 +89,11 @@ async def job_subject(job: JobName, parts: Parts) -> Subject:
     Raises:
         NoSuchJob: there is none.
     """
-    return Subject(LiveSource(await parts.live.find(job)), f"/jobs/{job}")
+    return Subject(await live_source(job, parts), f"/jobs/{job}")
 
 
 async def _run(run: RunName, parts: Parts) -> Subject:
-    return Subject(PastSource(parts.past, await asyncio.to_thread(parts.past.find, run)), f"/runs/{run}")
+    return Subject(await past_source(run, parts), f"/runs/{run}")
 
 
 Job = Annotated[Subject, Depends(job_subject)]

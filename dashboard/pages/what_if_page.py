@@ -126,7 +126,7 @@ async def _page(subject: Subject, asked: Asked, caller: Caller) -> Response:
             caller=caller,
         )
 
-    return html(await subject.read(made))
+    return html(await subject.read(made, simulates=True))
 
 
 @router.get("/jobs/{job}/what-if")

@@ -23,6 +23,7 @@ from dashboard.service.audit import Audit
 from dashboard.service.guard import Guard, hosts_of
 from dashboard.service.services import Services
 from dashboard.service.settings import MOST_BODY_BYTES, Settings
+from dashboard.service.threads import Threads
 from orchestrator.client.job_client import JobClient
 
 API = "/api/v1"
@@ -45,6 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
         live=LiveJobs(client),
         past=PastRuns(settings.runs),
         submissions=Submissions(settings.address) if settings.address is not None else None,
+        threads=Threads(),
         closing=asyncio.Event(),
     )
 
@@ -56,6 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
         await services.live.close()
         if services.submissions is not None:
             await services.submissions.close()
+        services.threads.close()
 
     app = FastAPI(
         title="Freshet",

@@ -33,7 +33,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise JobError("TLS needs both --tls-cert and --tls-key")
-    listener = _listen(settings)
+    listener = listener_of(settings)
     with listener, _cluster(settings.address):
         app = create_app(settings)
         scheme = "https" if settings.tls_certificate is not None else "http"
@@ -80,7 +80,12 @@ def _announced(address: str | None, url: str) -> Iterator[None]:
             withdraw(url)
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listener_of(settings: Settings) -> socket.socket:
+    """The socket on which the service listens.
+
+    Raises:
+        JobError: the port is taken, or there is no such address.
+    """
     host = settings.host
     try:
         family = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0][0]

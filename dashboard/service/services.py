@@ -14,6 +14,7 @@ from dashboard.jobs.submission import Submission, Submissions
 from dashboard.service.access import Access, Caller
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
+from dashboard.service.threads import Threads
 from orchestrator.client.job_client import JobClient
 
 
@@ -27,6 +28,7 @@ class Services:
     past: PastRuns
     submissions: Submissions | None
     """None without a cluster."""
+    threads: Threads
     closing: asyncio.Event
     """Set when the service ends: streams end then."""
 
@@ -50,11 +52,12 @@ class Services:
         return self.live.client
 
 
-def _services(request: Request) -> Services:
+# Not plain functions: FastAPI runs these in a thread each.
+async def _services(request: Request) -> Services:
     return request.app.state.services
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     return request.state.caller
 
 

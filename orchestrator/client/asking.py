@@ -13,11 +13,18 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from orchestrator.client.errors import (
+    CommandIdReused,
+    ControllerSilent,
+    JobError,
+    NoController,
+    NoSuchJob,
+    PlanChanged,
+    Refused,
+)
+from orchestrator.client.ray_calls import RayCalls
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import living_jobs
-from orchestrator.history.command_table import CommandIdReused
-from orchestrator.history.proposal import PlanChanged
-from workers.protocol import JobError
 
 ANSWER_S = 90.0
 """Limit for a controller's answer: longer than a new controller makes a question wait during a takeover, see
@@ -25,37 +32,24 @@ ANSWER_S = 90.0
 RETRY_S = 0.5
 
 
-class NoSuchJob(JobError):
-    """The cluster has no job of that name."""
-
-
-class NoController(JobError):
-    """A job's controller is gone and will not be replaced."""
-
-
-class ControllerSilent(JobError):
-    """A job's controller does not answer: it hangs, or Ray is restarting it."""
-
-
-class Refused(JobError):
-    """A job's controller refuses; the message says why."""
-
-
 async def ask(
     job: str,
     controller: Any,
     method: str,
     *arguments: Any,
+    calls: RayCalls,
     timeout_s: float | None = None,
 ) -> Any:
     """Call `method` of the controller of `job` and return its answer; waits while Ray restarts it.
 
     Args:
+        calls: asks Ray whether there is a controller.
         timeout_s: limit for the answer; None: `ANSWER_S`.
 
     Raises:
         NoController: it has ended.
         ControllerSilent: it did not answer in time.
+        ClusterSilent: Ray did not.
         Refused: it raised a JobError.
         CommandIdReused: another command had this id.
         PlanChanged: the plan that it was for is not the newest one any more.
@@ -81,7 +75,7 @@ async def ask(
             raise _silent(job, timeout_s) from None
         except RayActorError as error:
             # The kind of Ray's error says little: an actor keeps its name as long as Ray will restart it.
-            if not isinstance(error, ActorUnavailableError) and await living_controller(job) is None:
+            if not isinstance(error, ActorUnavailableError) and await calls.run(controller_of, job) is None:
                 raise NoController(f"the controller of job {job!r} is gone: {last_line(error)}") from None
             if time.monotonic() + RETRY_S >= deadline_s:
                 raise _silent(job, timeout_s) from None
@@ -108,20 +102,16 @@ def controller_of(job: str) -> Any:
     return find(job)
 
 
-async def living_controller(job: str) -> Any:
-    """`controller_of`, without blocking the event loop."""
-    return await asyncio.to_thread(controller_of, job)
-
-
-async def known_controller(job: str, address: str) -> Any:
+async def known_controller(job: str, address: str, calls: RayCalls) -> Any:
     """The controller of `job`.
 
     Raises:
         NoSuchJob: there is none.
+        ClusterSilent: the cluster does not answer.
     """
-    controller = await living_controller(job)
+    controller = await calls.run(controller_of, job)
     if controller is None:
-        names = await asyncio.to_thread(job_names)
+        names = await calls.run(job_names)
         near = difflib.get_close_matches(job, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"running: {listed(names)}"
         raise NoSuchJob(f"no job {job!r} is running at {address}; {hint}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob, Refused
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.proposal import PlanChanged
 from workers.protocol import JobError
 
 __all__ = [
+    "ClusterSilent",
     "CommandIdReused",
     "ControllerSilent",
     "JobError",
@@ -19,6 +19,26 @@ __all__ = [
     "ServiceUnreachable",
     "problem_type",
 ]
+
+
+class NoSuchJob(JobError):
+    """The cluster has no job of that name."""
+
+
+class NoController(JobError):
+    """A job's controller is gone and will not be replaced."""
+
+
+class ControllerSilent(JobError):
+    """A job's controller does not answer: it hangs, or Ray is restarting it."""
+
+
+class ClusterSilent(ControllerSilent):
+    """The cluster does not answer, and with it no controller: it is gone, or its head is being restarted."""
+
+
+class Refused(JobError):
+    """A job's controller refuses; the message says why."""
 
 
 class ServiceUnreachable(JobError):
@@ -41,6 +61,7 @@ class ServiceError(JobError):
 PROBLEMS: dict[str, type[JobError]] = {
     "urn:freshet:no-such-job": NoSuchJob,
     "urn:freshet:no-controller": NoController,
+    "urn:freshet:cluster-silent": ClusterSilent,
     "urn:freshet:controller-silent": ControllerSilent,
     "urn:freshet:refused": Refused,
     "urn:freshet:command-id-reused": CommandIdReused,

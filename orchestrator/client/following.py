@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob, joined
+from orchestrator.client.asking import joined
 from orchestrator.client.blocking import Call
 from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events

@@ -16,18 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.job_summary import JobSummary, job_summary, without_view
 from orchestrator.analysis.step_memory import profile_beside
-from orchestrator.client.asking import (
-    ControllerSilent,
-    NoController,
-    NoSuchJob,
-    Refused,
-    ask,
-    job_names,
-    known_controller,
-    listed,
-    living_controller,
-)
+from orchestrator.client.asking import ask, controller_of, job_names, known_controller, listed
+from orchestrator.client.cluster_state import NodeState, cluster_nodes
+from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob, Refused
 from orchestrator.client.jobs import POLL_S, Command, Missed, command_id, events_of
+from orchestrator.client.ray_calls import RayCalls
 from orchestrator.cluster.actor_names import living_jobs
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.page import Page
@@ -44,15 +37,17 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0
 """Limit for a controller's answer when all controllers of a cluster are asked."""
+CLEAR_S = 120.0
+"""Limit for killing what is left of a job."""
 
 
 class JobClient:
     """The jobs of the cluster that this process is a driver of.
 
-    Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` if the job does not answer,
-    and `Refused` if its controller refuses. A command that is sent twice with one `id` is done once; the same id for
-    another command raises `CommandIdReused`. Without `id` a random one is used. `by` says who sends it and from where,
-    for the log.
+    Every method raises `ClusterSilent` if the cluster does not answer. One that names a job raises `NoSuchJob`,
+    `NoController` or `ControllerSilent` if the job does not answer, and `Refused` if its controller refuses. A command
+    that is sent twice with one `id` is done once; the same id for another command raises `CommandIdReused`. Without
+    `id` a random one is used. `by` says who sends it and from where, for the log.
 
     Args:
         address: address of the cluster, for messages.
@@ -60,6 +55,7 @@ class JobClient:
 
     def __init__(self, address: str = "auto") -> None:
         self._address = address
+        self._calls = RayCalls()
 
     async def submit(
         self, spec: Spec, *, resume: bool = False, profile: Path | None = None, replay: Path | None = None
@@ -80,11 +76,15 @@ class JobClient:
 
     async def jobs(self) -> tuple[str, ...]:
         """Names of the jobs that have a controller."""
-        return tuple(await asyncio.to_thread(job_names))
+        return tuple(await self._calls.run(job_names))
+
+    async def nodes(self) -> tuple[NodeState, ...]:
+        """The cluster's nodes, those that died too."""
+        return await self._calls.run(cluster_nodes)
 
     async def ranks(self) -> dict[str, int]:
         """Job -> number of its living ranks, including jobs without a controller."""
-        jobs = await asyncio.to_thread(living_jobs)
+        jobs = await self._calls.run(living_jobs)
         return {job: len(actors.ranks) for job, actors in jobs.items() if actors.ranks}
 
     async def view(self, job: str, *, folder: str | None = None, timeout_s: float | None = None) -> JobView:
@@ -94,8 +94,7 @@ class JobClient:
             folder: the job's folder, from which a job without a controller is read, as it ended or was lost.
         """
         try:
-            controller = await self._controller(job)
-            text: bytes = await ask(job, controller, "view", timeout_s=timeout_s)
+            text: bytes = await self._ask(job, "view", timeout_s=timeout_s)
             return await asyncio.to_thread(JobView.from_json, text)
         except (NoSuchJob, NoController):
             if folder is None:
@@ -135,7 +134,7 @@ class JobClient:
 
     async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
         """The events after the first `after`; waits up to `wait_s` for one."""
-        return await ask(job, await self._controller(job), "read", after, wait_s)
+        return await self._ask(job, "read", after, wait_s)
 
     def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
         """The events of the job after the first `after`, as they arrive, until it has ended. A reader that is too slow
@@ -225,7 +224,7 @@ class JobClient:
             partition: layers per stage; None: the planner's own best for the same ranks and schedule.
         """
         wanted = None if partition is None else list(partition)
-        return await ask(job, await self._controller(job), "propose", wanted)
+        return await self._ask(job, "propose", wanted)
 
     async def apply(
         self,
@@ -257,8 +256,7 @@ class JobClient:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = POLL_S if deadline_s is None else min(POLL_S, max(0.0, deadline_s - time.monotonic()))
-            controller = await self._controller(command.job)
-            answer: Answered | None = await ask(command.job, controller, "outcome", command.id, left_s)
+            answer: Answered | None = await self._ask(command.job, "outcome", command.id, left_s)
             if answer is not None:
                 if not answer.done:
                     raise Refused(answer.text)
@@ -278,21 +276,21 @@ class JobClient:
             NoSuchJob: the cluster has nothing of that name.
             Refused: the job is at work, or may be.
         """
-        ranks, controller = await self.ranks(), await living_controller(job)
+        ranks, controller = await self.ranks(), await self._calls.run(controller_of, job)
         if controller is None and job not in ranks:
             known = listed({*await self.jobs(), *ranks})
             raise NoSuchJob(f"nothing of a job {job!r} is at {self._address}; there is {known}")
         if controller is not None and not force:
             await self._check_ended(job)
-        await asyncio.to_thread(_clear, job, controller)
+        await self._calls.run(_clear, job, controller, limit_s=CLEAR_S)
         had = " and its controller" if controller is not None else ""
         # The ranks counted before: once their controller is dead, ranks end by themselves.
         return f"{job}: {counted(ranks.get(job, 0), 'rank')}{had} cleared away; go on from its checkpoint with --resume"
 
     async def dismiss(self, job: str) -> None:
         """Release the controller of a job that has ended; it otherwise waits a while for readers of the end."""
-        if (controller := await living_controller(job)) is not None:
-            await asyncio.to_thread(_kill, controller)
+        if (controller := await self._calls.run(controller_of, job)) is not None:
+            await self._calls.run(_kill, controller)
 
     async def _check_ended(self, job: str) -> None:
         """Raises:
@@ -307,13 +305,14 @@ class JobClient:
                     f" cancel {job}, or kill it with freshet reap {job} --force"
                 )
 
-    async def _controller(self, job: str) -> Any:
-        return await known_controller(job, self._address)
+    async def _ask(self, job: str, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        controller = await known_controller(job, self._address, self._calls)
+        return await ask(job, controller, method, *arguments, calls=self._calls, timeout_s=timeout_s)
 
     async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
         id = command_id(id)
         # With one id it is safe to ask the next controller if this one dies.
-        text: str = await ask(job, await self._controller(job), "command", id, name, arguments, by)
+        text: str = await self._ask(job, "command", id, name, arguments, by)
         return Command(job=job, id=id, text=text)
 
 

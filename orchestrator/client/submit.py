@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.client.asking import NoController, ask, controller_of, last_line
+from orchestrator.client.asking import ask, controller_of, last_line
 from orchestrator.client.blocking import finish
+from orchestrator.client.errors import NoController
+from orchestrator.client.ray_calls import RayCalls
 from orchestrator.client.shadowing import refusal, shadowing
 from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.connection import import_paths
@@ -225,7 +227,7 @@ def _make_way(name: str) -> None:
     if (running := controller_of(name)) is None:
         return
     try:
-        view = JobView.from_json(finish(ask(name, running, "view")))
+        view = JobView.from_json(finish(ask(name, running, "view", calls=RayCalls())))
     except NoController:  # it has just ended
         return
     if view.outcome is None:

@@ -9,8 +9,9 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from orchestrator.client import asking
-from orchestrator.client.asking import NoController
 from orchestrator.client.blocking import finish
+from orchestrator.client.errors import NoController
+from orchestrator.client.ray_calls import RayCalls
 from workers.protocol import JobError
 
 HANGS = object()
@@ -41,7 +42,7 @@ class Controller:
 
 
 def ask(job: str, controller: Any, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-    return finish(asking.ask(job, controller, method, *arguments, timeout_s=timeout_s))
+    return finish(asking.ask(job, controller, method, *arguments, calls=RayCalls(), timeout_s=timeout_s))
 
 
 @pytest.fixture(autouse=True)

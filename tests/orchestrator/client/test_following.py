@@ -11,7 +11,7 @@ import pytest
 from tiny_jobs import tiny
 
 from orchestrator.client import following
-from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob
+from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
 from orchestrator.client.following import Following, Run
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.events.log import EventLog

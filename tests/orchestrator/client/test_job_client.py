@@ -15,8 +15,8 @@ from synthetic_run import records
 
 from orchestrator.cli import steering
 from orchestrator.client import asking, job_client
-from orchestrator.client.asking import NoSuchJob, Refused
 from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.errors import NoSuchJob, Refused
 from orchestrator.client.job_client import Command, JobClient, Missed
 from orchestrator.cluster.actor_names import JobActors
 from orchestrator.events import page
@@ -66,6 +66,7 @@ class Call:
 def controller(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Controller:
     made = Controller(answer)
     monkeypatch.setattr(asking, "controller_of", lambda job: made)
+    monkeypatch.setattr(job_client, "controller_of", lambda job: made)
     return made
 
 
@@ -225,6 +226,7 @@ def test_a_question_does_not_hold_up_the_event_loop(monkeypatch: pytest.MonkeyPa
     made = Gated(None)
     made.answer = lambda *arguments: made.wait()
     monkeypatch.setattr(asking, "controller_of", lambda job: made)
+    monkeypatch.setattr(job_client, "controller_of", lambda job: made)
 
     async def ask_twice() -> list[Command]:
         asked = [asyncio.ensure_future(JobClient().stop("a", id=id)) for id in ("x", "y")]

@@ -12,8 +12,8 @@ from command_line import freshet_here
 from orchestrator.cli import logs
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.client import asking
-from orchestrator.client.asking import NoSuchJob
 from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.errors import NoSuchJob
 from orchestrator.client.rank_logs import JobLogs, RankLog
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Event, Finished, Record, Submitted

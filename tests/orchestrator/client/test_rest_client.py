@@ -23,8 +23,14 @@ from dashboard.service.access import Role
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.cli.submitting_over_rest import is_service
 from orchestrator.client.access_token import PLAIN_HTTP, TOKEN, TOKEN_FILE, find_credentials
-from orchestrator.client.asking import ControllerSilent, NoController, NoSuchJob, Refused
-from orchestrator.client.errors import ServiceError, ServiceUnreachable
+from orchestrator.client.errors import (
+    ControllerSilent,
+    NoController,
+    NoSuchJob,
+    Refused,
+    ServiceError,
+    ServiceUnreachable,
+)
 from orchestrator.client.jobs import ADDRESS, Command, opened
 from orchestrator.client.rest_client import RestJobClient
 from orchestrator.history.command_table import CommandIdReused

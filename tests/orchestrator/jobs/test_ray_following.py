@@ -29,8 +29,8 @@ from orchestrator.cli.steering import (
     resume_job,
 )
 from orchestrator.cli.training import follow_command
-from orchestrator.client.asking import Refused
 from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.errors import Refused
 from orchestrator.client.submit import Submission
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events

@@ -12,8 +12,8 @@ from ray.cluster_utils import Cluster
 from ray_jobs import add_node, assert_nothing_left, driver_of, job_of, start_head
 from tiny_jobs import tiny
 
-from orchestrator.client.asking import Refused
 from orchestrator.client.blocking_client import BlockingJobClient
+from orchestrator.client.errors import Refused
 from orchestrator.client.job_client import Command
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder

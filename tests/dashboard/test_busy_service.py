@@ -1,0 +1,167 @@
+"""What a service answers while something else takes long: a simulation, a cluster that does not answer, a client that
+takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from serving import client_of, live_job, settings_in, show, token
+
+import dashboard.jobs.live_jobs
+import dashboard.pages.what_if_page
+import dashboard.service.server
+from dashboard.jobs.live_jobs import LiveJobs
+from dashboard.service.app import create_app
+from dashboard.service.server import listener_of
+from dashboard.service.settings import Settings
+from orchestrator.client import asking, job_client
+from orchestrator.client.job_client import JobClient
+from orchestrator.client.ray_calls import RayCalls
+
+READS = ("/api/v1/jobs/gpt", "/api/v1/jobs/gpt/view", "/api/v1/jobs/gpt/telemetry", "/jobs/gpt", "/metrics")
+PAST = ("/healthz", "/metrics", "/runs/gpt", "/api/v1/runs/gpt", "/api/v1/jobs/gpt/view")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path)
+
+
+async def statuses(client: httpx.AsyncClient, paths: tuple[str, ...]) -> list[int]:
+    return [answer.status_code for answer in await asyncio.gather(*map(client.get, paths))]
+
+
+def test_reads_do_not_wait_for_simulations(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More what-ifs than there are threads hold their simulations until the reads are answered."""
+    go = threading.Event()
+    real = dashboard.pages.what_if_page.what_if
+
+    def slow(*arguments: object) -> object:
+        assert go.wait(60)
+        return real(*arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(dashboard.pages.what_if_page, "what_if", slow)
+
+    async def run() -> None:
+        app = create_app(settings)
+        job = live_job()
+        show(app, job)
+        async with client_of(app, token(settings)) as client:
+            waiting = [asyncio.create_task(client.get("/jobs/gpt/what-if?ranks=2")) for _ in range(10)]
+            try:
+                await asyncio.sleep(0.2)
+                async with asyncio.timeout(20):
+                    assert await statuses(client, READS) == [200] * len(READS)
+            finally:
+                go.set()
+            assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+
+    asyncio.run(run())
+
+
+def test_a_cluster_that_does_not_answer_costs_only_what_needs_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call to Ray blocks, more often than there are threads; nothing else waits."""
+    go = threading.Event()
+    monkeypatch.setattr(dashboard.jobs.live_jobs, "ANSWER_S", 1.0)
+
+    def silent(*arguments: object) -> object:
+        go.wait(60)
+        return ()
+
+    for module, name in (
+        (job_client, "job_names"),
+        (job_client, "cluster_nodes"),
+        (asking, "controller_of"),
+    ):
+        monkeypatch.setattr(module, name, silent)
+    client = JobClient()
+    client._calls = RayCalls(most=8, limit_s=0.3)
+
+    async def run() -> None:
+        app = create_app(settings)
+        live = LiveJobs(client)
+        app.state.services = replace(app.state.services, live=live)
+        live._jobs["gpt"] = live_job()
+        live.start()
+        async with client_of(app, token(settings)) as browser:
+            asked = [
+                browser.get("/api/v1/cluster"),
+                *(browser.post("/api/v1/jobs/gpt/pause") for _ in range(25)),
+                *(browser.get(f"/api/v1/jobs/other{n}") for n in range(15)),
+            ]
+            needing = [asyncio.create_task(each) for each in asked]
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(20):
+                assert await statuses(browser, PAST) == [200] * len(PAST)
+                answers = await asyncio.gather(*needing)
+            assert {answer.status_code for answer in answers} == {503}
+            assert {answer.json()["type"] for answer in answers} == {"urn:freshet:cluster-silent"}
+            assert "the cluster does not answer" in (await browser.get("/api/v1/jobs")).json()["trouble"]
+            go.set()
+            await live.close()
+
+    asyncio.run(run())
+
+
+def test_a_stalled_client_is_dropped_with_what_is_kept_for_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for more than the sockets hold, reads nothing and stays connected."""
+    monkeypatch.setattr(dashboard.service.server, "STALLED_MS", 1_000)
+
+    async def run() -> None:
+        app = create_app(settings)
+        show(app, live_job())
+        with listener_of(replace(settings, port=0)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            async with serving(app, listener) as server:
+                stalled = socket.socket()
+                stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                stalled.connect(listener.getsockname())
+                request = (
+                    "GET /api/v1/jobs/gpt/view HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                    f"Authorization: Bearer {token(settings)}\r\n\r\n"
+                )
+                stalled.sendall(request.encode())
+                with stalled:
+                    await until(lambda: any(kept(each) for each in server.server_state.connections))
+                    await until(lambda: not server.server_state.connections)
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[uvicorn.Server]:
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await task
+
+
+def kept(connection: Any) -> int:
+    """Bytes that wait in this process for the client to take them."""
+    return connection.transport.get_write_buffer_size()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.02)
