@@ -38,6 +38,7 @@ class Plans(Model):
     plans: list[PlanAnswer]
 
 
+VERSION = r"^\d{1,9}\.\d{1,9}$"
 Layers = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -53,6 +54,8 @@ class Applied(Model):
 
     partition: list[Layers] = Field(min_length=1, max_length=4096, examples=[[3, 2, 1, 2]])
     """Layers per stage."""
+    version: str | None = Field(default=None, pattern=VERSION, examples=["1.2"])
+    """The same as If-Match, for those who send no headers."""
 
 
 class ProposalAnswer(Model):
@@ -85,7 +88,7 @@ Match = Annotated[
     Header(
         alias="If-Match",
         pattern=r'^"?\d{1,9}\.\d{1,9}"?$',
-        description="Version of the plan that is to be replaced; another one now: 412 with the newer version.",
+        description="Version of the plan that is to be replaced; another one now: 409 with the newer version.",
     ),
 ]
 
@@ -142,7 +145,7 @@ async def propose(job: JobName, parts: Parts, body: Wanted | None = None) -> Pro
     )
 
 
-@router.post("/plan", status_code=202, responses=ERRORS | documented(412))
+@router.post("/plan", status_code=202, responses=ERRORS)
 async def apply(
     job: JobName,
     body: Applied,
@@ -153,9 +156,21 @@ async def apply(
     wait_s: Wait = 0.0,
 ) -> Answer:
     """Have the ranks take up a partition while the job trains."""
-    base = None
-    if match is not None:
-        epoch, version = match.strip('"').split(".")
-        base = (int(epoch), int(version))
+    base = base_of(match.strip('"') if match is not None else None, body.version)
     sending = parts.client.apply(job, body.partition, base=base, id=key, by=by.name)
     return await outcome_of(parts, sending, wait_s)
+
+
+def base_of(*versions: str | None) -> tuple[int, int] | None:
+    """The (epoch, version) that a plan is to replace; None: whichever is the newest.
+
+    Raises:
+        Problem: two different ones are named.
+    """
+    named = sorted({version for version in versions if version is not None})
+    if len(named) > 1:
+        raise Problem(422, f"If-Match and version name different plans: {named[0]} and {named[1]}")
+    if not named:
+        return None
+    epoch, version = map(int, named[0].split("."))
+    return epoch, version

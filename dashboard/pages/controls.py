@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import Field as Limited
 from pydantic import field_validator
 
 from dashboard.api import controls, plans
@@ -35,10 +34,7 @@ class Nothing(Model):
 
 
 class Cut(Applied):
-    """A cut to apply, as the fields of a form: the route takes the version from a header."""
-
-    version: str | None = Limited(default=None, pattern=r"^\d{1,9}\.\d{1,9}$")
-    """Of the plan that it replaces."""
+    """A cut to apply, as a form has it: `3+2+1`."""
 
     @field_validator("partition", mode="before")
     @classmethod
@@ -148,7 +144,7 @@ _ALL: tuple[Control[Any], ...] = (
         fields=(Field("partition", "Layers per stage", hint="such as 3+2+1+2"),),
         says=cut_says,
         change=cut_change,
-        send=lambda to, body: plans.apply(to.job, body, to.parts, to.by, body.version, to.key),
+        send=lambda to, body: plans.apply(to.job, body, to.parts, to.by, key=to.key),
     ),
 )
 CONTROLS = {control.name: control for control in _ALL}

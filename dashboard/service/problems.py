@@ -29,7 +29,6 @@ TITLES = {
     405: "Method not allowed",
     408: "Too slow",
     409: "Refused",
-    412: "The plan has changed",
     413: "Too large",
     415: "Unsupported media type",
     422: "Invalid input",
@@ -45,7 +44,6 @@ ACTIONS = {
     405: "See /openapi.json for the methods of this path.",
     408: "Send it again.",
     409: "See the job's state, then ask again with another Idempotency-Key.",
-    412: "Read the newer plan, then decide again.",
     413: "Send less.",
     415: "Send JSON, with `Content-Type: application/json`.",
     422: "Correct what the detail names.",
@@ -80,7 +78,7 @@ class ProblemModel(BaseModel):
     action: str
     """What to do about it."""
     version: str | None = None
-    """The plan's version now, if another one was expected."""
+    """`EPOCH.VERSION` of the newest plan, if the request was for an older one."""
 
 
 class Problem(Exception):
@@ -134,7 +132,9 @@ def problem_of(error: JobError) -> Problem:
         case ControllerSilent():
             return Problem(503, str(error), type=kind, Retry_After="5")
         case PlanChanged(epoch=epoch, version=version):
-            return Problem(412, str(error), version=f"{epoch}.{version}", type=kind)
+            newer = f"{epoch}.{version}"
+            action = f"Read plan {newer} with GET /api/v1/jobs/JOB/plan, then decide again, with If-Match: {newer}."
+            return Problem(409, str(error), action=action, version=newer, type=kind)
         case Refused() | CommandIdReused():
             return Problem(409, str(error), type=kind)
     return Problem(422, str(error))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import pytest
 from command_line import freshet_here
 from ray.cluster_utils import Cluster
@@ -107,6 +108,24 @@ class Typed:
         return self._capsys.readouterr().err
 
 
+def stale_plans(service: str, folder: Path, base: tuple[int, int]) -> list[tuple[int, str]]:
+    """(status, the plan to look at) of each way to name an older plan."""
+    secret = json.loads((folder / "tokens.json").read_text())["control"]
+    found = []
+    for headers, body in (({"If-Match": "{}.{}"}, {}), ({}, {"version": "{}.{}"})):
+        answer = httpx.post(
+            f"{service}/api/v1/jobs/{JOB}/plan",
+            headers={"Authorization": f"Bearer {secret}"}
+            | {name: value.format(*base) for name, value in headers.items()},
+            json={"partition": [3, 3]} | {name: value.format(*base) for name, value in body.items()},
+        )
+        problem = answer.json()
+        assert problem["type"] == "urn:freshet:plan-changed"
+        assert f"If-Match: {problem['version']}" in problem["action"]
+        found.append((answer.status_code, problem["version"]))
+    return found
+
+
 def logged(folder: Path, kind: type[Kind]) -> list[Kind]:
     return [each.event for each in read_log(folder / "events.jsonl") if isinstance(each.event, kind)]
 
@@ -174,6 +193,8 @@ def test_every_command_over_rest_and_over_ray(
         with pytest.raises(PlanChanged) as changed:
             client.apply(JOB, (3, 3), base=proposal.base)
         assert (changed.value.epoch, changed.value.version) == client.propose(JOB).base > proposal.base
+        newest = changed.value.epoch, changed.value.version
+        assert stale_plans(service, tmp_path, proposal.base) == [(409, "{}.{}".format(*newest))] * 2
         assert "not applied: " in freshet.refused("plan", "--job", JOB, "--partition", "1,2,3", "--apply")
 
         # Layers move one way over REST and back over Ray.
