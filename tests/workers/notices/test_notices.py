@@ -323,7 +323,7 @@ def test_one_rank_of_a_node_looks_for_all_and_another_takes_over(
     told: list[str] = []
 
     def watch(name: str, script: Script, node: bytes) -> Watch:
-        turn = NodeTurn(b"run" + node, str(tmp_path))
+        turn = NodeTurn(bytes(tmp_path) + node)
         return Watch([script], lambda notice: told.append(name), lambda text: None, turn)
 
     with ExitStack() as closing:
@@ -371,7 +371,7 @@ def test_of_the_ranks_of_a_job_one_on_each_node_reports(
 
 
 def test_the_signal_of_a_process_is_looked_for_in_each(tmp_path: Path) -> None:
-    turn = NodeTurn(b"run", str(tmp_path))
+    turn = NodeTurn(bytes(tmp_path))
     scripts = [Script((notice("a"),)) for _ in range(2)]
     with ExitStack() as closing:
         for script in scripts:
@@ -381,7 +381,7 @@ def test_the_signal_of_a_process_is_looked_for_in_each(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_for_its_turn_can_be_closed(tmp_path: Path) -> None:
-    turn, closed = NodeTurn(b"run", str(tmp_path)), threading.Event()
+    turn, closed = NodeTurn(bytes(tmp_path)), threading.Event()
     with turn.held("aws", threading.Event()) as is_mine:
         assert is_mine
         closed.set()
@@ -389,9 +389,37 @@ def test_a_rank_that_waits_for_its_turn_can_be_closed(tmp_path: Path) -> None:
             assert not is_mine
 
 
-def test_a_machine_without_room_for_locks_has_every_rank_look(tmp_path: Path) -> None:
-    turn = NodeTurn(b"run", str(tmp_path / "missing"))
-    with turn.held("aws", threading.Event()) as one, turn.held("aws", threading.Event()) as other:
+def test_a_killed_rank_leaves_its_turn_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_turn, "LOOK_AGAIN_S", 0.01)
+    holder = (
+        "import sys, threading\n"
+        "from workers.notices.node_turn import NodeTurn\n"
+        "with NodeTurn(sys.argv[1].encode()).held('file', threading.Event()): print(flush=True), sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        closed = threading.Event()
+        waiting = threading.Timer(0.1, closed.set)
+        waiting.start()
+        with NodeTurn(bytes(tmp_path)).held("file", closed) as is_mine:
+            assert not is_mine
+        process.kill()
+        process.wait()
+        with NodeTurn(bytes(tmp_path)).held("file", threading.Event()) as is_mine:
+            assert is_mine
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_without_such_names_has_every_rank_look(tmp_path: Path) -> None:
+    turn, too_long = NodeTurn(bytes(tmp_path)), "x" * 200
+    with turn.held(too_long, threading.Event()) as one, turn.held(too_long, threading.Event()) as other:
         assert one
         assert other
 
