@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,6 @@ from eventful_run import CHECKPOINT, LAST, STEPS, eventful
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_jobs import tiny
-from wandb.proto import wandb_internal_pb2
 
 from orchestrator.client.submit import Submission
 from orchestrator.events.types import Record
@@ -53,6 +53,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if isinstance(record.event, StepReport) and record.event.step > HEAD - 10
     ]
     warnings: list[str] = []
+    # W&B makes folders of its own where temporary files are, at its import, and a killed process leaves them.
+    monkeypatch = pytest.MonkeyPatch()
+    (folder / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
     for step, part in ((0, records[:cut]), (HEAD, [*again, *records[cut:]])):
         opening = wanted.openers(
             logging, job="logged", folder=folder, spec=SPEC, step=step, warn=warnings.append
@@ -63,6 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 sink.take(record)
         for sink in sinks:
             sink.close(CLOSE_S)
+    monkeypatch.undo()
     assert warnings == []
     return folder
 
@@ -109,6 +115,8 @@ def test_mlflow_has_one_run_over_two_starts(
 
 
 def test_wandb_offline_has_one_run_over_two_starts(folder: Path, losses: dict[int, float]) -> None:
+    from wandb.proto import wandb_internal_pb2  # after the fixture: see there
+
     files = sorted((folder / "wandb").glob("offline-run-*/run-r1.wandb"))
     assert len(files) == 2, "`wandb sync` joins them, as they have one id"
     rows = []
