@@ -42,8 +42,9 @@ class RayMetrics:
                 self._gauges[metric.name].set(sample.value, tags)
                 self._set[series] = tags
                 gone.pop(series, None)
-            elif (more := sample.value - self._counted.get(series, 0.0)) > 0:
-                self._counters[metric.name].inc(more, tags)
+            elif sample.value > (counted := self._counted.get(series, -1.0)):
+                # Not `inc`, which takes no 0: alerts look for increases, so a counter is there before it counts.
+                self._counters[metric.name]._record(sample.value - max(0.0, counted), tags)
                 self._counted[series] = sample.value
         for series, tags in gone.items():
             # Ray would show the last value for ever; it drops a series whose value is no number.

@@ -46,6 +46,11 @@ def _state(view: JobView) -> Iterator[Sample]:
     yield _sample("tokens_total", view.tokens)
 
 
+def _trains(view: JobView) -> bool:
+    """Whether its ranks are at work: of others no alert may say that they are slow."""
+    return view.state == "training"
+
+
 def _steps(view: JobView) -> Iterator[Sample]:
     committed_s = max((commit.time_s for commit in view.recovery.commits[-1:]), default=0.0)
     yield _sample("last_step_timestamp_seconds", max(committed_s, view.started_s))
@@ -73,7 +78,7 @@ def _rates(view: JobView, generation: int) -> Iterator[Sample]:
     plan = view.followed or view.plan
     if plan is not None and plan.predicted_step_s is not None:
         yield _sample("predicted_step_seconds", plan.predicted_step_s)
-        if step_s > 0:
+        if step_s > 0 and _trains(view):
             yield _sample("predicted_step_ratio", plan.predicted_step_s / step_s)
 
 
@@ -90,12 +95,13 @@ def _freezing(view: JobView) -> Iterator[Sample]:
 def _ranks(view: JobView) -> Iterator[Sample]:
     yield _sample("ranks", len(view.ranks.members) if view.outcome is None else 0)
     yield _sample("spare_ranks", len(view.ranks.spares) if view.outcome is None else 0)
-    if (alone := places_without_redundancy(view)) is not None:
-        yield _sample("ranks_without_redundancy", len(alone))
-    for rank, report in sorted(view.timelines.items()):
-        yield _sample("rank_memory_bytes", report.memory_bytes, rank)
-    for rank, ratio in sorted(slowdowns(view).items()):
-        yield _sample("rank_slowdown_ratio", ratio, rank)
+    if _trains(view):
+        if (alone := places_without_redundancy(view)) is not None:
+            yield _sample("ranks_without_redundancy", len(alone))
+        for rank, report in sorted(view.timelines.items()):
+            yield _sample("rank_memory_bytes", report.memory_bytes, rank)
+        for rank, ratio in sorted(slowdowns(view).items()):
+            yield _sample("rank_slowdown_ratio", ratio, rank)
     if view.ranks.checkpoints:
         yield _sample("checkpoint_step", view.ranks.checkpoints[0].step)
 

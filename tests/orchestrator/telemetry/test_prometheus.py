@@ -27,6 +27,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from orchestrator.events.types import Finished, Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.telemetry.exposition import CONTENT_TYPE, exposition
 from orchestrator.telemetry.metrics import BY_NAME
@@ -39,6 +40,7 @@ GUIDE = (ROOT / "docs" / "guides" / "metrics.md").read_text()
 VARIABLES = {"$__rate_interval": "30s", "$job": ".*"}
 """What Grafana puts into a query."""
 TOKEN = "read-token"
+JOBS = {"python-docs-gpt", "orphan", "by-ray", "done", "by-ray-done"}
 
 needs_prometheus = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")), reason="needs prometheus and promtool"
@@ -141,20 +143,32 @@ def live_view() -> JobView:
     return view
 
 
+def finished(job: str) -> JobView:
+    """The same run, straggler and all, after its end."""
+    view = live_view()
+    view.take(
+        Record(time_s=time.time(), event=Finished(step=view.step, state_sha256="0" * 64, stopped=False))
+    )
+    view.job = job
+    return view
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus with the shipped configuration, but other addresses and intervals. It scrapes a service with one
     live job and one without a controller, and an endpoint of Ray's with a third job."""
     view = live_view()
     orphan = JobView(job="orphan", state="training", trouble="its controller does not answer")
-    by_ray = exposition([JobView(job="by-ray", state="training", step=5)]).replace("freshet_", "ray_freshet_")
+    done = finished("done")
+    by_ray = exposition([JobView(job="by-ray", state="training", step=5), finished("by-ray-done")])
+    by_ray = by_ray.replace("freshet_", "ray_freshet_")
     refused: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics" and self.headers["Authorization"] != f"Bearer {TOKEN}":
                 refused.append(self.path)
-            body = by_ray if self.path == "/ray" else exposition([view, orphan])
+            body = by_ray if self.path == "/ray" else exposition([view, orphan, done])
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.end_headers()
@@ -234,13 +248,14 @@ def test_every_query_of_the_dashboard_has_an_answer(prometheus: Prometheus) -> N
         found = prometheus.values(asked)
         if expression not in {each["expr"] for each in DASHBOARD["annotations"]["list"]}:
             assert found, asked
-        assert {each["metric"]["job"] for each in found} <= {"python-docs-gpt", "orphan", "by-ray"}, asked
+        assert {each["metric"]["job"] for each in found} <= JOBS, asked
 
 
 @needs_prometheus
 def test_both_scrapes_keep_the_jobs_names_and_rays_get_ours(prometheus: Prometheus) -> None:
     steps = {each["metric"]["job"]: each["value"][1] for each in prometheus.values("freshet_step")}
-    assert steps == {"python-docs-gpt": "70", "orphan": "0", "by-ray": "5"}
+    assert steps == {"python-docs-gpt": "70", "orphan": "0", "by-ray": "5", "done": "70", "by-ray-done": "70"}
+    assert set(steps) == JOBS
     assert {each["metric"]["job"] for each in prometheus.values("up == 1")} == {"freshet", "ray"}
     assert not prometheus.values('{__name__=~"ray_freshet_.*"}')
 
@@ -255,5 +270,6 @@ def test_alerts_are_pending_for_the_jobs_that_deserve_them(prometheus: Prometheu
         ("FreshetStraggling", "python-docs-gpt"),
         ("FreshetStalled", "orphan"),
     } <= pending
+    assert not [alert for alert, job in pending if job in ("done", "by-ray-done")]
     assert ("FreshetStalled", "python-docs-gpt") not in pending
     assert ("FreshetWithoutRedundancy", "python-docs-gpt") not in pending
