@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import Receive, Scope, Send
 
@@ -15,8 +16,10 @@ from dashboard.pages import (
     runs_page,
     what_if_page,
 )
+from dashboard.pages.shown import error_page
 from dashboard.pages.templating import BUNDLES, KINDS, bundle
-from dashboard.service.problems import Problem
+from dashboard.service.guard import wants_page
+from dashboard.service.problems import Problem, problem_of_http
 
 router = APIRouter(include_in_schema=False)
 
@@ -48,3 +51,12 @@ def mount_pages(app: FastAPI) -> None:
     modules = (login, jobs_page, job_page, control_pages, what_if_page, cluster_page, runs_page)
     for part in (router, *(module.router for module in modules)):
         app.include_router(part)
+
+    @app.exception_handler(HTTPException)
+    async def _no_route(request: Request, error: HTTPException) -> Response:
+        problem = problem_of_http(request, error)
+        if not wants_page(request.scope, request.headers):
+            return problem.response()
+        if problem.status == 404:
+            problem.action = "The start page lists the jobs, and Past runs those that have ended."
+        return error_page(request, problem)

@@ -101,7 +101,7 @@ class Guard:
         except Problem as problem:
             why = problem.detail
             audited = True
-            if problem.status == 401 and _wants_page(scope, headers):
+            if problem.status == 401 and wants_page(scope, headers):
                 await RedirectResponse(f"/login?next={quote(_target(scope))}", 303)(scope, receive, answer)
             else:
                 await problem.response()(scope, receive, answer)
@@ -228,7 +228,8 @@ def _target(scope: Scope) -> str:
     return f"{scope['path']}?{query}" if query else scope["path"]
 
 
-def _wants_page(scope: Scope, headers: Headers) -> bool:
+def wants_page(scope: Scope, headers: Headers) -> bool:
+    """Whether a browser asks for a page."""
     return (
         scope["method"] == "GET" and "text/html" in headers.get("accept", "") and not _is_api(scope["path"])
     )

@@ -156,6 +156,14 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def problem_of_http(request: Request, error: HTTPException) -> Problem:
+    """The answer to a request for which there is no route."""
+    details = {404: f"there is no {request.url.path}", 405: f"{request.url.path} has no {request.method}"}
+    detail = details.get(error.status_code, str(error.detail))
+    headers = {name.replace("-", "_"): value for name, value in (error.headers or {}).items()}
+    return Problem(error.status_code, detail, **headers)
+
+
 def install(app: FastAPI) -> None:
     """Have `app` answer every error in the one shape."""
 
@@ -166,13 +174,6 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(JobError)
     async def _job_error(request: Request, error: JobError) -> JSONResponse:
         return problem_of(error).response()
-
-    @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        details = {404: f"there is no {request.url.path}", 405: f"{request.url.path} has no {request.method}"}
-        detail = details.get(error.status_code, str(error.detail))
-        headers = {name.replace("-", "_"): value for name, value in (error.headers or {}).items()}
-        return Problem(error.status_code, detail, **headers).response()
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -263,3 +263,14 @@ def test_a_sparkline_needs_two_losses() -> None:
     assert line is not None
     assert line.points.split()[0] == "3.0,3.0"
     assert line.words == "loss from 2.0000 to 1.0000, lowest 1.0000"
+
+
+def test_an_unknown_path_is_a_page_for_a_browser_and_a_problem_for_a_program(client: TestClient) -> None:
+    answer = client.get("/nowhere", headers={"Accept": "text/html"})
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "there is no /nowhere" in answer.text
+    assert "The start page lists the jobs" in answer.text
+    assert client.get("/nowhere").json()["detail"] == "there is no /nowhere"
+    api = client.get("/api/v1/nowhere", headers={"Accept": "text/html"})
+    assert api.headers["content-type"] == "application/problem+json"
