@@ -50,7 +50,7 @@ class Page(Model):
     """Whether the job has ended and this was all."""
 
 
-@router.get("/events", responses=documented(401, 403, 404, 409, 422))
+@router.get("/events", responses=documented(401, 403, 404, 409, 422, 503))
 async def events(
     live: Live,
     after: Annotated[int, Query(ge=0, le=2**53, description="Number of the last event already read.")] = 0,

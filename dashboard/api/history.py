@@ -20,7 +20,7 @@ from orchestrator.report.step_timeline import StepTimeline, measured_step
 from planner.profile import Profile
 
 router = APIRouter(tags=["history"])
-ERRORS = documented(401, 403, 404, 422)
+ERRORS = documented(401, 403, 404, 422, 503)
 
 Last = Annotated[int, Query(ge=1, le=5_000, description="How many of the newest steps.")]
 Step = Annotated[int | None, Query(ge=1, le=2**53, description="A measured step; unset: the newest one.")]

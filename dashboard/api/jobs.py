@@ -127,7 +127,7 @@ async def submit_job(
     )
 
 
-@router.get("/jobs/{job}", responses=documented(401, 403, 404, 422))
+@router.get("/jobs/{job}", responses=documented(401, 403, 404, 422, 503))
 async def get_job(job: str, parts: Parts) -> Summary:
     """A job in a few numbers."""
     submission = parts.submission(job)
@@ -141,7 +141,7 @@ async def get_job(job: str, parts: Parts) -> Summary:
 
 @router.get(
     "/jobs/{job}/view",
-    responses=documented(401, 403, 404, 422)
+    responses=documented(401, 403, 404, 422, 503)
     | {
         200: {
             "content": {"application/json": {}},

@@ -112,7 +112,7 @@ def _newest(view: JobView) -> PlanAnswer:
     return _answer(view.decisions[-1])
 
 
-@router.get("/plan", responses=documented(401, 403, 404, 409, 422))
+@router.get("/plan", responses=documented(401, 403, 404, 409, 422, 503))
 async def plan(live: Live, response: Response) -> PlanAnswer:
     """The plan that the job follows or is about to follow. Its version is the ETag."""
     found = await live.read(_newest)
@@ -120,7 +120,7 @@ async def plan(live: Live, response: Response) -> PlanAnswer:
     return found
 
 
-@router.get("/plans", responses=documented(401, 403, 404, 422))
+@router.get("/plans", responses=documented(401, 403, 404, 422, 503))
 async def plans(live: Live) -> Plans:
     """The newest plans, each with the reason for it."""
     return await live.read(lambda view: Plans(plans=[_answer(each) for each in view.decisions]))

@@ -86,7 +86,8 @@ class LiveJobs:
                 await self._look()
                 self.trouble = ""
             except Exception as error:  # a cluster that is gone for a while must not end the service
-                text = f"the cluster does not answer: {error}"
+                known = isinstance(error, JobError)
+                text = str(error) if known else f"the cluster does not answer: {error}"
                 if text != self.trouble:
                     log.warning("%s", text)
                 self.trouble = text

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 
 import uvicorn
 
@@ -18,8 +20,13 @@ from orchestrator.client.asking import joined
 from orchestrator.client.errors import JobError
 from orchestrator.client.page_address import announce, withdraw
 
+log = logging.getLogger(__name__)
+
 CLOSE_S = 3
 STALLED_MS = 20_000
+LEAVE_S = 3.0
+CLUSTER_LOST_S = 3600
+"""How long the service goes on without its cluster. Ray would end the process after a minute."""
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -33,6 +40,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise JobError("TLS needs both --tls-cert and --tls-key")
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(CLUSTER_LOST_S))
     listener = listener_of(settings)
     with listener, _cluster(settings.address):
         app = create_app(settings)
@@ -68,7 +76,8 @@ def _cluster(address: str | None) -> AbstractContextManager[object]:
 
 @contextmanager
 def _announced(address: str | None, url: str) -> Iterator[None]:
-    """Tell the cluster's `freshet submit` where the pages are. A cluster that is gone needs no word of their end."""
+    """Tell the cluster's `freshet submit` where the pages are, until the end. With a cluster that is gone the process
+    ends here: Ray's farewell would wait for it."""
     if address is None:
         yield
         return
@@ -76,8 +85,23 @@ def _announced(address: str | None, url: str) -> Iterator[None]:
     try:
         yield
     finally:
+        if not _done_within(LEAVE_S, partial(withdraw, url)):
+            log.warning("the cluster at %s does not answer: the service ends without a farewell", address)
+            sys.stdout.flush()
+            os._exit(0)
+
+
+def _done_within(limit_s: float, work: Callable[[], None]) -> bool:
+    """Whether `work` succeeds in time; if not it may go on."""
+    done = threading.Event()
+
+    def run() -> None:
         with suppress(Exception):
-            withdraw(url)
+            work()
+            done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.wait(limit_s)
 
 
 def listener_of(settings: Settings) -> socket.socket:

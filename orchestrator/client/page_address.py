@@ -27,8 +27,8 @@ def announce(url: str) -> None:
 def withdraw(url: str) -> None:
     """Remove the announcement of `url`, unless another service has announced itself since."""
     store = _own_store()
-    if store.internal_kv_get(KEY, SPACE) == url.encode():
-        store.internal_kv_del(KEY, False, SPACE)
+    if store.internal_kv_get(KEY, SPACE, timeout=CONNECT_S) == url.encode():
+        store.internal_kv_del(KEY, False, SPACE, timeout=CONNECT_S)
 
 
 def page_address(address: str = "auto") -> str | None:

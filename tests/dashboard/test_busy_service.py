@@ -110,7 +110,7 @@ def test_a_cluster_that_does_not_answer_costs_only_what_needs_it(
                 answers = await asyncio.gather(*needing)
             assert {answer.status_code for answer in answers} == {503}
             assert {answer.json()["type"] for answer in answers} == {"urn:freshet:cluster-silent"}
-            assert "the cluster does not answer" in (await browser.get("/api/v1/jobs")).json()["trouble"]
+            assert "the cluster has not answered" in (await browser.get("/api/v1/jobs")).json()["trouble"]
             go.set()
             await live.close()
 

@@ -10,16 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import ray
+import synthetic_run
 from ray.cluster_utils import Cluster
 from ray_jobs import assert_nothing_left, driver_of, job_of, start_head
+from serving import write_run
 from tiny_jobs import TOML, tiny, write_text
 
 from dashboard.service.access import Role, open_tokens
@@ -48,9 +52,9 @@ def cluster() -> Iterator[Cluster]:
 class Service:
     """A process of `freshet dashboard`."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, address: str | None = None) -> None:
         tokens = folder / "tokens.json"
-        address = ray.get_runtime_context().gcs_address
+        address = address or ray.get_runtime_context().gcs_address
         command = [sys.executable, "-m", "orchestrator", "dashboard", "--address", address, "--port", "0"]
         command += ["--token-file", str(tokens), "--audit-log", str(folder / "audit.jsonl"), *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -74,8 +78,8 @@ class Service:
 
 
 @contextmanager
-def service(folder: Path, *options: str) -> Iterator[Service]:
-    made = Service(folder, *options)
+def service(folder: Path, *options: str, address: str | None = None) -> Iterator[Service]:
+    made = Service(folder, *options, address=address)
     try:
         yield made
     finally:
@@ -201,6 +205,64 @@ def test_training_serves_its_own_page_and_takes_it_along(tmp_path: Path) -> None
     finally:
         train.kill()
         train.wait()
+
+
+HEAD = """
+import sys
+from ray_jobs import start_head
+
+nodes = start_head(0)
+print(nodes.address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def mortal_cluster() -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a cluster that a process of its own has started, and that process: no driver is here."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEAD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert process.stdout is not None
+    family: list[psutil.Process] = []
+    try:
+        address = process.stdout.readline().strip()
+        family = psutil.Process(process.pid).children(recursive=True)
+        yield address, psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+        for each in family:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def test_a_service_outlives_its_cluster(tmp_path: Path) -> None:
+    """The control store and the raylet are killed while more requests need them than there are threads."""
+    write_run(tmp_path / "runs" / "gpt", synthetic_run.records())
+    with (
+        mortal_cluster() as (address, head),
+        service(tmp_path, "--runs", str(tmp_path / "runs"), address=address) as served,
+    ):
+        assert len(served.get("/cluster")["nodes"]) == 1
+        for process in head.children(recursive=True):
+            if process.name() in ("gcs_server", "raylet"):
+                process.kill()
+        with ThreadPoolExecutor(40) as pool:
+            needing = [pool.submit(served.client.get, "/cluster") for _ in range(40)]
+            time.sleep(0.5)
+            began_s = time.monotonic()
+            for path in ("/healthz", "/metrics", "/runs/gpt", "/api/v1/runs/gpt/telemetry", "/api/v1/jobs"):
+                answer = served.client.get(f"{served.address}{path}")
+                assert answer.status_code == 200, answer.text
+            assert time.monotonic() - began_s < 3
+            assert not any(each.done() for each in needing)
+            served.process.terminate()
+            assert served.process.wait(15) == 0
 
 
 def test_an_unreachable_cluster_is_named(tmp_path: Path) -> None:
