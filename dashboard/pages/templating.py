@@ -89,6 +89,6 @@ BUNDLES: Mapping[str, Sequence[Callable[[], str]]] = {
     "chart_library.js": (chart_script,),
     "charts.js": (partial(static, PICTURES, "charts.js"),),
     "timelines.js": tuple(partial(static, PICTURES, name) for name in TIMELINE_SCRIPTS),
-    "live.js": (partial(static, PAGES, "live.js"),),
+    "live.js": (partial(static, PAGES, "stream.js"), partial(static, PAGES, "live.js")),
 }
 """File -> the parts that it is made of."""

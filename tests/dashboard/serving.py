@@ -81,6 +81,25 @@ def live_job(name: str = "gpt") -> LiveJob:
     return job
 
 
+class Made(LiveJob):
+    """A live job that gets its events from the test, not from a controller."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, JobClient())
+        self.ready.set()
+
+    def take(self, record: Record) -> None:
+        """Take one event. Call it on the service's event loop."""
+        self.view.take(record)
+        self.frames.append(frame_of(self.frames.newest + 1, record))
+        self._notify()
+
+    def end(self) -> None:
+        """The job is over. Call it on the service's event loop."""
+        self.gone = True
+        self._notify()
+
+
 def show(app: FastAPI, job: LiveJob) -> None:
     """Have the service `app` show `job`, in place of those of a cluster."""
     live = app.state.services.live
@@ -102,9 +121,9 @@ def served(settings: Settings) -> Iterator[str]:
 
 
 @contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
-    """`app` on a free port of this machine; yields its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+def listening(app: FastAPI, port: int = 0) -> Iterator[str]:
+    """`app` on `port` of this machine, 0: a free one; yields its address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

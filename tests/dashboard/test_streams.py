@@ -15,27 +15,13 @@ import httpx
 import pytest
 import synthetic_run
 import uvicorn
-from serving import settings_in, show, token
+from report_page import Page
+from serving import Made, settings_in, show, token
 
 import dashboard.api.events
-from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
-from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Record
-
-
-class Made(LiveJob):
-    """A live job that gets its events from the test, not from a controller."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, JobClient())
-        self.ready.set()
-
-    def take(self, record: Record) -> None:
-        self.view.take(record)
-        self.frames.append(frame_of(self.frames.newest + 1, record))
-        self._notify()
 
 
 def step(number: int, size: int = 0) -> Record:
@@ -65,12 +51,14 @@ async def serving(settings: Settings, job: Made) -> AsyncIterator[tuple[httpx.As
     await task
 
 
-async def read(client: httpx.AsyncClient, records: int, **headers: str) -> tuple[list[str], list[int], int]:
+async def read(
+    client: httpx.AsyncClient, records: int, path: str = "/api/v1/jobs/made/stream", **headers: str
+) -> tuple[list[str], list[int], int]:
     """(kinds, step numbers, missed) of a stream up to this many records."""
     kinds: list[str] = []
     steps: list[int] = []
     missed = 0
-    async with client.stream("GET", "/api/v1/jobs/made/stream", headers=headers, timeout=20) as answer:
+    async with client.stream("GET", path, headers=headers, timeout=20) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         kind = ""
         async for line in answer.aiter_lines():
@@ -103,6 +91,22 @@ def test_a_reader_that_reconnects_misses_nothing(settings: Settings) -> None:
             assert (await read(client, 3, **last))[1:] == ([6, 7, 8], 0)
             # A number of an earlier start of the job: everything of this one.
             assert (await read(client, 8, **{"Last-Event-ID": "7-5"}))[1] == list(range(1, 9))
+
+    asyncio.run(run())
+
+
+def test_a_page_follows_the_job_from_what_it_shows(settings: Settings) -> None:
+    """An event may come between the page and its stream."""
+
+    async def run() -> None:
+        job = Made("made")
+        async with serving(settings, job) as (client, _):
+            for number in range(1, 4):
+                job.take(step(number))
+            page = Page((await client.get("/jobs/made")).text)
+            (path,) = (each["data-stream"] for each in page.all("div") if "data-stream" in each)
+            job.take(step(4))
+            assert await asyncio.wait_for(read(client, 1, path), 5) == (["record"], [4], 0)
 
     asyncio.run(run())
 

@@ -1,11 +1,11 @@
 // Keeps a page's sections fresh. A section names where it is fetched from (data-from) and either the kinds of events
-// that make it old (data-kinds, heard on the page's stream), or how often it is fetched (data-poll, in ms).
+// that make it old (data-kinds, heard on the page's stream), or how often it is fetched (data-poll, in ms). The stream
+// itself is in stream.js.
 "use strict";
 
 (() => {
   const RETRY_MS = 1000;
-  const RESUME_MS = 5000;
-  let lost = false; // the stream
+  let stream = null;
   const sections = [...document.querySelectorAll("section[data-from]")].map((element) => ({
     element,
     kinds: new Set((element.dataset.kinds ?? "").split(" ")),
@@ -14,20 +14,20 @@
     fetchedAt: -Infinity,
     old: false,
     busy: false,
+    timer: null,
   }));
 
   /** Fetches a section if it is old and was not fetched a moment ago. */
   async function refresh(section) {
     const wait = section.fetchedAt + section.every - performance.now();
-    if (!section.old || section.busy || document.hidden || lost) return;
-    if (wait > 0) return void setTimeout(refresh, wait, section);
-    if (held(section.element)) return void setTimeout(refresh, 1000, section);
+    if (!section.old || section.busy || document.hidden || stream?.lost) return;
+    if (wait > 0) return later(section, wait);
+    if (held(section.element)) return later(section, 1000);
     section.busy = true;
     section.old = false;
     section.fetchedAt = performance.now();
     try {
-      const answer = await fetch(section.element.dataset.from, { headers: { Accept: "text/html" } });
-      if (answer.redirected || answer.status === 401) return void location.reload(); // the session has expired
+      const answer = await ask(section);
       if (!answer.ok) throw new Error(String(answer.status));
       const text = await answer.text();
       if (text !== section.text) swap(section.element, text);
@@ -42,6 +42,22 @@
       section.busy = false;
     }
     refresh(section);
+  }
+
+  /** Refreshes a section after `wait` ms, once, however many events ask for it until then. */
+  function later(section, wait) {
+    section.timer ??= setTimeout(() => {
+      section.timer = null;
+      refresh(section);
+    }, wait);
+  }
+
+  /** The answer to a request for a section. An expired session ends the page: it is loaded again, by way of the login. */
+  async function ask(section) {
+    const answer = await fetch(section.element.dataset.from, { headers: { Accept: "text/html" } });
+    if (!answer.redirected && answer.status !== 401) return answer;
+    location.reload();
+    return new Promise(() => {});
   }
 
   function makeOld(section) {
@@ -131,35 +147,14 @@
     status.hidden = !words;
   }
 
-  /** Follows the job's events. The browser reconnects by itself and goes on after the last event that it has. */
-  function follow(address) {
-    const stream = new EventSource(address);
-    stream.onopen = () => {
-      const missed = lost;
-      lost = false;
-      if (missed) sections.forEach(makeOld);
-      tell("");
-    };
-    stream.onerror = () => {
-      lost = true;
-      tell("The connection is lost: reconnecting …");
-      if (stream.readyState === EventSource.CLOSED) setTimeout(() => (stream.close(), follow(address)), RETRY_MS);
-    };
-    stream.addEventListener("record", (event) => {
-      const kind = /"kind": ?"(\w+)"/.exec(event.data)?.[1];
-      sections.filter((section) => section.kinds.has(kind)).forEach(makeOld);
-    });
-    for (const kind of ["missed", "start"]) stream.addEventListener(kind, () => sections.forEach(makeOld));
-    stream.addEventListener("end", () => {
-      stream.close();
-      sections.forEach(makeOld);
-      // Someone may resume it.
-      setTimeout(follow, RESUME_MS, address);
-    });
-  }
-
   const address = document.querySelector("[data-stream]")?.dataset.stream;
-  if (address) follow(address);
+  if (address)
+    stream = freshetStream(address, {
+      heard: (kind) => sections.filter((section) => section.kinds.has(kind)).forEach(makeOld),
+      missed: () => sections.forEach(makeOld),
+      tell,
+      status: () => ask(sections[0]).then(({ status }) => status, () => 0),
+    });
   for (const section of sections) {
     if ("late" in section.element.dataset) makeOld(section);
     const poll = Number(section.element.dataset.poll ?? 0);

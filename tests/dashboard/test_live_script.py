@@ -1,0 +1,172 @@
+"""The script that keeps a job's page fresh, in a real browser, while this test makes the job's events."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import synthetic_run
+from browser import Browser, browser, needs_browser, wait_for
+from selenium.webdriver.common.by import By
+from serving import Made, listening, settings_in, show, token
+
+import dashboard.api.events
+from dashboard.jobs.live_job import LiveJob
+from dashboard.service.app import create_app
+from dashboard.service.settings import Settings
+from orchestrator.events.types import Event, Finished, Record
+
+pytestmark = needs_browser
+
+FASTER = 10
+"""Factor on the page's clock: it waits this many times shorter."""
+CLOCK = f"""
+window.timers = window.streams = 0;
+window.EventSource = class extends EventSource {{
+  constructor(address) {{
+    super(address);
+    window.streams += 1;
+  }}
+}};
+const wait = window.setTimeout;
+window.setTimeout = (call, ms, ...given) => {{
+  window.timers += 1;
+  return wait((...given) => {{ window.timers -= 1; call(...given); }}, ms / {FASTER}, ...given);
+}};
+"""
+"""Counts streams and the timers that run, and makes these faster."""
+
+
+class Service:
+    """A service that shows one job, `gpt`, which trains."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings: Settings = settings_in(folder)
+        self.job = Made("gpt")
+        for record in synthetic_run.records(steps=40):
+            if not isinstance(record.event, Finished):
+                self.job.take(record)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._port = 0
+
+    @contextmanager
+    def open(self) -> Iterator[str]:
+        """Serve, always at the same port."""
+        app = create_app(self.settings)
+        show(app, self.job)
+        found = app.state.services.live.find
+
+        async def find(name: str) -> LiveJob:
+            self._loop = asyncio.get_running_loop()
+            return await found(name)
+
+        app.state.services.live.find = find
+        with listening(app, self._port) as address:
+            self._port = urlsplit(address).port or 0
+            yield address
+
+    def do(self, call: Callable[[], None]) -> None:
+        """Call `call` on the service's event loop."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(call)
+
+    def happens(self, event: Event) -> None:
+        record = Record(time_s=self.job.view.ended_s + 0.1, event=event)
+        self.do(lambda: self.job.take(record))
+
+    def step(self) -> int:
+        """Let the job commit a step; return its number."""
+        number = self.job.view.step + 1
+        self.happens(synthetic_run.step_report(number, random.Random(number)))
+        return number
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    return Service(tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture(scope="module")
+def window(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser that is logged in."""
+    with service.open() as address, browser(address, tmp_path_factory.mktemp("profile")) as window:
+        window.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": CLOCK})
+        window.open("/")
+        window.log_in(token(service.settings))
+        yield window
+
+
+def shows(window: Browser, step: int) -> None:
+    """Wait until the page shows `step`."""
+    window.until(f"return document.querySelector('#head .progress').textContent.includes('step {step} of')")
+
+
+def streams() -> int:
+    return dashboard.api.events._Streams.open
+
+
+def fetched(window: Browser) -> int:
+    """How many sections were fetched since the page was opened."""
+    return window.script(
+        "return performance.getEntriesByType('resource').filter((each) => each.name.includes('/parts/')).length"
+    )
+
+
+def test_a_timeline_that_someone_reads_is_looked_at_again_by_one_timer(
+    service: Service, window: Browser
+) -> None:
+    window.open("/jobs/gpt")
+    shows(window, service.step())
+    window.driver.find_element(By.CSS_SELECTOR, "#timeline canvas").send_keys("+", "+")
+    for number in range(1, 9):
+        for report in synthetic_run.timelines(service.job.view.step, random.Random(number)):
+            service.happens(report)
+    shows(window, service.step())
+    assert window.script("return window.timers") <= 3
+
+
+def test_hidden_pages_leave_their_connections_to_others(service: Service, window: Browser) -> None:
+    """A browser has six connections to a service."""
+    first = window.driver.current_window_handle
+    for _ in range(7):
+        window.driver.switch_to.new_window("tab")
+        window.open("/jobs/gpt")
+        shows(window, service.step())
+    wait_for(lambda: streams() == 1, "the stream of the page that is seen, alone")
+    missed = service.step()
+    for handle in window.driver.window_handles:
+        if handle != first:
+            window.driver.switch_to.window(handle)
+            window.driver.close()
+    window.driver.switch_to.window(first)
+    shows(window, missed)
+
+
+def test_a_page_whose_job_has_ended_is_quiet_until_the_job_goes_on(service: Service, window: Browser) -> None:
+    window.open("/jobs/gpt")
+    sections = window.script("return document.querySelectorAll('section[data-from]').length")
+    shows(window, service.step())
+    service.do(service.job.end)
+    window.until("return window.streams > 5")
+    assert sections < fetched(window) < 2 * sections
+    # A controller goes on with it.
+    service.job.gone = False
+    shows(window, service.step())
+
+
+def test_a_page_whose_session_has_expired_leads_to_the_login(tmp_path: Path, window: Browser) -> None:
+    service = Service(tmp_path)
+    with service.open() as address:
+        window.driver.get(f"{address}/login")
+        window.log_in(token(service.settings))
+        window.driver.get(f"{address}/jobs/gpt")
+        shows(window, service.step())
+    window.until("return document.querySelector('.connection').textContent.includes('reconnecting')")
+    service.settings.tokens.unlink()
+    with service.open():
+        window.until("return location.pathname === '/login'")
