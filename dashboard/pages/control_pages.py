@@ -19,7 +19,7 @@ from dashboard.service.access import Caller, Role
 from dashboard.service.problems import Problem, problem_of
 from dashboard.service.services import From, Parts
 from orchestrator.analysis.job_summary import plan_version
-from orchestrator.client.errors import JobError
+from orchestrator.client.errors import ControllerSilent, JobError
 
 router = page_router()
 
@@ -40,7 +40,7 @@ async def ask(job: Job, name: Name, request: Request, caller: From) -> Response:
     """What a control will do, and a button that sends it."""
     control = _control(name, caller)
     given = dict(request.query_params)
-    return await _asking(job, control, given, control.parse(given), caller, secrets.token_hex(16))
+    return await _asking(job, control, given, control.parse(given), caller, _new_key())
 
 
 @router.post("/jobs/{job}/controls/{name}")
@@ -55,8 +55,17 @@ async def send(
     try:
         await control.send(Sending(job, parts, caller, key), body)
     except JobError as error:
-        return await _asking(subject, control, given, body, caller, key, problem_of(error))
+        problem = problem_of(error)
+        # A refusal is kept under its key. Only where it is open whether the control has arrived, it is the same again.
+        again = key if isinstance(error, ControllerSilent) else _new_key()
+        if problem.version is not None:
+            given["version"] = problem.version
+        return await _asking(subject, control, given, body, caller, again, problem)
     return RedirectResponse(f"/jobs/{job}#commands", 303)
+
+
+def _new_key() -> str:
+    return secrets.token_hex(16)
 
 
 async def _asking(

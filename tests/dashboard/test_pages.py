@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi.testclient import TestClient
+from httpx import Response
 from page_runs import HOSTILE, moving, page_settings, profile, training
 from report_page import Page
-from serving import token
+from serving import live_job, show, token
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale
 from dashboard.pages.control_form import Control, expectation
@@ -22,6 +23,8 @@ from dashboard.service.access import Role
 from dashboard.service.app import create_app
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
+from orchestrator.client.errors import ControllerSilent, JobError, PlanChanged, Refused
+from orchestrator.client.job_client import Command, JobClient
 from orchestrator.events.types import KINDS
 from orchestrator.history.job_view import JobView
 
@@ -255,6 +258,50 @@ def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
     with pytest.raises(Problem, match="send ranks, spares or both"):
         CONTROLS["scale"].parse({"ranks": "", "spares": ""})
     assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Cut(partition=[3, 2, 1])
+
+
+class Answering(JobClient):
+    """A client whose job answers a cut with an error: real controllers do so only at the right moment."""
+
+    def __init__(self, error: JobError) -> None:
+        super().__init__()
+        self.error = error
+        self.bases: list[object] = []
+
+    async def apply(self, *args: object, base: object = None, **more: object) -> Command:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.bases.append(base)
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "same_key", "version"),
+    [
+        (PlanChanged("plan 1.1 is not the newest one any more", 1, 2), False, "1.2"),
+        (Refused("another move is under way"), False, "1.1"),
+        (ControllerSilent("the controller does not answer"), True, "1.1"),
+    ],
+)
+def test_a_refused_control_can_be_sent_again(
+    settings: Settings, error: JobError, same_key: bool, version: str
+) -> None:
+    """Under its old key it would be answered as before; only a control that may have arrived keeps its key."""
+    app = create_app(settings)
+    show(app, live_job())
+    app.state.services.live.client = answering = Answering(error)
+    headers = {"Authorization": f"Bearer {token(settings)}"}
+    with TestClient(app, base_url="http://127.0.0.1:8270", headers=headers) as client:
+        path = "/jobs/gpt/controls/plan"
+        form = inputs(client.get(path, params={"partition": "3+3+3+1", "version": "1.1"}))
+        again = inputs(client.post(path, data=form))
+        assert (again["key"] == form["key"], again["version"]) == (same_key, version)
+        assert again["partition"] == "3+3+3+1"
+        client.post(path, data=again)
+        assert answering.bases == [(1, 1), tuple(map(int, version.split(".")))]
+
+
+def inputs(answer: Response) -> dict[str, str]:
+    """The hidden fields of the form that asks."""
+    return {each["name"]: each["value"] for each in Page(answer.text).all("input") if "value" in each}
 
 
 def test_a_sparkline_needs_two_losses() -> None:
