@@ -66,7 +66,12 @@ METRICS = (
         "ranks",
         "Ranks that hold layers of which no other rank has an up-to-date copy; only of jobs that want copies",
     ),
-    _gauge("rank_memory_bytes", "bytes", "Memory of a rank at its newest measured step", "rank"),
+    _gauge(
+        "rank_memory_bytes",
+        "bytes",
+        "Memory of a rank at its newest measured step: the peak of its tensors on a GPU, else its process",
+        "rank",
+    ),
     _gauge(
         "rank_slowdown_ratio",
         "ratio",

@@ -123,7 +123,7 @@ class RankGroup:
 
         with self._heard:
             assert self._heard.wait_for(there, timeout_s), f"no answer: {self._answers}"
-            return {n: self._answers.get(n, Died()) for n in numbers}
+            return {n: self._answers.get(n, Died(exit_code=None)) for n in numbers}
 
     def each(self, name: str, *arguments: Any) -> dict[int, Any]:
         answers = self.call(name, dict.fromkeys(self.alive, arguments))

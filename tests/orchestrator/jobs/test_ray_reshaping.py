@@ -75,7 +75,8 @@ class Log:
 @pytest.mark.usefixtures("cluster")
 def test_a_job_is_scaled_cut_otherwise_and_drained_to_the_same_bits(tmp_path: Path) -> None:
     client, log = BlockingJobClient(), Log(tmp_path / JOB)
-    client.submit(long_job(tmp_path, 0.003))
+    # Slow enough for three ranks to be worth their messages, which a busy machine measures as slow.
+    client.submit(long_job(tmp_path, 0.012))
 
     def done(command: Command) -> str:
         return client.outcome(command, timeout_s=PATIENCE_S).text
