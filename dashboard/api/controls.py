@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from dashboard.api.models import Answer, JobName, Model
 from dashboard.service.problems import documented
 from dashboard.service.services import From, Parts, Services
-from orchestrator.client.job_client import Command
+from orchestrator.client.jobs import Command
 
 router = APIRouter(tags=["controls"], prefix="/jobs/{job}")
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dashboard.jobs.frames import KEPT_FRAMES, Frame, Frames
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, NoSuchJob
-from orchestrator.client.job_client import POLL_S, JobClient
+from orchestrator.client.job_client import JobClient
+from orchestrator.client.jobs import POLL_S
 from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
 

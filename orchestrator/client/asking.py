@@ -40,11 +40,11 @@ async def ask(
     calls: RayCalls,
     timeout_s: float | None = None,
 ) -> Any:
-    """Call `method` of the controller of `job` and return its answer; waits while Ray restarts it.
+    """Call `method` of the controller of `job` and return its answer; waits while Ray restarts it, or its own head.
 
     Args:
         calls: asks Ray whether there is a controller.
-        timeout_s: limit for the answer; None: `ANSWER_S`.
+        timeout_s: limit for the answer, and for Ray's; None: `ANSWER_S`.
 
     Raises:
         NoController: it has ended.
@@ -75,7 +75,12 @@ async def ask(
             raise _silent(job, timeout_s) from None
         except RayActorError as error:
             # The kind of Ray's error says little: an actor keeps its name as long as Ray will restart it.
-            if not isinstance(error, ActorUnavailableError) and await calls.run(controller_of, job) is None:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            # A head that restarts, too, is waited for as long as the answer may take.
+            if (
+                not isinstance(error, ActorUnavailableError)
+                and await calls.run(controller_of, job, limit_s=left_s) is None
+            ):
                 raise NoController(f"the controller of job {job!r} is gone: {last_line(error)}") from None
             if time.monotonic() + RETRY_S >= deadline_s:
                 raise _silent(job, timeout_s) from None

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from orchestrator.client.errors import Refused
 from orchestrator.events.page import Page
 from orchestrator.events.types import Answered, Record
 from workers.protocol import JobError
@@ -68,7 +71,7 @@ def command_id(id: str | None) -> str:
     return id
 
 
-class Jobs(Protocol):
+class Jobs(ABC):
     """The jobs at an address.
 
     Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` if the job does not answer,
@@ -77,6 +80,7 @@ class Jobs(Protocol):
     over REST the service logs the token's role and the sender's network address instead.
     """
 
+    @abstractmethod
     async def submit(
         self, spec: Spec, *, resume: bool = False, profile: Path | None = None, replay: Path | None = None
     ) -> SubmittedJob:
@@ -90,16 +94,17 @@ class Jobs(Protocol):
         Raises:
             JobError: something that the user can fix.
         """
-        ...
 
+    @abstractmethod
     async def jobs(self) -> tuple[str, ...]:
         """Names of the jobs that can be asked; over REST also of jobs that ended a while ago."""
-        ...
 
+    @abstractmethod
     async def summaries(self) -> tuple[JobSummary, ...]:
-        """All jobs in a few numbers, by name, also those that do not answer."""
-        ...
+        """All jobs in a few numbers, by name. A job whose controller does not answer is `silent`, and one whose ranks
+        have none `abandoned`."""
 
+    @abstractmethod
     async def view(self, job: str, *, folder: str | None = None, timeout_s: float | None = None) -> JobView:
         """The job's state and history.
 
@@ -107,56 +112,65 @@ class Jobs(Protocol):
             folder: the job's folder, from which a job without a controller is read, as it ended or was lost.
             timeout_s: limit for the answer; None: 90 s.
         """
-        ...
 
+    @abstractmethod
     async def profile(self, job: str) -> Profile | None:
         """What was measured of the job's layers and links; None if nothing was, or the file is not visible."""
-        ...
 
+    @abstractmethod
     async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
         """The events after the first `after` of the job's newest start; waits up to `wait_s` for one."""
-        ...
 
-    def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
+    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
         """The events of the job after the first `after`, as they arrive, until it has ended. A reader that is too slow
         gets `Missed` for the events that are no longer kept."""
-        ...
+        over = False
+        while not over:
+            page = await self.page(job, after, POLL_S)
+            for item in items_of(page):
+                yield item
+            after, over = page.next, page.over
 
     async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Stop after the step in flight, with a checkpoint."""
-        ...
+        return await self._send(job, "stop", {}, id, by)
 
     async def abort(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """End at once, without a checkpoint."""
-        ...
+        return await self._send(job, "abort", {}, id, by)
 
     async def checkpoint(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Write a checkpoint after the step in flight."""
-        ...
+        return await self._send(job, "checkpoint", {}, id, by)
 
     async def pause(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Pause after the step in flight, with a checkpoint, and release the ranks."""
-        ...
+        return await self._send(job, "pause", {}, id, by)
 
     async def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Resume a paused job from its checkpoint, once there is room for its ranks."""
-        ...
+        return await self._send(job, "resume", {}, id, by)
 
     async def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
         """Move `layers`, such as `3` or `3-4`, to `rank`."""
-        ...
+        return await self._send(job, "move", {"layers": layers, "rank": rank}, id, by)
 
     async def fault(
         self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
     ) -> Command:
         """Inject the fault `drill`, a `workers.fault_injection.drill.Drill` as JSON values."""
-        ...
+        return await self._send(job, "fault", {"drill": dict(drill)}, id, by)
 
     async def drain(
         self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
     ) -> Command:
-        """Have the job leave a node (its id, the beginning of one, or its host) within `deadline_s`; others stay."""
-        ...
+        """Have the job leave a node: its ranks there hand their layers over, and it starts none there for `deadline_s`
+        seconds. Other jobs stay.
+
+        Args:
+            node: a node's id, the beginning of one, or its host.
+        """
+        return await self._send(job, "drain", {"node": node, "deadline_s": deadline_s}, id, by)
 
     async def scale(
         self,
@@ -167,8 +181,13 @@ class Jobs(Protocol):
         id: str | None = None,
         by: str = "",
     ) -> Command:
-        """Give the job another number of ranks or spares from now on; None: as many as before."""
-        ...
+        """Give the job another number of ranks from now on: it shrinks at a commit, and grows once the ranks are up.
+
+        Args:
+            ranks: of one replica's pipeline, as `pipeline.ranks`; None: as many as before.
+            spares: as `elastic.spares`; None: as many as before.
+        """
+        return await self._send(job, "scale", {"ranks": ranks, "spares": spares}, id, by)
 
     async def freeze(
         self,
@@ -179,16 +198,22 @@ class Jobs(Protocol):
         id: str | None = None,
         by: str = "",
     ) -> Command:
-        """Change `freeze.method` or `freeze.r_max` from a commit on; None: as before, `none` turns freezing off."""
-        ...
+        """Change what the job freezes, from the same step on all ranks. With no monitored times of its plan, the job
+        monitors first.
 
+        Args:
+            method: a `freeze.method`, `none` to freeze nothing; None: as it is.
+            r_max: the largest mean freeze ratio of a stage; None: as it is.
+        """
+        return await self._send(job, "freeze", {"method": method, "r_max": r_max}, id, by)
+
+    @abstractmethod
     async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
         """What another partition would bring, validated and simulated. Nothing changes.
 
         Args:
             partition: layers per stage; None: the planner's own best for the same ranks and schedule.
         """
-        ...
 
     async def apply(
         self,
@@ -207,7 +232,8 @@ class Jobs(Protocol):
         Raises:
             PlanChanged: the newest plan is another one than `base`.
         """
-        ...
+        arguments = {"partition": list(partition), "base": None if base is None else list(base)}
+        return await self._send(job, "plan", arguments, id, by)
 
     async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
         """Wait for the answer to `command`.
@@ -216,17 +242,29 @@ class Jobs(Protocol):
             Refused: it was not done; says why.
             TimeoutError: it is not decided after `timeout_s`.
         """
-        ...
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            hold_s = self._hold_s if deadline_s is None else deadline_s - time.monotonic()
+            answer = await self._outcome(command, min(self._hold_s, max(0.0, hold_s)))
+            if answer is not None and not answer.done:
+                raise Refused(answer.text)
+            if answer is not None:
+                return answer
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise TimeoutError(
+                    f"job {command.job!r} has not decided command {command.id!r} in {timeout_s:g} s"
+                )
 
+    _hold_s: ClassVar[float] = POLL_S
+    """How long `_outcome` may wait."""
 
-async def events_of(client: Jobs, job: str, after: int) -> AsyncIterator[Record | Missed]:
-    """The events of a job, page by page until it has ended."""
-    over = False
-    while not over:
-        page = await client.page(job, after, POLL_S)
-        for item in items_of(page):
-            yield item
-        after, over = page.next, page.over
+    @abstractmethod
+    async def _outcome(self, command: Command, wait_s: float) -> Answered | None:
+        """The answer to `command`; None if it is not decided after `wait_s`."""
+
+    @abstractmethod
+    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
+        """Send the command `name` of the controller, with its arguments as JSON values."""
 
 
 @contextmanager

@@ -58,14 +58,17 @@ class RayCalls:
                 )
             await asyncio.sleep(LOOK_S)
         outcome: Future[T] = Future()
-        outcome.set_running_or_notify_cancel()  # who waits no longer must not end it
+        outcome.set_running_or_notify_cancel()  # a waiter that gives up must not cancel it
         threading.Thread(
             target=self._run, args=(outcome, work, arguments), name="call into Ray", daemon=True
         ).start()
         waiting = asyncio.wrap_future(outcome)
-        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline_s - time.monotonic()))
-        if not done:
+        try:
+            done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline_s - time.monotonic()))
+        finally:
+            # Without effect once there is an answer. A later error has no reader, and must not be reported as missed.
             waiting.cancel()
+        if not done:
             raise ClusterSilent(
                 f"the cluster has not answered for {limit_s:g} s; see that its head runs (`ray status`), and ask again"
             )

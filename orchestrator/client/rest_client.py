@@ -9,8 +9,7 @@ import asyncio
 import json
 import os
 import re
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.analysis.job_summary import JobSummary
 from orchestrator.client.errors import JobError, NoController, NoSuchJob, ServiceError, ServiceUnreachable
-from orchestrator.client.jobs import Command, Missed, command_id, events_of
+from orchestrator.client.jobs import Command, Jobs, command_id
 from orchestrator.client.rest_transport import RestTransport, json_of
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.page import Page
@@ -43,7 +42,7 @@ _ID = re.compile(r"[\x21-\x2e\x30-\x7e]{1,200}")
 _SUMMARIES = TypeAdapter(tuple[JobSummary, ...])
 
 
-class RestJobClient:
+class RestJobClient(Jobs):
     """The jobs of the service at `address`. `orchestrator.client.jobs.Jobs` documents each method.
 
     Every method also raises `ServiceUnreachable` if no service answers, and `ServiceError` if it refuses a request:
@@ -135,59 +134,6 @@ class RestJobClient:
         except (ValueError, KeyError, TypeError):
             raise self._another_version() from None
 
-    def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
-        return events_of(self, job, after)
-
-    async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        return await self._send(job, "cancel", {"abort": False}, id)
-
-    async def abort(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        return await self._send(job, "cancel", {"abort": True}, id)
-
-    async def checkpoint(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        return await self._send(job, "checkpoint", None, id)
-
-    async def pause(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        return await self._send(job, "pause", None, id)
-
-    async def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        return await self._send(job, "resume", None, id)
-
-    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
-        return await self._send(job, "move", {"layers": layers, "rank": rank}, id)
-
-    async def fault(
-        self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
-    ) -> Command:
-        return await self._send(job, "faults", drill, id)
-
-    async def drain(
-        self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
-    ) -> Command:
-        return await self._send(job, "drain", {"node": node, "deadline_s": deadline_s}, id)
-
-    async def scale(
-        self,
-        job: str,
-        *,
-        ranks: int | None = None,
-        spares: int | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        return await self._send(job, "scale", {"ranks": ranks, "spares": spares}, id)
-
-    async def freeze(
-        self,
-        job: str,
-        *,
-        method: str | None = None,
-        r_max: float | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        return await self._send(job, "freeze", {"method": method, "r_max": r_max}, id)
-
     async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
         wanted = None if partition is None else list(partition)
         answer = await self._service.post(f"{_path(job)}/plan/proposal", {"partition": wanted}, again=True)
@@ -198,47 +144,27 @@ class RestJobClient:
         except (ValueError, KeyError):
             raise self._another_version() from None
 
-    async def apply(
-        self,
-        job: str,
-        partition: Sequence[int],
-        *,
-        base: tuple[int, int] | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        headers = {} if base is None else {"If-Match": f'"{base[0]}.{base[1]}"'}
-        return await self._send(job, "plan", {"partition": list(partition)}, id, headers)
+    _hold_s = HOLD_S
 
-    async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = HOLD_S if deadline_s is None else min(HOLD_S, max(0.0, deadline_s - time.monotonic()))
-            path = f"{_path(command.job)}/commands/{command.id}"
-            answer = self._json(await self._service.get(path, wait_s=left_s))
-            if answer.get("done"):
-                return Answered(id=command.id, done=True, step=answer["step"], text=answer["text"])
-            if deadline_s is not None and time.monotonic() >= deadline_s:
-                raise TimeoutError(
-                    f"job {command.job!r} has not decided command {command.id!r} in {timeout_s:g} s"
-                )
+    async def _outcome(self, command: Command, wait_s: float) -> Answered | None:
+        path = f"{_path(command.job)}/commands/{command.id}"
+        answer = self._json(await self._service.get(path, wait_s=wait_s))
+        if not answer.get("done"):
+            return None
+        return Answered(id=command.id, done=True, step=answer["step"], text=answer["text"])
 
-    async def _send(
-        self,
-        job: str,
-        name: str,
-        body: Mapping[str, Any] | None,
-        id: str | None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Command:
+    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
         id = command_id(id)
         if not _ID.fullmatch(id):
             raise JobError(
                 f"a command id for a service has 1 to 200 ASCII characters, no spaces and no slashes: {id!r} has others"
             )
-        keyed = {"Idempotency-Key": id, **(headers or {})}
+        route, body = _request(name, arguments)
+        headers = {"Idempotency-Key": id}
+        if (base := arguments.get("base")) is not None:
+            headers["If-Match"] = f'"{base[0]}.{base[1]}"'
         # With one id it is safe to send it again if the answer is lost.
-        answer = await self._service.post(f"{_path(job)}/{name}", body, headers=keyed, again=True)
+        answer = await self._service.post(f"{_path(job)}/{route}", body, headers=headers, again=True)
         return Command(job=job, id=id, text=str(self._json(answer).get("text", "")))
 
     def _json(self, answer: Any) -> dict[str, Any]:
@@ -248,6 +174,19 @@ class RestJobClient:
         return ServiceUnreachable(
             f"the service at {self._service.address} is of another version of Freshet: its answer cannot be read here"
         )
+
+
+def _request(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """The route and the body of the controller's command `name`."""
+    match name:
+        case "stop" | "abort":
+            return "cancel", {"abort": name == "abort"}
+        case "fault":
+            return "faults", arguments["drill"]
+        case "plan":
+            return name, {"partition": arguments["partition"]}
+        case _:
+            return name, arguments or None
 
 
 def _path(job: str) -> str:

@@ -24,7 +24,8 @@ from dashboard.service.app import create_app
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
 from orchestrator.client.errors import ControllerSilent, JobError, PlanChanged, Refused
-from orchestrator.client.job_client import Command, JobClient
+from orchestrator.client.job_client import JobClient
+from orchestrator.client.jobs import Command
 from orchestrator.events.types import KINDS
 from orchestrator.history.job_view import JobView
 

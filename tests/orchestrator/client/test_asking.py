@@ -76,6 +76,19 @@ def test_one_that_hangs_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyP
         ask("a", Controller(HANGS), "status")
 
 
+def test_a_head_that_restarts_is_waited_for_as_long_as_the_answer() -> None:
+    limits: list[float | None] = []
+
+    class Calls(RayCalls):
+        async def run(self, work: Any, *arguments: Any, limit_s: float | None = None) -> Any:
+            limits.append(limit_s)
+            return await super().run(work, *arguments, limit_s=limit_s)
+
+    answers = Controller(ActorDiedError(), "well")
+    assert finish(asking.ask("a", answers, "status", calls=Calls(limit_s=0.01), timeout_s=60.0)) == "well"
+    assert [limit is not None and 50 < limit <= 60 for limit in limits] == [True]
+
+
 def test_one_that_is_gone_is_gone(registered: list[bool]) -> None:
     registered[0] = False
     with pytest.raises(NoController, match="the controller of job 'a' is gone"):

@@ -17,7 +17,8 @@ from orchestrator.cli import steering
 from orchestrator.client import asking, job_client
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import NoSuchJob, Refused
-from orchestrator.client.job_client import Command, JobClient, Missed
+from orchestrator.client.job_client import JobClient
+from orchestrator.client.jobs import Command, Missed
 from orchestrator.cluster.actor_names import JobActors
 from orchestrator.events import page
 from orchestrator.events.log import EventLog
@@ -170,7 +171,7 @@ def test_errors_are_types(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_outcome_that_does_not_come_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     controller(monkeypatch, lambda *arguments: None)
-    monkeypatch.setattr(job_client, "POLL_S", 0.01)
+    monkeypatch.setattr(JobClient, "_hold_s", 0.01)
     with pytest.raises(TimeoutError, match="has not decided command 'x' in 0"):
         BlockingJobClient().outcome(Command(job="a", id="x", text=""), timeout_s=0.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -33,6 +34,30 @@ def test_a_call_that_does_not_return_is_an_error_in_time_and_holds_no_thread_of_
             await calls.run(int, "x")
 
     asyncio.run(run())
+
+
+def test_an_error_that_nobody_waits_for_any_more_is_not_reported_as_missed() -> None:
+    go, reported = threading.Event(), []
+
+    def fails() -> None:
+        go.wait()
+        raise ConnectionError("the head is back")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reported.append(context["message"])
+        )
+        calls = RayCalls(most=1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await calls.run(fails)
+        go.set()
+        assert await calls.run(int, "7") == 7, "the call has ended"
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert reported == []
 
 
 def test_more_calls_than_may_run_take_turns() -> None:

@@ -16,7 +16,7 @@ from ray_jobs import Log, job_of, kill_controller, resolved
 from tiny_jobs import tiny
 
 from orchestrator.client.blocking_client import BlockingJobClient
-from orchestrator.client.job_client import Command
+from orchestrator.client.jobs import Command
 from orchestrator.client.running import run
 from orchestrator.controller.planner_link import LIVES, PlannerLink
 from orchestrator.events import types as events

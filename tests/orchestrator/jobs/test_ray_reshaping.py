@@ -14,7 +14,7 @@ from tiny_jobs import tiny
 
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import Refused
-from orchestrator.client.job_client import Command
+from orchestrator.client.jobs import Command
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.history.proposal import PlanChanged
