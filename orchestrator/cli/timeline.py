@@ -1,9 +1,11 @@
-"""Runs `freshet timeline`: draws a measured step of a run, and its prediction."""
+"""Runs `freshet timeline`: draws a measured step of a run, and its prediction; or prints it for programs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -22,16 +24,17 @@ SHOWN = 20
 """Newest measured steps that a message names."""
 
 
-def timeline_of_run(run: str, step: int | None, out: Path | None) -> None:
+def timeline_of_run(run: str, step: int | None, out: Path | None, *, as_json: bool) -> None:
     """Print a measured step of the run in folder `run`, or write it to `out`.
 
     Args:
         step: unset: the newest one.
+        as_json: print it as the REST interface answers it.
 
     Raises:
         JobError: there is no run, its log is damaged, the step was not measured, or `out` cannot be written.
     """
-    _check(out)
+    _check(out, as_json)
     log = JobFolder(run).fetch_events()
     try:
         view = fold(read_log(log))
@@ -41,28 +44,34 @@ def timeline_of_run(run: str, step: int | None, out: Path | None) -> None:
         ) from error
     except ValueError as error:
         raise JobError(str(error)) from error
-    _show(run, view, profile_beside(log), step, out)
+    _show(run, view, profile_beside(log), step, out, as_json)
 
 
-def timeline_of_job(job: str, address: str | None, step: int | None, out: Path | None) -> None:
+def timeline_of_job(
+    job: str, address: str | None, step: int | None, out: Path | None, *, as_json: bool
+) -> None:
     """The same of a running job.
 
     Raises:
         JobError: nothing answers at `address`, there is no such job, the step was not measured, or `out` cannot be
             written.
     """
-    _check(out)
+    _check(out, as_json)
     with opened(address) as client:
         view, profile = client.view(job), client.profile(job)
-    _show(f"job {job!r}", view, profile, step, out)
+    _show(f"job {job!r}", view, profile, step, out, as_json)
 
 
-def _check(out: Path | None) -> None:
+def _check(out: Path | None, as_json: bool) -> None:
+    if out is not None and as_json:
+        raise JobError("--json prints the step and --out writes a picture of it: give one of them")
     if out is not None:
         check_suffix(out, "--out")
 
 
-def _show(run: str, view: JobView, profile: Profile | None, wanted: int | None, out: Path | None) -> None:
+def _show(
+    run: str, view: JobView, profile: Profile | None, wanted: int | None, out: Path | None, as_json: bool
+) -> None:
     if wanted is not None and view.measured and wanted not in view.measured:
         kept = ", ".join(map(str, sorted(view.measured)[-SHOWN:]))
         raise JobError(
@@ -73,6 +82,9 @@ def _show(run: str, view: JobView, profile: Profile | None, wanted: int | None, 
         raise JobError(f"{run} holds no timeline yet: ranks report the last step's, and those of monitoring")
     if out is not None:
         write_form(out, "--out", step.forms)
+        return
+    if as_json:
+        typer.echo(json.dumps(step.values()))
         return
     console = Console(highlight=False)
     console.print(f"step {step.step:,}, {step.title}: {step.summary}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from orchestrator.analysis.idle_causes import IdleCauses
 from orchestrator.analysis.predicted_freezing import Ranks
@@ -52,6 +53,8 @@ class StepTimeline:
     """Idle time by cause, predicted and measured; None if the step did not follow the plan."""
     expected_from: str = ""
     """What expected times come from, in words."""
+    kept: tuple[int, ...] = ()
+    """The steps of the run of which a timeline is kept."""
 
     @property
     def summary(self) -> str:
@@ -134,6 +137,21 @@ class StepTimeline:
         ]
         return chrome_trace(lanes, counters)
 
+    def values(self) -> dict[str, Any]:
+        """The measured step as JSON values, with the fields of the REST interface's `TimelineModel`."""
+        return {
+            "step": self.step,
+            "source": "measured",
+            "step_s": self.measured_s,
+            "title": self.title,
+            "spans": [
+                {"rank": rank, "action": str(span.action), "start_s": span.start_s, "end_s": span.end_s}
+                for rank, spans in enumerate(self.measured)
+                for span in spans
+            ],
+            "steps": list(self.kept),
+        }
+
     def text(self, width: int, *, markup: bool) -> str:
         """The picture for a terminal of `width` columns."""
         end_s = max(end_of(step.timeline, step.end_s) for step in self.steps)
@@ -169,6 +187,7 @@ def measured_step(
     """
     if not run.timelines:
         return None
+    kept = tuple(sorted(run.measured))
     run = run.as_measured(max(run.measured) if step is None else step)
     newest = max(run.timelines.values(), key=lambda report: report.step_s)
     measured = [
@@ -194,4 +213,5 @@ def measured_step(
         memory=(foreseen, step_memory(run, profile, measured, frozen)),
         causes=(foreseen_causes, causes),
         expected_from=expected_from,
+        kept=kept,
     )

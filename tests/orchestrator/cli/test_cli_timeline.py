@@ -16,6 +16,7 @@ from made_profile import made_profile
 from report_page import Page, tokens
 from synthetic_run import STEPS, freezing_records, plan, records, timelines
 
+from dashboard.api.history import TimelineModel
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.events.folder import PROFILE
 from orchestrator.events.types import Formed, Issued, Record, StepReport, Submitted
@@ -88,6 +89,26 @@ def test_a_trace_holds_every_span_of_both(tmp_path: Path) -> None:
         [1e6 * (span.end_s - span.start_s) for span in measured], abs=0.01
     )
     assert sorted(box["name"] for box in boxes["predicted"]) == sorted(span.action for span in measured)
+
+
+def test_programs_get_the_steps_in_the_shape_of_the_rest_interface(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = freezing_records()
+    run = write_run(tmp_path, log)
+    assert freshet_here("timeline", str(run), "--json") == DONE
+    text = capsys.readouterr().out
+    told = TimelineModel.model_validate_json(text, extra="forbid")
+    assert told.model_dump(mode="json") == json.loads(text)
+    measured = newest(log)
+    assert (told.step, told.source, told.step_s) == (measured[0].step, "measured", measured[0].step_s)
+    assert [(s.rank, s.action, s.start_s, s.end_s) for s in told.spans] == [
+        (report.rank, span.action, span.start_s, span.end_s) for report in measured for span in report.spans
+    ]
+    assert told.steps == sorted(fold(log).measured)
+    assert freshet_here("timeline", str(run), "--step", str(told.steps[0]), "--json") == DONE
+    earlier = json.loads(capsys.readouterr().out)
+    assert (earlier["step"], earlier["steps"]) == (told.steps[0], told.steps)
 
 
 def test_pictures(tmp_path: Path) -> None:
@@ -235,6 +256,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((str(run),), "holds no timeline yet"),
         ((str(run), "--out", "step.pdf"), "use one of .svg, .html, .json"),
         ((str(run), "--out", str(tmp_path / "no" / "step.svg")), "holds no timeline yet"),
+        ((str(run), "--out", "step.svg", "--json"), "give one of them"),
     ]:
         assert freshet_here("timeline", *arguments) == USER_ERROR
         assert message in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Address
+from orchestrator.cli.options import Address, Json
 from workers.protocol import JobError
 
 
@@ -20,14 +20,18 @@ def timeline(
     out: Annotated[
         Path | None, typer.Option(help="Write it to this file: .svg, .html, or .json for Perfetto.")
     ] = None,
+    as_json: Json = False,
     address: Address = None,
 ) -> None:
-    """Show a measured step of a run or of a running job, and its prediction where there is one."""
+    """Show a measured step of a run or of a running job, and its prediction where there is one.
+
+    --json prints each rank's spans (rank, action, start_s, end_s) in the shape of the REST interface's answer.
+    """
     from orchestrator.cli.timeline import timeline_of_job, timeline_of_run
 
     if (run is None) == (job is None):
         raise JobError("whose timeline? Give a job's output folder, or --job and the name of a running job")
     if job is not None:
-        timeline_of_job(job, address, step, out)
+        timeline_of_job(job, address, step, out, as_json=as_json)
     elif run is not None:
-        timeline_of_run(run, step, out)
+        timeline_of_run(run, step, out, as_json=as_json)
