@@ -61,7 +61,7 @@ def list_of(past: PastRuns) -> list[Run]:
 @router.get("/runs", responses=documented(401, 403))
 async def list_runs(parts: Parts) -> Runs:
     """All past runs in the folders that the service was started with."""
-    return Runs(runs=await parts.threads.read(partial(list_of, parts.past)))
+    return Runs(runs=await parts.threads.read_files(partial(list_of, parts.past)))
 
 
 @router.get("/runs/{run}", responses=documented(401, 403, 404, 422))

@@ -89,8 +89,9 @@ class PastSource:
         return str(self.run.path)
 
     async def read(self, make: Callable[[JobView], T], *, simulates: bool = False) -> T:
+        view = await self._threads.read_files(partial(self._runs.view, self.run))
         run = self._threads.simulate if simulates else self._threads.read
-        return await run(lambda: make(self._runs.view(self.run)))
+        return await run(partial(make, view))
 
 
 async def live_source(job: JobName, parts: Parts) -> LiveSource:
@@ -100,7 +101,8 @@ async def live_source(job: JobName, parts: Parts) -> LiveSource:
 
 async def past_source(run: RunName, parts: Parts) -> PastSource:
     """The run of the path."""
-    return PastSource(parts.past, await parts.threads.read(partial(parts.past.find, run)), parts.threads)
+    found = await parts.threads.read_files(partial(parts.past.find, run))
+    return PastSource(parts.past, found, parts.threads)
 
 
 Live = Annotated[LiveSource, Depends(live_source)]

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from orchestrator.client.errors import JobError, NoSuchJob
 from orchestrator.events.folder import EVENTS, MARKER, JobFolder
@@ -35,7 +36,8 @@ class PastRuns:
         self._views: OrderedDict[Path, tuple[tuple[float, int], JobView]] = OrderedDict()
         self._lock = threading.Lock()
         """Held briefly, for the two dictionaries."""
-        self._reading: dict[Path, threading.Lock] = {}
+        self._reading: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
+        """A lock lasts as long as someone reads or waits."""
 
     def runs(self) -> list[PastRun]:
         """All runs, by name. Reads directories."""

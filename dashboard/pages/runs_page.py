@@ -24,7 +24,7 @@ MOST_COMPARED = 6
 @router.get("/runs")
 async def runs(parts: Parts, caller: From) -> Response:
     """All past runs in the folders that the service was started with."""
-    found = await parts.threads.read(partial(list_of, parts.past))
+    found = await parts.threads.read_files(partial(list_of, parts.past))
     rows = [
         (run, tone_of(run.summary.state), sparkline(run.summary.losses))
         if run.summary
@@ -52,4 +52,4 @@ async def compare(
     def made() -> object:
         return comparison([(name, parts.past.view(parts.past.find(name))) for name in names])
 
-    return page("compare.html.j2", compared=await parts.threads.read(made), names=names, caller=caller)
+    return page("compare.html.j2", compared=await parts.threads.read_files(made), names=names, caller=caller)

@@ -1,5 +1,5 @@
-"""What a service answers while something else takes long: a simulation, a cluster that does not answer, a client that
-takes nothing."""
+"""What a service answers while something else takes long: a simulation, a past run's log, a cluster that does not
+answer, a client that takes nothing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from fastapi import FastAPI
 from serving import client_of, live_job, settings_in, show, token
 
 import dashboard.jobs.live_jobs
+import dashboard.jobs.past_runs
 import dashboard.pages.what_if_page
 import dashboard.service.server
 from dashboard.jobs.live_jobs import LiveJobs
+from dashboard.jobs.past_runs import PastRuns
 from dashboard.service.app import create_app
 from dashboard.service.server import listener_of
 from dashboard.service.settings import Settings
 from orchestrator.client import asking, job_client
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.ray_calls import RayCalls
+from orchestrator.events.folder import JobFolder
+from orchestrator.history.job_view import JobView
 
 READS = ("/api/v1/jobs/gpt", "/api/v1/jobs/gpt/view", "/api/v1/jobs/gpt/telemetry", "/jobs/gpt", "/metrics")
 PAST = ("/healthz", "/metrics", "/runs/gpt", "/api/v1/runs/gpt", "/api/v1/jobs/gpt/view")
@@ -69,6 +73,42 @@ def test_reads_do_not_wait_for_simulations(settings: Settings, monkeypatch: pyte
             assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
 
     asyncio.run(run())
+
+
+def test_reads_do_not_wait_for_past_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests for past runs than there are threads wait until the reads of a live job are answered."""
+    begun, go = threading.Event(), threading.Event()
+    real = dashboard.jobs.past_runs.view_in
+
+    def slow(folder: JobFolder) -> JobView:
+        begun.set()
+        assert go.wait(60)
+        return real(folder)
+
+    monkeypatch.setattr(dashboard.jobs.past_runs, "view_in", slow)
+    asked = ("/runs", "/runs/gpt", "/compare?run=gpt&run=frozen", "/api/v1/runs", "/api/v1/runs/frozen/view")
+
+    async def run() -> None:
+        app = create_app(settings)
+        show(app, live_job())
+        async with client_of(app, token(settings)) as client:
+            waiting = [asyncio.create_task(client.get(path)) for path in asked * 4]
+            try:
+                assert await asyncio.to_thread(begun.wait, 20)
+                async with asyncio.timeout(20):
+                    assert await statuses(client, READS) == [200] * len(READS)
+            finally:
+                go.set()
+            assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+
+    asyncio.run(run())
+
+
+def test_nothing_is_kept_of_a_read_that_is_over(settings: Settings) -> None:
+    past = PastRuns(settings.runs)
+    for name in ("gpt", "frozen", "gpt"):
+        past.view(past.find(name))
+    assert not past._reading
 
 
 def test_a_cluster_that_does_not_answer_costs_only_what_needs_it(
