@@ -52,8 +52,9 @@ class Control(Generic[B]):
     fields: tuple[Field, ...] = ()
     says: Callable[[JobView, B], str]
     """What will happen."""
-    change: Callable[[JobView, B], Change | None] = lambda view, body: None
-    """The change that the simulator is asked about; None: there is nothing to simulate."""
+    change: Callable[[JobView, B], Change | None] | None = None
+    """The change that the simulator is asked about; no function, or none for these fields: there is nothing to
+    simulate."""
     send: Callable[[Sending, B], Awaitable[Answer]]
     danger: bool = False
 
@@ -75,10 +76,18 @@ class Control(Generic[B]):
             raise Problem(422, said, action="Go back and correct it.") from None
 
 
+def simulates(control: Control[B], view: JobView, body: B) -> bool:
+    """Whether `expectation` asks the simulator."""
+    try:
+        return control.change is not None and control.change(view, body) is not None
+    except JobError:
+        return False
+
+
 def expectation(control: Control[B], shown: Shown, body: B) -> str:
     """What the simulator expects, in words; empty if it has nothing to say."""
     try:
-        change = control.change(shown.view, body)
+        change = control.change(shown.view, body) if control.change is not None else None
         if change is None:
             return ""
         found = what_if(shown.view, shown.profile(), change)

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from markupsafe import Markup
 
 from dashboard.api.models import JobName, Model
-from dashboard.pages.control_form import Control, Sending, expectation
+from dashboard.pages.control_form import Control, Sending, expectation, simulates
 from dashboard.pages.controls import CONTROLS
 from dashboard.pages.shown import Job, Shown, Subject, page_router
 from dashboard.pages.templating import html, rendered
@@ -85,10 +85,13 @@ async def _asking(
             fields={name: value for name, value in given.items() if name in control.model.model_fields},
             version=plan_version(shown.view),
             says=control.says(shown.view, body),
-            expected=expectation(control, shown, body),
+            expected=expectation(control, shown, body) if asks else "",
             key=key,
             problem=problem,
             caller=caller,
         )
 
-    return html(await subject.read(made, simulates=True), problem.status if problem is not None else 200)
+    # A refusal is shown at once: what is expected has been read on the page before.
+    asks = problem is None
+    slow = asks and await subject.read(lambda shown: simulates(control, shown.view, body))
+    return html(await subject.read(made, simulates=slow), problem.status if problem is not None else 200)

@@ -29,8 +29,11 @@ OPEN = ("/login", "/healthz")
 OPEN_FOLDER = "/static/"
 READERS_MAY_POST = ("/logout", "/plan/proposal")
 """Ends of paths whose POST changes no job."""
-SIMULATIONS = ("/plan/proposal", "/what-if")
-"""Ends of paths behind which a planner computes."""
+SIMULATIONS = {
+    "GET": ("/what-if", *(f"/controls/{name}" for name in ("move", "scale", "freeze", "drain", "plan"))),
+    "POST": ("/plan/proposal",),
+}
+"""Method -> ends of paths behind which a planner computes."""
 BODY_S = 30.0
 """Limit for a body to arrive."""
 POLICY = (
@@ -159,7 +162,7 @@ class Guard:
             return
         if caller is None:
             raise Problem(401, "no valid token or session", WWW_Authenticate="Bearer")
-        if path.endswith(SIMULATIONS):
+        if path.endswith(SIMULATIONS.get(method, ())):
             self._limit(self._simulations, host)
         if not safe and not path.endswith(READERS_MAY_POST):
             if caller.role != Role.CONTROL:

@@ -7,7 +7,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +29,9 @@ from dashboard.service.app import create_app
 from dashboard.service.server import listener_of
 from dashboard.service.settings import Settings
 from orchestrator.client import asking, job_client
-from orchestrator.client.job_client import JobClient
+from orchestrator.client.errors import Refused
+from orchestrator.client.job_client import Command, JobClient
 from orchestrator.client.ray_calls import RayCalls
-from orchestrator.events.folder import JobFolder
-from orchestrator.history.job_view import JobView
 
 READS = ("/api/v1/jobs/gpt", "/api/v1/jobs/gpt/view", "/api/v1/jobs/gpt/telemetry", "/jobs/gpt", "/metrics")
 PAST = ("/healthz", "/metrics", "/runs/gpt", "/api/v1/runs/gpt", "/api/v1/jobs/gpt/view")
@@ -47,59 +46,93 @@ async def statuses(client: httpx.AsyncClient, paths: tuple[str, ...]) -> list[in
     return [answer.status_code for answer in await asyncio.gather(*map(client.get, paths))]
 
 
-def test_reads_do_not_wait_for_simulations(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+class Held:
+    """`real`, which waits in its threads until the test lets it go."""
+
+    def __init__(self, real: Callable[..., Any]) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self._real = real
+
+    def __call__(self, *arguments: object) -> Any:
+        self.begun.set()
+        assert self.go.wait(60)
+        return self._real(*arguments)
+
+
+@asynccontextmanager
+async def waiting(
+    held: Held, paths: Sequence[str], app: FastAPI, settings: Settings
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of `app`, while requests for `paths` wait for `held`; they are answered in the end."""
+    async with client_of(app, token(settings)) as client:
+        asked = [asyncio.create_task(client.get(path)) for path in paths]
+        try:
+            assert await asyncio.to_thread(held.begun.wait, 20)
+            async with asyncio.timeout(20):
+                yield client
+        finally:
+            held.go.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+
+
+@pytest.fixture
+def what_ifs(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """The simulations of what-ifs."""
+    held = Held(dashboard.pages.what_if_page.what_if)
+    monkeypatch.setattr(dashboard.pages.what_if_page, "what_if", held)
+    return held
+
+
+def test_reads_do_not_wait_for_simulations(settings: Settings, what_ifs: Held) -> None:
     """More what-ifs than there are threads hold their simulations until the reads are answered."""
-    go = threading.Event()
-    real = dashboard.pages.what_if_page.what_if
-
-    def slow(*arguments: object) -> object:
-        assert go.wait(60)
-        return real(*arguments)  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(dashboard.pages.what_if_page, "what_if", slow)
 
     async def run() -> None:
         app = create_app(settings)
-        job = live_job()
-        show(app, job)
-        async with client_of(app, token(settings)) as client:
-            waiting = [asyncio.create_task(client.get("/jobs/gpt/what-if?ranks=2")) for _ in range(10)]
-            try:
-                await asyncio.sleep(0.2)
-                async with asyncio.timeout(20):
-                    assert await statuses(client, READS) == [200] * len(READS)
-            finally:
-                go.set()
-            assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+        show(app, live_job())
+        async with waiting(what_ifs, ["/jobs/gpt/what-if?ranks=2"] * 10, app, settings) as client:
+            assert await statuses(client, READS) == [200] * len(READS)
+
+    asyncio.run(run())
+
+
+class Refusing(JobClient):
+    """A client whose job refuses every move."""
+
+    async def move(self, *arguments: object, **more: object) -> Command:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise Refused("another move is under way")
+
+
+def test_controls_do_not_wait_for_simulations_that_they_do_not_need(
+    settings: Settings, what_ifs: Held
+) -> None:
+    """Someone stops the job while others look at what-ifs; a refused move is told at once, too."""
+    plain = ("pause", "resume", "checkpoint", "stop", "abort", "scale?spares=1", "freeze?method=apf")
+    asked = tuple(f"/jobs/gpt/controls/{name}" for name in plain)
+
+    async def run() -> None:
+        app = create_app(settings)
+        show(app, live_job())
+        app.state.services.live.client = Refusing()
+        async with waiting(what_ifs, ["/jobs/gpt/what-if?ranks=2"] * 5, app, settings) as client:
+            assert await statuses(client, asked) == [200] * len(asked)
+            form = {"key": "1", "layers": "7", "rank": "2"}
+            refused = await client.post("/jobs/gpt/controls/move", data=form)
+            assert (refused.status_code, "another move is under way" in refused.text) == (409, True)
 
     asyncio.run(run())
 
 
 def test_reads_do_not_wait_for_past_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """More requests for past runs than there are threads wait until the reads of a live job are answered."""
-    begun, go = threading.Event(), threading.Event()
-    real = dashboard.jobs.past_runs.view_in
-
-    def slow(folder: JobFolder) -> JobView:
-        begun.set()
-        assert go.wait(60)
-        return real(folder)
-
-    monkeypatch.setattr(dashboard.jobs.past_runs, "view_in", slow)
-    asked = ("/runs", "/runs/gpt", "/compare?run=gpt&run=frozen", "/api/v1/runs", "/api/v1/runs/frozen/view")
+    held = Held(dashboard.jobs.past_runs.view_in)
+    monkeypatch.setattr(dashboard.jobs.past_runs, "view_in", held)
+    past = ("/runs", "/runs/gpt", "/compare?run=gpt&run=frozen", "/api/v1/runs", "/api/v1/runs/frozen/view")
 
     async def run() -> None:
         app = create_app(settings)
         show(app, live_job())
-        async with client_of(app, token(settings)) as client:
-            waiting = [asyncio.create_task(client.get(path)) for path in asked * 4]
-            try:
-                assert await asyncio.to_thread(begun.wait, 20)
-                async with asyncio.timeout(20):
-                    assert await statuses(client, READS) == [200] * len(READS)
-            finally:
-                go.set()
-            assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+        async with waiting(held, past * 4, app, settings) as client:
+            assert await statuses(client, READS) == [200] * len(READS)
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from fastapi import FastAPI
 from serving import audited, client_of, settings_in, token
 
+from dashboard.pages.controls import CONTROLS
 from dashboard.service.access import COOKIE, SESSION_S, Access, Role, open_tokens
 from dashboard.service.app import create_app
-from dashboard.service.guard import POLICY
+from dashboard.service.guard import POLICY, SIMULATIONS
 from dashboard.service.settings import MOST_BODY_BYTES, Settings
 
 RUNS, CANCEL = "/api/v1/runs", "/api/v1/jobs/gpt/cancel"
@@ -221,10 +223,17 @@ def test_strangers_cannot_flood_the_audit_log(settings: Settings, app: FastAPI) 
     assert settings.audit.stat().st_size - before < 130 * 1_000
 
 
-def test_simulations_are_limited(settings: Settings, app: FastAPI) -> None:
+@pytest.mark.parametrize("method", SIMULATIONS)
+def test_simulations_are_limited(settings: Settings, app: FastAPI, method: str) -> None:
     reader = bearer(token(settings, Role.READ))
-    answers = [ask(app, "POST", "/api/v1/jobs/gpt/plan/proposal", headers=reader) for _ in range(12)]
-    assert [answer.status_code for answer in answers] == [409] * 10 + [429] * 2
+    ends = itertools.islice(itertools.cycle(SIMULATIONS[method]), 12)
+    answers = [ask(app, method, f"/jobs/gpt{end}", headers=reader) for end in ends]
+    assert [answer.status_code == 429 for answer in answers] == [False] * 10 + [True] * 2
+
+
+def test_the_pages_of_controls_that_simulate_are_limited() -> None:
+    simulate = {f"/controls/{control.name}" for control in CONTROLS.values() if control.change is not None}
+    assert {end for end in SIMULATIONS["GET"] if end.startswith("/controls/")} == simulate
 
 
 def test_every_answer_has_the_security_headers(settings: Settings, app: FastAPI) -> None:
