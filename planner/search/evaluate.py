@@ -52,6 +52,7 @@ class Evaluator:
         domains: Sequence[str] | None = None,
     ) -> None:
         self._profile = profile
+        self._pipeline_profile = _of_one_pipeline(profile, shape.ranks, pipelines or replicas)
         self.shape = shape
         self._replicas = replicas
         self._pipelines = pipelines
@@ -62,7 +63,7 @@ class Evaluator:
 
     @cached_property
     def _costs(self) -> StageCosts:
-        return StageCosts.of(self._profile, self.shape.schedule, self._recompute)
+        return StageCosts.of(self._pipeline_profile, self.shape.schedule, self._recompute)
 
     @property
     def layers(self) -> int:
@@ -76,7 +77,7 @@ class Evaluator:
     @cached_property
     def ideal_s(self) -> float:
         """Seconds per microbatch if no rank ever waited and messages took no time: a lower bound for all cuts."""
-        devices = self._profile.cluster.devices[: self.shape.ranks]
+        devices = self._pipeline_profile.cluster.devices[: self.shape.ranks]
         windows = -(-self._replicas // (self._pipelines or self._replicas))
         compute_s = sum(
             layer.forward_s * (2 if number in self._recompute else 1) + layer.backward_s
@@ -164,3 +165,15 @@ class Evaluator:
             return plan
         sizes = [layer.parameter_bytes for layer in self._profile.model.layers]
         return replace(plan, standbys=assign(plan, self._domains[: plan.world_size], sizes))
+
+
+def _of_one_pipeline(profile: Profile, ranks: int, pipelines: int) -> Profile:
+    """`profile` as a program sees it that cuts one pipeline for all: each rank as slow as its slowest sibling."""
+    devices = profile.cluster.devices
+    slowest = [
+        max(device.slowdown for device in devices[rank : ranks * pipelines : ranks]) for rank in range(ranks)
+    ]
+    if all(device.slowdown == slow for device, slow in zip(devices, slowest, strict=False)):
+        return profile
+    first = tuple(replace(device, slowdown=slow) for device, slow in zip(devices, slowest, strict=False))
+    return replace(profile, cluster=replace(profile.cluster, devices=(*first, *devices[ranks:])))

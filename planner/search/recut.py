@@ -16,7 +16,6 @@ from planner.search.search import END_TO_END, QUICK, choose_among
 from planner.search.shapes import Shape, shape_of
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
-from planner.simulation.resized_cluster import domain_pattern
 
 
 def with_counts(now: Plan, counts: Sequence[int], *, frozen_stages: int = 0) -> Plan:
@@ -39,7 +38,12 @@ def with_counts(now: Plan, counts: Sequence[int], *, frozen_stages: int = 0) -> 
     return replace(now, layers=layers, partition="explicit")
 
 
-def best(replanner: Replanner, now: Plan, domains: Sequence[str]) -> tuple[Plan, tuple[Alternative, ...]]:
+def best(
+    replanner: Replanner,
+    now: Plan,
+    domains: Sequence[str],
+    slowdowns: Sequence[float | None] | None = None,
+) -> tuple[Plan, tuple[Alternative, ...]]:
     """`now` with the fastest cut that the planner finds, and the cuts that it compared.
 
     Without a profile the cut is by parameters, and nothing was compared.
@@ -57,7 +61,7 @@ def best(replanner: Replanner, now: Plan, domains: Sequence[str]) -> tuple[Plan,
             name=now.schedule, ranks=now.pipeline_ranks, chunks=now.chunks, microbatches=now.microbatches
         )
     evaluator = Evaluator(
-        replanner.profile_on(domain_pattern(domains)),
+        replanner.profile_on(domains, slowdowns),
         shape,
         replicas=now.replicas,
         recompute=now.recompute,
@@ -68,9 +72,14 @@ def best(replanner: Replanner, now: Plan, domains: Sequence[str]) -> tuple[Plan,
     return replace(now, layers=choice.plan.layers, partition=END_TO_END), choice.alternatives
 
 
-def predicted(replanner: Replanner, plan: Plan, domains: Sequence[str]) -> Prediction | None:
+def predicted(
+    replanner: Replanner,
+    plan: Plan,
+    domains: Sequence[str],
+    slowdowns: Sequence[float | None] | None = None,
+) -> Prediction | None:
     """The prediction of one step of `plan`, whether or not it fits the memory; None without a profile."""
     if replanner.profile is None:
         return None
-    profile = replanner.profile_on(domain_pattern(domains))
+    profile = replanner.profile_on(domains, slowdowns)
     return predict(profile, plan, schedule_after(replanner.schedule, plan))

@@ -19,8 +19,11 @@ from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
-from planner.simulation.resized_cluster import domain_pattern, links_are_uniform, resized
+from planner.simulation.resized_cluster import Sites, links_are_uniform, resized
 from planner.wording import counted
+
+_ANSWERS = 512
+"""Answers that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,18 @@ class Replanner:
     """Whether layers have standbys."""
     profile: Profile | None = None
     """With at least one rank's device and the job's memory limits; without a profile the cut is by parameters."""
-    _known: dict[tuple[int, ...], _Answer] = field(default_factory=dict, repr=False, compare=False)
-    """By the pattern of domains."""
+    _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The newest answers, the newest last."""
 
     def plan_for(
-        self, ranks: int, *, epoch: int, version: int, reason: str, domains: Sequence[str]
+        self,
+        ranks: int,
+        *,
+        epoch: int,
+        version: int,
+        reason: str,
+        domains: Sequence[str],
+        slowdowns: Sequence[float | None] | None = None,
     ) -> tuple[Plan, Schedule]:
         """The plan for `ranks` ranks, which may be more than `first` has, and its schedule. The first `plan.world_size`
         ranks are its places; the others are spare.
@@ -58,6 +68,7 @@ class Replanner:
         Args:
             reason: why the job needs another plan; a description of the plan follows it.
             domains: per rank, in the order of places, its failure domain: its node.
+            slowdowns: per rank, as measured since the profile; None: as the median of the profile's devices.
 
         Raises:
             PlanError: no plan fits; says by how much, and what would help.
@@ -66,7 +77,7 @@ class Replanner:
             raise PlanError(f"no plan for {ranks} ranks: a pipeline has at least 1")
         if len(domains) != ranks:
             raise ValueError(f"{ranks} ranks, and {len(domains)} domains are given")
-        answer = self._answer(domain_pattern(domains))
+        answer = self._answer(Sites.of(domains, slowdowns))
         summary, step_s = answer.why, answer.plan.predicted_step_s
         if step_s is not None:
             summary += f"; a step is predicted to take {_seconds(step_s)}"
@@ -82,7 +93,9 @@ class Replanner:
             sizes = tuple(layer.parameter_bytes for layer in self.profile.model.layers)
         return replace(plan, standbys=assign(plan, domains[: plan.world_size], sizes))
 
-    def checked(self, plan: Plan, domains: Sequence[str]) -> tuple[Plan, Schedule]:
+    def checked(
+        self, plan: Plan, domains: Sequence[str], slowdowns: Sequence[float | None] | None = None
+    ) -> tuple[Plan, Schedule]:
         """`plan` with its standbys for `domains` and its prediction; and its validated schedule.
 
         Raises:
@@ -96,14 +109,8 @@ class Replanner:
                 ("predicted_step_s", "predicted_bubble", "predicted_peak_memory_bytes")
             )
             return replace(plan, **unknown), schedule
-        prediction = self._predicted(self.profile, plan, schedule, domains)
-        plan = replace(
-            plan,
-            predicted_step_s=prediction.step_s,
-            predicted_bubble=prediction.bubble,
-            predicted_peak_memory_bytes=prediction.peak_memory_bytes,
-        )
-        return plan, schedule
+        prediction = self._fitting(self.profile, plan, schedule, Sites.of(domains, slowdowns))
+        return _with_prediction(plan, prediction), schedule
 
     def check_memory(self, plan: Plan, domains: Sequence[str]) -> None:
         """Check that `plan` fits the memory with its standbys.
@@ -112,12 +119,15 @@ class Replanner:
             PlanError: it does not; says by how much.
         """
         if self.profile is not None:
-            self._predicted(self.profile, plan, self._schedule_of(plan), domains)
+            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains))
 
-    @staticmethod
-    def _predicted(profile: Profile, plan: Plan, schedule: Schedule, domains: Sequence[str]) -> Prediction:
-        resized_profile = Replanner._profile_on(profile, domain_pattern(domains[: plan.world_size]))
-        prediction = predict(resized_profile, plan, schedule)
+    def _fitting(self, profile: Profile, plan: Plan, schedule: Schedule, sites: Sites) -> Prediction:
+        """The prediction of a plan.
+
+        Raises:
+            PlanError: it does not fit the memory.
+        """
+        prediction = predict(self._profile_on(profile, sites.first(plan.world_size)), plan, schedule)
         excess = max(prediction.excess_bytes)
         if excess:
             place = prediction.excess_bytes.index(excess)
@@ -137,6 +147,7 @@ class Replanner:
         *,
         step_s: float | None = None,
         domains: Sequence[str] | None = None,
+        slowdowns: Sequence[float | None] | None = None,
     ) -> tuple[bool, str]:
         """Whether a plan for `ranks` ranks saves more over the rest of the job than the change costs; and why.
 
@@ -144,14 +155,15 @@ class Replanner:
             cost_s: training time that the change costs.
             step_s: a measured step; without it, the predicted one if there is a profile.
             domains: per rank, those of `now` first; None: all ranks are in one domain.
+            slowdowns: likewise, as `plan_for` has them.
 
         Raises:
             PlanError: no plan fits `ranks` ranks.
         """
-        pattern = domain_pattern(domains or ("",) * ranks)
-        answer = self._answer(pattern)
-        now_s = self._step_s(now, self._schedule_of(now), pattern)
-        then_s = self._step_s(answer.plan, answer.schedule, pattern)
+        sites = Sites.of(domains or ("",) * ranks, slowdowns)
+        answer = self._answer(sites)
+        now_s = self._step_s(now, self._schedule_of(now), sites)
+        then_s = self._step_s(answer.plan, answer.schedule, sites)
         ratio = then_s / now_s
         before_s = step_s if step_s is not None else now_s if self.profile is not None else None
         summary = f"with {counted(ranks, 'rank')} instead of {now.world_size} a step takes"
@@ -165,46 +177,44 @@ class Replanner:
         summary += f": over {counted(remaining_steps, 'step')} that saves {_seconds(saved_s)}"
         return saved_s > cost_s, f"{summary}, and the change costs {_seconds(cost_s)}"
 
-    def _answer(self, pattern: tuple[int, ...]) -> _Answer:
-        known = self._known.get(pattern)
-        if known is None:
-            known = self._known[pattern] = self._new_answer(pattern)
-        return known
+    def _answer(self, sites: Sites) -> _Answer:
+        answer = self._known.pop(sites, None) or self._new_answer(sites)
+        self._known[sites] = answer
+        while len(self._known) > _ANSWERS:
+            del self._known[next(iter(self._known))]
+        return answer
 
-    def _new_answer(self, pattern: tuple[int, ...]) -> _Answer:
-        ranks, first = len(pattern), self.first
-        if ranks == first.world_size:
-            plan = self.with_standbys(first, [str(domain) for domain in pattern])
-            if self._fits(plan, self.schedule, pattern):
+    def _new_answer(self, sites: Sites) -> _Answer:
+        ranks, first = len(sites.domains), self.first
+        if ranks == first.world_size and (sites.alike or self.profile is None):
+            plan = self.with_standbys(first, [str(domain) for domain in sites.domains])
+            prediction = self._prediction(plan, self.schedule, sites)
+            if prediction is None or prediction.fits:
+                if prediction is not None and sites.slowdowns is not None:
+                    plan = _with_prediction(plan, prediction)
                 return _Answer(plan, self.schedule, f"as it began, on {counted(ranks, 'rank')}")
         found = options(first, without_recompute(self.schedule), ranks)
         if not (found.own or found.others):
             raise PlanError(f"no plan for {counted(ranks, 'rank')}: {found.why_not}")
         if self.profile is None:
-            return self._by_parameters(found, pattern)
-        return self._as_before(self.profile, pattern) or self._by_profile(self.profile, found, pattern)
+            return self._by_parameters(found, sites)
+        return self._as_before(self.profile, sites) or self._by_profile(self.profile, found, sites)
 
-    def _as_before(self, profile: Profile, pattern: tuple[int, ...]) -> _Answer | None:
+    def _as_before(self, profile: Profile, sites: Sites) -> _Answer | None:
         """The known plan for as many ranks in other domains, if domains change only standbys; None if there is none, or
         if it does not fit the memory with the new standbys."""
         if not links_are_uniform(profile.cluster):
             return None
         for known, answer in list(self._known.items()):
-            if len(known) == len(pattern):
-                plan = self.with_standbys(answer.plan, [str(domain) for domain in pattern])
-                prediction = predict(self._profile_on(profile, pattern), plan, answer.schedule)
+            if len(known.domains) == len(sites.domains) and known.slowdowns == sites.slowdowns:
+                plan = self.with_standbys(answer.plan, [str(domain) for domain in sites.domains])
+                prediction = predict(self._profile_on(profile, sites), plan, answer.schedule)
                 if prediction.fits:
-                    plan = replace(
-                        plan,
-                        predicted_step_s=prediction.step_s,
-                        predicted_bubble=prediction.bubble,
-                        predicted_peak_memory_bytes=prediction.peak_memory_bytes,
-                    )
-                    return replace(answer, plan=plan)
+                    return replace(answer, plan=_with_prediction(plan, prediction))
         return None
 
-    def _by_profile(self, profile: Profile, found: Options, pattern: tuple[int, ...]) -> _Answer:
-        resized_profile = self._profile_on(profile, pattern)
+    def _by_profile(self, profile: Profile, found: Options, sites: Sites) -> _Answer:
+        resized_profile, pattern = self._profile_on(profile, sites), sites.domains
         program = self.first.partition if self.first.partition in PROGRAMS else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> Choice:
@@ -237,8 +247,8 @@ class Replanner:
         # The second refusal is of the option with the most ranks.
         raise PlanError(f"no plan for {counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
 
-    def _by_parameters(self, found: Options, pattern: tuple[int, ...]) -> _Answer:
-        first = self.first
+    def _by_parameters(self, found: Options, sites: Sites) -> _Answer:
+        first, pattern = self.first, sites.domains
 
         def order(option: Option) -> tuple[float, int]:
             windows = -(-first.replicas // option.pipelines)
@@ -268,29 +278,43 @@ class Replanner:
             summary += f"; {counted(ranks - plan.world_size, 'rank')} to spare"
         return summary
 
-    def _fits(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> bool:
+    def _prediction(self, plan: Plan, schedule: Schedule, sites: Sites) -> Prediction | None:
+        """None without a profile."""
         if self.profile is None:
-            return True
-        return predict(self._profile_on(self.profile, pattern), plan, schedule).fits
+            return None
+        return predict(self._profile_on(self.profile, sites), plan, schedule)
 
-    def profile_on(self, pattern: tuple[int, ...]) -> Profile:
-        """The profile of a cluster of as many ranks as `pattern` has; only for a job with a profile."""
+    def profile_on(self, domains: Sequence[str], slowdowns: Sequence[float | None] | None = None) -> Profile:
+        """The profile of a cluster of ranks in `domains`; only for a job with a profile."""
         assert self.profile is not None
-        return self._profile_on(self.profile, pattern)
+        return self._profile_on(self.profile, Sites.of(domains, slowdowns))
 
     @staticmethod
-    def _profile_on(profile: Profile, pattern: tuple[int, ...]) -> Profile:
-        return replace(profile, cluster=resized(profile.cluster, pattern))
+    def _profile_on(profile: Profile, sites: Sites) -> Profile:
+        return replace(profile, cluster=resized(profile.cluster, sites.domains, sites.slowdowns))
 
-    def _step_s(self, plan: Plan, schedule: Schedule, pattern: tuple[int, ...]) -> float:
+    def _step_s(self, plan: Plan, schedule: Schedule, sites: Sites) -> float:
         """The predicted step; without a profile, in units of one microbatch on one rank that holds the whole model."""
-        if self.profile is None:
+        missing = plan.world_size - len(sites.domains)
+        if missing > 0:
+            slowdowns = None if sites.slowdowns is None else (*sites.slowdowns, *(None,) * missing)
+            sites = Sites((*sites.domains, *sites.domains[-1:] * missing), slowdowns)
+        prediction = self._prediction(plan, schedule, sites.first(plan.world_size))
+        if prediction is None:
             return _fill_and_drain(plan.pipeline_ranks, plan.chunks, plan.windows * plan.microbatches)
-        places = (*pattern, *[pattern[-1]] * (plan.world_size - len(pattern)))
-        return predict(self._profile_on(self.profile, places[: plan.world_size]), plan, schedule).step_s
+        return prediction.step_s
 
     def _schedule_of(self, plan: Plan) -> Schedule:
         return schedule_after(self.schedule, plan)
+
+
+def _with_prediction(plan: Plan, prediction: Prediction) -> Plan:
+    return replace(
+        plan,
+        predicted_step_s=prediction.step_s,
+        predicted_bubble=prediction.bubble,
+        predicted_peak_memory_bytes=prediction.peak_memory_bytes,
+    )
 
 
 def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:

@@ -1,6 +1,7 @@
 """Profile + plan + freeze ratios -> the cost of every action and every message of a schedule.
 
-Adds up layers and knows no timeline: that is the simulator's. Rank p of the plan is device p.
+Adds up layers and knows no timeline: that is the simulator's. Place p of the plan is device p; a pipeline rank is as
+slow as the slowest of its places in the plan's pipelines, since all pipelines of a step end together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from planner.ir import Action, Kind, Schedule
 from planner.plan import Plan
 from planner.profile import LayerProfile, Profile
 from planner.simulation.simulate import Costs, Messages
+from planner.wording import counted
 
 
 def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | None = None) -> Costs:
@@ -28,7 +30,7 @@ def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
     """
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
     stages = [profile.model.layers[first:stop] for first, stop in plan.layers]
-    slowdown = [profile.cluster.devices[rank].slowdown for rank in plan.stage_ranks]
+    slowdown = [_slowdown(profile, plan, rank) for rank in plan.stage_ranks]
     recompute = frozenset(plan.recompute)
 
     def seconds(of_layer: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -64,7 +66,7 @@ def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     """Per pipeline rank, seconds of the gradient norm and the optimizer update of all its layers."""
     seconds = [0.0] * plan.pipeline_ranks
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
-        slowdown = profile.cluster.devices[rank].slowdown
+        slowdown = _slowdown(profile, plan, rank)
         seconds[rank] += slowdown * sum(layer.update_s for layer in profile.model.layers[first:stop])
     return tuple(seconds)
 
@@ -72,6 +74,12 @@ def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
 def outside_s(profile: Profile, plan: Plan) -> float:
     """Seconds of a step outside its window: the longest update of any rank, then the commit."""
     return max(update_s(profile, plan)) + profile.cluster.commit_s
+
+
+def _slowdown(profile: Profile, plan: Plan, rank: int) -> float:
+    """Of pipeline rank `rank`; a profile may have fewer devices than the plan has places."""
+    devices = profile.cluster.devices
+    return max(devices[place].slowdown for place in plan.siblings(rank) if place < len(devices))
 
 
 def boundary_bytes(profile: Profile, plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -92,15 +100,17 @@ def check_fit(profile: Profile, plan: Plan, stages: int, ratios: Ratios | None, 
     """
     layers, devices = len(profile.model.layers), len(profile.cluster.devices)
     if plan.layers[-1][1] != layers:
-        raise ValueError(f"the plan cuts {plan.layers[-1][1]} layers, the profile has {layers}")
+        raise ValueError(f"the plan cuts {counted(plan.layers[-1][1], 'layer')}, the profile has {layers}")
     if plan.pipeline_ranks > devices:
-        raise ValueError(f"the plan has {plan.pipeline_ranks} pipeline ranks, the profile {devices} devices")
+        ranks = counted(plan.pipeline_ranks, "pipeline rank")
+        raise ValueError(f"the plan has {ranks}, the profile {counted(devices, 'device')}")
     if plan.stages != stages:
-        raise ValueError(f"the plan has {plan.stages} stages, the schedule {stages}")
+        raise ValueError(f"the plan has {counted(plan.stages, 'stage')}, the schedule {stages}")
     if ratios is not None and (len(ratios) != layers or any(len(row) != microbatches for row in ratios)):
         raise ValueError(
-            f"freeze ratios must have a row for each of {layers} layers and a column for each of {microbatches}"
-            f" microbatches; got {len(ratios)} rows of {sorted({len(row) for row in ratios})}"
+            f"freeze ratios must have a row per layer and a column per microbatch, of {counted(layers, 'layer')} and"
+            f" {counted(microbatches, 'microbatch', 'microbatches')}; got {counted(len(ratios), 'row')} of"
+            f" {sorted({len(row) for row in ratios})}"
         )
 
 

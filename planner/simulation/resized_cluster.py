@@ -5,14 +5,59 @@ This module does not know which ranks remain, only how many, and which of them s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median_low
+from typing import NamedTuple
 
 from planner.profile import Cluster, Link
 
 _TYPICAL_BYTES = 1_000_000
 """Size of the message whose transfer time orders the links."""
+
+
+SPEED_STEP = 1.02
+"""Factor between two slowdowns that plans tell apart."""
+
+
+class Sites(NamedTuple):
+    """Where the ranks of a plan are, in the order of places: a plan depends on nothing else of them."""
+
+    domains: tuple[int, ...]
+    """The failure domain of each, numbered in order of appearance."""
+    slowdowns: tuple[float | None, ...] | None = None
+    """Of each, in steps of `SPEED_STEP`. None: as the median of the profile's devices."""
+
+    @staticmethod
+    def of(domains: Sequence[str], slowdowns: Sequence[float | None] | None = None) -> Sites:
+        """The sites of ranks in `domains`, of which those with a slowdown have been measured.
+
+        Raises:
+            ValueError: not one slowdown per domain.
+        """
+        pattern = domain_pattern(domains)
+        if slowdowns is None or all(slowdown is None for slowdown in slowdowns):
+            return Sites(pattern)
+        if len(slowdowns) != len(domains):
+            raise ValueError(f"{len(domains)} domains, and {len(slowdowns)} slowdowns are given")
+        return Sites(
+            pattern, tuple(None if slowdown is None else _stepped(slowdown) for slowdown in slowdowns)
+        )
+
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks are equally fast, as far as is known."""
+        return self.slowdowns is None or len({*self.slowdowns}) == 1
+
+    def first(self, places: int) -> Sites:
+        """Those of the first `places` ranks."""
+        return Sites(self.domains[:places], None if self.slowdowns is None else self.slowdowns[:places])
+
+
+def _stepped(slowdown: float) -> float:
+    """`slowdown` to the nearest step."""
+    return SPEED_STEP ** round(math.log(slowdown, SPEED_STEP))
 
 
 def domain_pattern(domains: Sequence[str]) -> tuple[int, ...]:
@@ -21,10 +66,12 @@ def domain_pattern(domains: Sequence[str]) -> tuple[int, ...]:
     return tuple(number.setdefault(domain, len(number)) for domain in domains)
 
 
-def resized(measured: Cluster, pattern: Sequence[int]) -> Cluster:
+def resized(
+    measured: Cluster, pattern: Sequence[int], slowdowns: Sequence[float | None] | None = None
+) -> Cluster:
     """A cluster of as many ranks as `pattern` has, with the typical link within a machine and between two machines.
 
-    Every device has the median speed and the smallest memory of the measured ones.
+    Every device has the smallest memory of the measured ones, and the median speed where `slowdowns` has none for it.
     """
     devices = measured.devices
     device = replace(
@@ -36,7 +83,10 @@ def resized(measured: Cluster, pattern: Sequence[int]) -> Cluster:
     near, far = near or far, far or near
     return replace(
         measured,
-        devices=(device,) * len(pattern),
+        devices=tuple(
+            device if slowdown is None else replace(device, slowdown=slowdown)
+            for slowdown in (slowdowns or (None,) * len(pattern))
+        ),
         links=tuple(
             tuple(None if a == b else near if pattern[a] == pattern[b] else far for b in range(len(pattern)))
             for a in range(len(pattern))

@@ -193,7 +193,7 @@ def test_a_family_that_does_not_fit_the_memory_gives_way() -> None:
     }
     assert least["1f1b"] < least["gpipe"]
     limit = (least["1f1b"] + least["gpipe"]) // 2
-    tight = replace(made, profile=profile(4, memory_bytes=limit), _known={})
+    tight = replace(made, profile=profile(4, memory_bytes=limit))
     plan = replan(tight, 2)
     assert plan.schedule != "gpipe"
     assert "as gpipe does not fit the memory" in plan.reason
@@ -286,3 +286,69 @@ def test_without_a_profile_only_a_measured_step_can_be_weighed() -> None:
     # (8 + 3) / 4 over (8 + 2) / 3 is 0.825, so a step of 1 s becomes 0.175 s shorter.
     assert made.pays(now, 4, 10, 1.7, step_s=1.0)[0]
     assert not made.pays(now, 4, 10, 1.8, step_s=1.0)[0]
+
+
+def cut(made: Replanner, slowdowns: list[float | None] | None, domains: str = "abcd") -> Plan:
+    plan, schedule = made.plan_for(
+        len(domains), epoch=1, version=2, reason="", domains=domains, slowdowns=slowdowns
+    )
+    validate(schedule)
+    return plan
+
+
+def test_equal_speeds_change_no_plan() -> None:
+    assert cut(job(), [1.0] * 4) == replace(
+        cut(job(), None), predicted_step_s=cut(job(), [1.0] * 4).predicted_step_s
+    )
+    everywhere_slow = cut(job(), [2.0] * 4)
+    assert everywhere_slow.layers == job().first.layers
+    assert everywhere_slow.predicted_step_s == pytest.approx(
+        2 * (job().first.predicted_step_s or 0), rel=0.05
+    )
+
+
+@pytest.mark.parametrize("slow", range(4))
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_a_slow_rank_gets_fewer_layers(slow: int, schedule: str) -> None:
+    made = job(schedule=schedule)
+    speeds: list[float | None] = [3.0 if rank == slow else None for rank in range(4)]
+    plan = cut(made, speeds)
+    # A plan may also leave the last rank to spare.
+    counts = [*plan.layers_per_stage, 0][:4]
+    assert counts[slow] < min(count for rank, count in enumerate(counts) if rank != slow)
+    as_it_was = predict(made.profile_on("abcd", speeds), made.first, made.schedule).step_s
+    assert plan.predicted_step_s is not None
+    assert plan.predicted_step_s < 0.7 * as_it_was
+
+
+def test_a_slow_rank_is_remembered_when_another_one_fails() -> None:
+    made = job()
+    three = cut(made, [1.0, 3.0, 1.0], "abc")
+    assert three.layers_per_stage[1] < min(three.layers_per_stage[0], three.layers_per_stage[2])
+    assert cut(made, None, "abc").layers_per_stage[1] > three.layers_per_stage[1]
+    assert cut(made, [1.0, 3.0, 1.0], "abc") == three
+
+
+def test_a_pipeline_rank_is_as_slow_as_its_slowest_replica() -> None:
+    made = job(ranks=6, replicas=2)
+    first, second = ([3.0, *[1.0] * 5], [*[1.0] * 3, 3.0, *[1.0] * 2])
+    there, here = cut(made, first, "abcdef"), cut(made, second, "abcdef")
+    assert there.layers == here.layers
+    assert there.layers_per_stage[0] < min(there.layers_per_stage[1:])
+    assert there.predicted_step_s == here.predicted_step_s
+
+
+def test_speeds_that_nearly_agree_share_a_plan_and_answers_are_bounded() -> None:
+    made = job()
+    assert cut(made, [1.0, 2.0, 1.0, 1.0]) == cut(made, [1.002, 2.01, 0.999, 1.0])
+    assert len(made._known) == 1
+    replicated = replace(made, first=replace(made.first, version=7))
+    assert replicated._known == {}
+
+
+def test_a_newcomer_pays_where_the_present_ranks_are_slow() -> None:
+    made = job(ranks=4)
+    now = cut(made, [3.0, 3.0, 3.0], "abc")
+    assert made.pays(now, 4, 100, 0.0, domains="abcd", slowdowns=[3.0, 3.0, 3.0, 1.0])[0]
+    with pytest.raises(ValueError, match="4 domains, and 3 slowdowns"):
+        made.pays(now, 4, 100, 0.0, domains="abcd", slowdowns=[3.0, 3.0, 3.0])
