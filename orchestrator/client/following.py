@@ -212,7 +212,10 @@ class Following:
         """End a job whose controller no longer works."""
         self._clear()
         silent_s = time.monotonic() - self._answered_s
-        reason = f"ended at once: its controller had not answered for {silent_s:.0f} s; go on with --resume"
+        reason = (
+            f"ended at once: its controller had not answered for {silent_s:.0f} s; --resume goes on from its newest"
+            " checkpoint, if any"
+        )
         return events.Failed(reason=reason, user_error=False)
 
     def _clear(self) -> None:

@@ -44,5 +44,7 @@ def view_without_controller(folder: JobFolder) -> JobView:
     """
     view = view_in(folder)
     if view.outcome is None:
-        view.trouble = "it has no controller: it was lost, and --resume goes on from its newest checkpoint"
+        view.trouble = (
+            "it has no controller: it was lost, and --resume goes on from its newest checkpoint, if any"
+        )
     return view

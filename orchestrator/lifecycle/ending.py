@@ -58,13 +58,19 @@ def saved(state: Saving) -> Step:
     if newest < state.step:
         lost = counted(state.step - newest, "committed step")
         way_out = (
-            f"--resume goes on from the checkpoint of step {newest}" if newest else "there is no checkpoint"
+            f"--resume goes on from the checkpoint of step {newest}"
+            if newest
+            else "there is no checkpoint: start the job again with another job.output"
         )
         return close(Failed(f"{reason}; {lost} could not be written: {way_out}", user_error=False))
     if not state.reason:
         return close(Finished(state.step, stopped=True, state_sha256=None))
-    stays = f"The checkpoint of step {newest} stays: --resume goes on from it"
-    return close(Failed(f"{reason}. {stays}", user_error=False))
+    way_out = (
+        f"The checkpoint of step {newest} stays: --resume goes on from it"
+        if newest
+        else "No step was committed, and there is no checkpoint: start the job again with the same spec"
+    )
+    return close(Failed(f"{reason}. {way_out}", user_error=False))
 
 
 def save(job: Job, rescue: Rescue) -> Save:

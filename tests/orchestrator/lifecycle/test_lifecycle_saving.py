@@ -98,7 +98,8 @@ def test_a_stop_says_what_could_not_be_written() -> None:
     end = end_of(job.state)
     assert isinstance(end, Failed)
     assert end.reason == (
-        "stopped while the job waited for capacity; 4 committed steps could not be written: there is no checkpoint"
+        "stopped while the job waited for capacity; 4 committed steps could not be written: there is no checkpoint:"
+        " start the job again with another job.output"
     )
 
 
@@ -111,6 +112,17 @@ def test_the_end_of_patience_waits_for_what_is_being_written() -> None:
     assert end.reason == (
         "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3; no capacity came within 60 s"
         " (elastic.wait_s). The checkpoint of step 4 stays: --resume goes on from it"
+    )
+
+
+def test_a_job_without_a_checkpoint_is_not_told_to_resume() -> None:
+    job = train(Job(STRICT)).take(DEAD)
+    job.take(*(Positioned(position(rank, 0, holds), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2)))))
+    end = end_of(job.take(WaitOver(1)).state)
+    assert isinstance(end, Failed)
+    assert end.reason == (
+        "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3; no capacity came within 60 s"
+        " (elastic.wait_s). No step was committed, and there is no checkpoint: start the job again with the same spec"
     )
 
 
