@@ -9,6 +9,7 @@ import numpy as np
 from planner.partition import memory
 from planner.partition.stage_costs import Matrix, Ranges, StageCosts, Window
 from planner.plan import PlanError
+from planner.wording import counted
 
 
 def within_limits(
@@ -30,7 +31,7 @@ def within_limits(
 
     ranges = solve(allowed if limited else cost)
     if ranges is None:
-        raise PlanError(f"no cut into {costs.stages} stages fits the memory: {_nearest(costs)}")
+        raise PlanError(f"no cut into {counted(costs.stages, 'stage')} fits the memory: {_nearest(costs)}")
     return ranges
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 from planner.ir import FREEZABLE, Action, Kind, Schedule
 from planner.schedule.graph import awaited
 from planner.schedule.marked_table import Place, marked_table
+from planner.wording import counted
 
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
@@ -158,8 +159,9 @@ def _check_complete(schedule: Schedule, places: dict[Action, Place]) -> None:
                 rank = schedule.rank_of_stage.get(stage)
                 where = f"rank {rank}" if rank is not None else f"no rank holds stage {stage}"
                 raise ScheduleError(
-                    f"{schedule.name}: {where}: {forward} is missing: each of the {schedule.stages} stages"
-                    f" goes forward with each of the {schedule.microbatches} microbatches\n\n{marked_table(schedule)}"
+                    f"{schedule.name}: {where}: {forward} is missing: of {counted(schedule.stages, 'stage')} and"
+                    f" {counted(schedule.microbatches, 'microbatch', 'microbatches')}, each stage goes forward with"
+                    f" each microbatch\n\n{marked_table(schedule)}"
                 )
             if stage < schedule.frozen_stages:
                 continue

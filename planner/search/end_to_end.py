@@ -20,6 +20,7 @@ from planner.plan import PlanError
 from planner.profile import Link, Profile
 from planner.schedule.in_flight import Counts
 from planner.search.convergence import ConvergenceError
+from planner.wording import counted
 
 SIZES = (1, 2, 4, 8)
 """Default numbers of devices that a stage may have."""
@@ -125,12 +126,13 @@ def plan(
         raise refusal
     if not spread:
         raise PlanError(
-            f"{count} devices cannot all be used by {program.layers} layers, with {max(sizes)} devices per stage at"
-            " most and each stage within one machine: use fewer devices, or allow a stage more"
+            f"{counted(count, 'device')} cannot all be used by {counted(program.layers, 'layer')}, with"
+            f" {counted(max(sizes), 'device')} per stage at most and each stage within one machine: use fewer devices,"
+            " or allow a stage more"
         )
     raise PlanError(
-        f"no pipeline over {count} devices fits their memory, with {max(sizes)} devices per stage at most: recompute,"
-        " or use more devices or a smaller microbatch"
+        f"no pipeline over {counted(count, 'device')} fits their memory, with {counted(max(sizes), 'device')} per"
+        " stage at most: recompute, or use more devices or a smaller microbatch"
     )
 
 

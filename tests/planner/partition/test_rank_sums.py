@@ -10,6 +10,7 @@ from small_profile import layer, profile
 from benchmarks.partition import with_memory
 from benchmarks.parts.brute_force import all_cuts
 from benchmarks.parts.random_pipelines import random_profile
+from planner.ir import Schedule
 from planner.partition import bottleneck, rank_sums
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.plan import PlanError
@@ -111,9 +112,12 @@ def test_a_model_with_too_many_cuts_gets_the_cut_with_the_fastest_slowest_stage(
     assert bottleneck.partition(costs) == ((0, 2), (2, 3), (3, 4), (4, 5))
 
 
-def test_memory_that_no_cut_fits_is_refused_with_several_stages_per_rank():
-    costs = StageCosts.of(with_memory(profile(*[layer()] * 6, ranks=2), 10), build("interleaved", 2, 4))
-    with pytest.raises(PlanError, match="no cut into 4 stages fits the memory"):
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [(build("interleaved", 2, 4), "4 stages"), (build("1f1b", 1, 4), "1 stage")]
+)
+def test_memory_that_no_cut_fits_is_refused(schedule: Schedule, stages: str):
+    costs = StageCosts.of(with_memory(profile(*[layer()] * 6, ranks=schedule.ranks), 10), schedule)
+    with pytest.raises(PlanError, match=f"no cut into {stages} fits the memory"):
         bottleneck.partition(costs)
 
 

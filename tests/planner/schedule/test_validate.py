@@ -56,7 +56,12 @@ TRAPS = {
         2,
         "rank 0, position 2, 0B1: 0F1, which it needs, is missing",
     ),
-    "missing forward": ("0F0 0B0", 1, 2, "rank 0: 0F1 is missing: each of the 1 stages goes forward"),
+    "missing forward": (
+        "0F0 0B0",
+        1,
+        2,
+        "rank 0: 0F1 is missing: of 1 stage and 2 microbatches, each stage goes forward with each microbatch",
+    ),
     "missing stage": ("0F0 0B0", 2, 1, "no rank holds stage 1: 1F0 is missing"),
     "missing backward": (
         "0F0 0F1 0B0",

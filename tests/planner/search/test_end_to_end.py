@@ -128,7 +128,7 @@ def test_updates_of_any_pipeline_take_as_many_microbatches():
 def test_what_cannot_be_says_why():
     model = profile(layer(), ranks=3)
     with pytest.raises(
-        PlanError, match="3 devices cannot all be used by 1 layers, with 2 devices per stage at most"
+        PlanError, match="3 devices cannot all be used by 1 layer, with 2 devices per stage at most"
     ):
         end_to_end.plan(model, lambda stages: 1.0, microbatches=4, sizes=(1, 2))
     small = with_memory(profile(*[layer()] * 4, ranks=4), 100)

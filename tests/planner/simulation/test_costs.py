@@ -96,10 +96,15 @@ def test_bounds_are_the_costs_with_nothing_and_with_everything_frozen():
     ("changed", "ratios", "problem"),
     [
         (plan(2, 2), None, "the plan cuts 4 layers, the profile has 3"),
+        (plan(1), None, "the plan cuts 1 layer, the profile has 3"),
         (plan(1, 1, 1), None, "the plan has 3 pipeline ranks, the profile 2 devices"),
-        (plan(3), None, "the plan has 1 stages, the schedule 2"),
-        (PLAN, ((0.5, 0.5),) * 2, "a row for each of 3 layers"),
-        (PLAN, ((0.5,),) * 3, "a column for each of 2 microbatches"),
+        (plan(3), None, "the plan has 1 stage, the schedule 2"),
+        (PLAN, ((0.5, 0.5),) * 2, "a row per layer and .*, of 3 layers and 2 microbatches; got 2 rows of"),
+        (
+            PLAN,
+            ((0.5,),) * 3,
+            r"a column per microbatch, of 3 layers and 2 microbatches; got 3 rows of \[1\]",
+        ),
     ],
 )
 def test_a_mismatch_is_named(changed, ratios, problem):

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused():
     schedule = build("1f1b", 2, 2)
     with pytest.raises(ValueError, match="0 samples, at least 1"):
         step_seconds(TWO, plan(1, 1), schedule, ratios(0.5), 0, seed=0)
-    with pytest.raises(ValueError, match="freeze ratios must have a row for each of 2 layers"):
+    with pytest.raises(ValueError, match=r"freeze ratios must have a row per layer .* of 2 layers"):
         step_seconds(TWO, plan(1, 1), schedule, ratios(0.5, layers=1), 1, seed=0)
 
 
