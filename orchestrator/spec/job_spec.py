@@ -89,7 +89,8 @@ class PipelineConfig(Section):
     samples in a step."""
     partition: PartitionProgram | tuple[Positive, ...] = "parameter"
     """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` minimizes the time of the busiest rank
-    or link, communication included; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other
+    or link, communication included, or of the busiest single stage or link where ranks hold several stages and the
+    model has more than 250,000 cuts; `dynpipe` takes the shortest simulated step of DynPipe's cut, those of the other
     programs and the cuts near them. All but `parameter` measure the model first. A list gives the layers per stage, in
     order."""
     recompute: bool | tuple[NonNegative, ...] = False

@@ -25,6 +25,7 @@ from resolving import resolve_spec
 from orchestrator.cli.main import app
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.spec.job_spec import Spec, load, parse_override
+from planner.partition.rank_sums import MOST_CUTS
 from workers.launch.ranks import Job, Run, run_threads
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,11 @@ def test_make_targets_that_the_readme_names_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     assert len(readme.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", ["guides/planning.md", "spec.md"])
+def test_the_limit_of_the_bottleneck_search_is_named(page: str) -> None:
+    assert f"more than {MOST_CUTS:,} cuts" in (ROOT / "docs" / page).read_text()
 
 
 @pytest.mark.xdist_group("test_guides")
