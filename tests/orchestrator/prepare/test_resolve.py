@@ -128,7 +128,8 @@ def test_freezing_needs_weight_gradients() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "layers", "stages"),
-    [(True, (0, 1, 2, 3), {0, 1}), ((3, 4), (3, 4), {1}), (False, (), set())],
+    [(True, (0, 1, 2, 3), {0, 1}), ((3, 4), (3, 4), {1}), ((4,), (4,), {1}), (False, (), set())],
+    ids=["all but the head", "the last two", "the head if named", "none"],
 )
 def test_recompute_reaches_plan_and_schedule(
     wanted: bool | tuple[int, ...], layers: tuple[int, ...], stages: set[int]
