@@ -153,9 +153,9 @@ def test_settings_are_kept_and_may_be_left_out():
         GOOD, model=replace(GOOD.model, settings={"model.context": 64, "model.arguments": {"sizes": [1, 2]}})
     )
     assert Profile.from_json(with_settings.to_json()) == with_settings
-    older = json.loads(GOOD.to_json())
-    del older["model"]["settings"]
-    assert Profile.from_json(json.dumps(older)) == GOOD
+    by_hand = json.loads(GOOD.to_json())
+    del by_hand["model"]["settings"]
+    assert Profile.from_json(json.dumps(by_hand)) == GOOD
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
 """Ranks without Ray: threads of a process, or processes of a forkserver.
 
+`ranks.py` is the reference runner, which trains a whole job: for tests, GPU checks and benchmarks, so no other module
+of the product imports it.
+
 Not here: Ranks as Ray actors (`workers/actor.py`).
 """
