@@ -16,6 +16,7 @@ from orchestrator.pictures.heat_map import HeatMap, heat_map_of
 from orchestrator.pictures.histogram import histogram
 from orchestrator.quantities import percent, seconds, significant
 from orchestrator.report.parts import Note, Tile, tile
+from orchestrator.report.what_ran import plan_changes
 
 MOST_RANKS = 4
 """Most ranks with a histogram each; above that, one histogram for all."""
@@ -123,6 +124,7 @@ def _over_steps(run: JobView) -> tuple[Chart, ...]:
     """Planned and actual ratio, and the share of the gradient's energy that got through, over all steps."""
     if not run.freeze.steps or not run.steps:
         return ()
+    changes = plan_changes(run)
     frozen = {step: run.freeze.steps.get(step, FrozenStep()) for step in sorted(run.steps)}
     ratio = Chart(
         title="Freeze ratio",
@@ -134,6 +136,7 @@ def _over_steps(run: JobView) -> tuple[Chart, ...]:
         format=significant,
         from_zero=True,
         bands=run.phases,
+        changes=changes,
     )
     if not any(report.gradient_energy > 0 for report in run.steps.values()):
         return (ratio,)
@@ -145,6 +148,7 @@ def _over_steps(run: JobView) -> tuple[Chart, ...]:
         format=significant,
         from_zero=True,
         bands=run.phases,
+        changes=changes,
     )
     return ratio, update
 

@@ -15,7 +15,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
-from orchestrator.report.what_ran import device_text, model_text
+from orchestrator.report.what_ran import device_text, model_text, plan_changes
 from planner.wording import counted
 from workers.protocol import CheckpointReport, StepReport
 
@@ -139,7 +139,7 @@ def training(run: JobView) -> Training | None:
     if not steps:
         return None
     skipped = tuple(report.step for report in steps if report.skipped)
-    changes = tuple(sorted({decision.step for decision in run.decisions if decision.step > 0}))
+    changes = plan_changes(run)
 
     def series(name: str, value: Callable[[StepReport], float]) -> Series:
         return Series(name=name, points=tuple((report.step, value(report)) for report in steps))

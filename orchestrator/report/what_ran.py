@@ -49,6 +49,11 @@ def what_ran(run: JobView) -> tuple[Term, ...]:
     return tuple(term for term in terms if term.text)
 
 
+def plan_changes(run: JobView) -> tuple[int, ...]:
+    """The steps after which another plan was issued, for the marks of curves."""
+    return tuple(sorted({decision.step for decision in run.decisions if decision.step > 0}))
+
+
 def model_text(model: Mapping[str, Any]) -> str:
     """The model in a few words."""
     if model.get("factory"):

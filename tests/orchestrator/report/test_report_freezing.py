@@ -313,6 +313,19 @@ def test_phases_are_marked_as_bands_over_the_steps(page: str) -> None:
         assert words in parsed.text
 
 
+def test_changes_of_the_plan_are_marked_on_all_curves_over_steps() -> None:
+    log = freezing_records()
+    at = next(
+        number
+        for number, each in enumerate(log)
+        if isinstance(each.event, StepReport) and each.event.step == 90
+    )
+    again = Record(time_s=log[at].time_s, event=Issued(plan=replace(plan(), version=2)))
+    charts = Page(render(fold([*log[: at + 1], again, *log[at + 1 :]]))).charts
+    for title in ("Loss", "Step time", "Freeze ratio", "Effective update (p_eff)"):
+        assert charts[title]["changes"] == [90], title
+
+
 def test_the_paper_s_numbers_and_the_warning_stand_on_the_page(run: JobView, page: str) -> None:
     numbers = freeze_numbers(run)
     assert numbers is not None
