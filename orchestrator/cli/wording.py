@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.cli.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
-from orchestrator.events.wording import injected_text, noticed_text
+from orchestrator.events.wording import injected_text, noticed_text, solved_text
 from orchestrator.quantities import seconds
 from planner.wording import counted
 
@@ -59,11 +59,7 @@ def observer(
                     warning=True,
                 )
             case events.FreezeSolved() as solved:
-                progress.note(
-                    f"freezing: expected compute per step: {seconds(solved.unfrozen_s)} ->"
-                    f" {seconds(solved.solved_s)} ({seconds(solved.all_frozen_s)} with everything frozen)"
-                    + (", by the profile's times" if solved.measured_unfrozen_s is None else "")
-                )
+                progress.note(f"freezing: {solved_text(solved)}")
             case events.FreezeStarted(plan=plan):
                 progress.note(f"freezing: its ratios take effect with step {plan.start}")
             case events.Noticed() as notice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.events.types import Noticed
+from orchestrator.events.types import FreezeSolved, Noticed
 from orchestrator.quantities import seconds
 from workers.protocol import FaultReport
 
@@ -28,3 +28,10 @@ def injected_text(report: FaultReport) -> str:
     if report.file:
         return f"injected fault: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
     return f"injected fault: {report.fault} on rank {report.rank}{place}"
+
+
+def solved_text(solved: FreezeSolved) -> str:
+    """What a solution of the freeze program is expected to bring, in words."""
+    times = f"{seconds(solved.unfrozen_s)} -> {seconds(solved.solved_s)}"
+    by = ", by the profile's times" if solved.measured_unfrozen_s is None else ""
+    return f"expected compute per step: {times} ({seconds(solved.all_frozen_s)} with everything frozen){by}"

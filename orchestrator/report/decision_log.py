@@ -1,15 +1,23 @@
-"""Every decision about a job with its reason: plans with their candidates, regroupings, freeze ratios, moves."""
+"""The decisions about a job, each with its reason: plans with their candidates (those that move layers too),
+regroupings, and freezing once the ranks follow it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from orchestrator.events.types import FreezeChanged
+from orchestrator.events.wording import solved_text
 from orchestrator.history.job_view import Decision, JobView
+from orchestrator.history.notes import note_of
 from orchestrator.quantities import percent, seconds, size
 from orchestrator.report.parts import Table
 from orchestrator.report.planning import considered
+from planner.freezing import FreezePlan
 from planner.wording import counted
+
+KEPT_FREEZINGS = 20
+"""How many of the newest freeze decisions are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +59,9 @@ def decision_log(run: JobView) -> tuple[Entry, ...]:
         for each in run.recovery.regroupings
         if each.regrouped is not None
     ]
-    return tuple(sorted(entries, key=lambda entry: entry.time_s, reverse=True))
+    freezings = sorted(run.freeze.plans.items())[-KEPT_FREEZINGS:]
+    entries += [_freezing(run, start, plan) for start, plan in freezings]
+    return tuple(sorted(entries, key=lambda entry: (entry.time_s, entry.step), reverse=True))
 
 
 def _plan(decision: Decision) -> Entry:
@@ -73,3 +83,37 @@ def _plan(decision: Decision) -> Entry:
         numbers=", ".join(numbers),
         candidates=considered(plan, decision.alternatives),
     )
+
+
+def _freezing(run: JobView, start: int, plan: FreezePlan) -> Entry:
+    """The freeze decision `plan`, which the ranks follow from step `start` on."""
+    solved, control = run.freeze.solved, plan.control
+    settings_only = control is not None and not control.solved
+    reasons = [_request(run, start, plan)]
+    if not settings_only:
+        reasons.append("the freeze program was solved")
+    expected = solved_text(solved) if solved is not None and solved.plan.key == plan.key else ""
+    return Entry(
+        time_s=_committed_s(run, start - 1),
+        step=start - 1,
+        what=f"freeze {'settings' if settings_only else 'ratios'} {plan.epoch}.{plan.version}",
+        reason="; ".join(filter(None, reasons)),
+        numbers=expected,
+    )
+
+
+def _request(run: JobView, start: int, plan: FreezePlan) -> str:
+    """Who asked for the settings of `plan`, in words; empty if they are the spec's."""
+    control = plan.control
+    if control is None:
+        return ""
+    by = next((each.command.by for each in run.commands.entries.values() if each.freeze == plan.key), "")
+    asked = FreezeChanged(from_step=start, method=control.method, r_max=control.r_max, by=by, plan=plan)
+    note = note_of(asked)
+    return note.text.removesuffix(".") if note is not None else ""
+
+
+def _committed_s(run: JobView, step: int) -> float:
+    """When `step` was committed, or the newest step before it whose commit is kept."""
+    kept = [each.time_s for each in run.recovery.commits if each.step <= step and each.voided_by is None]
+    return max(kept, default=0.0) or run.started_s
