@@ -9,14 +9,14 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
 from dashboard.api.models import Model, Summary
-from dashboard.api.sources import Live, LiveSource
+from dashboard.api.sources import Live, LiveSource, live_or_submitted
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.submission import Submission
 from dashboard.jobs.submitted_spec import check_trust, spec_of, tables_of
 from dashboard.service.problems import Problem, documented
 from dashboard.service.services import Parts
 from orchestrator.analysis.job_summary import job_summary
-from orchestrator.client.errors import JobError, NoSuchJob
+from orchestrator.client.errors import JobError
 from orchestrator.history.job_view import JobView
 
 router = APIRouter(tags=["jobs"])
@@ -130,13 +130,8 @@ async def submit_job(
 @router.get("/jobs/{job}", responses=documented(401, 403, 404, 422, 503))
 async def get_job(job: str, parts: Parts) -> Summary:
     """A job in a few numbers."""
-    submission = parts.submission(job)
-    try:
-        return summary_of(await parts.live.find(job))
-    except NoSuchJob:
-        if submission is None:
-            raise
-        return _summary_of_submission(submission)
+    found = await live_or_submitted(job, parts)
+    return _summary_of_submission(found) if isinstance(found, Submission) else summary_of(found.job)
 
 
 @router.get(

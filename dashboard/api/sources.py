@@ -11,8 +11,10 @@ from fastapi import Depends
 from dashboard.api.models import JobName, RunName
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.past_runs import PastRun, PastRuns
-from dashboard.service.services import Parts
+from dashboard.jobs.submission import Submission
+from dashboard.service.services import Parts, Services
 from dashboard.service.threads import Threads
+from orchestrator.client.errors import ClusterSilent, NoSuchJob
 from orchestrator.history.job_view import JobView
 
 T = TypeVar("T")
@@ -97,6 +99,18 @@ class PastSource:
 async def live_source(job: JobName, parts: Parts) -> LiveSource:
     """The job of the path."""
     return LiveSource(await parts.live.find(job), parts.threads)
+
+
+async def live_or_submitted(job: str, parts: Services) -> LiveSource | Submission:
+    """The job of the path, or its submission as long as no such job is known: the cluster has none yet, or does not
+    answer."""
+    submission = parts.submission(job)
+    try:
+        return await live_source(job, parts)
+    except (NoSuchJob, ClusterSilent):
+        if submission is None:
+            raise
+        return submission
 
 
 async def past_source(run: RunName, parts: Parts) -> PastSource:

@@ -9,14 +9,15 @@ from fastapi import Path, Query, Response
 from markupsafe import Markup
 
 from dashboard.api.models import JobName
+from dashboard.api.sources import live_or_submitted
+from dashboard.jobs.submission import Submission
 from dashboard.pages.controls import CONTROLS
 from dashboard.pages.sections import BY_NAME, render, render_first
-from dashboard.pages.shown import Job, Run, Shown, Subject, job_subject, page_router
+from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
 from dashboard.pages.templating import html, page, rendered
 from dashboard.service.access import Caller, Role
 from dashboard.service.problems import Problem
 from dashboard.service.services import From, Parts
-from orchestrator.client.errors import NoSuchJob
 from orchestrator.report.decision_log import decision_log
 from orchestrator.report.timeline import timeline
 
@@ -85,14 +86,10 @@ async def _decisions(subject: Subject, caller: Caller) -> Response:
 @router.get("/jobs/{job}")
 async def job_page(job: JobName, parts: Parts, caller: From) -> Response:
     """A job of the cluster, or one that is being submitted or was refused."""
-    submission = parts.submission(job)
-    try:
-        subject = await job_subject(job, parts)
-    except NoSuchJob:
-        if submission is None:
-            raise
-        return page("submission.html.j2", submission=submission, caller=caller)
-    return await _whole(subject, caller)
+    found = await live_or_submitted(job, parts)
+    if isinstance(found, Submission):
+        return page("submission.html.j2", submission=found, caller=caller)
+    return await _whole(Subject(found, f"/jobs/{job}"), caller)
 
 
 @router.get("/runs/{run}")
