@@ -22,6 +22,7 @@ import torch
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError, travelling_errors
 from workers.launch.processes import Died, RankProcesses
+from workers.launch.waiting import waits_for_a_rank
 from workers.process.host_memory import settle_objects
 from workers.process.output import cause_of_death, innermost_calls, keep_output, last_lines, rank_log_path
 from workers.profiling.measured import Measured, combine
@@ -93,8 +94,12 @@ def _raise_first(failures: list[tuple[int, RankError]]) -> None:
 
 
 def _death(rank: int, path: Path, exit_code: int | None, timeout_s: float) -> RankError:
-    """Say how the process of `rank` ended, whose output is in `path`, and which calls it was in."""
+    """Say how the process of `rank` ended, whose output is in `path`, and which calls it was in.
+
+    If it was late because it waited for another rank, the cause lies there.
+    """
     calls = innermost_calls(path)
+    waited = calls.late and waits_for_a_rank("\n".join(calls.lines))
     if calls.late:
         how = f"had not measured the job after {timeout_s:g} s (cluster.timeout_s), and was ended"
     else:
@@ -103,7 +108,7 @@ def _death(rank: int, path: Path, exit_code: int | None, timeout_s: float) -> Ra
         shown = ("its last calls, innermost first:", *calls.lines)
     else:
         shown = ("its last output:", *last_lines(path)) if last_lines(path) else ()
-    return RankError("\n".join((f"rank {rank} {how}", *shown)), user_error=True)
+    return RankError("\n".join((f"rank {rank} {how}", *shown)), user_error=True, cut_off=waited)
 
 
 def _exit(code: int | None) -> str:
@@ -140,7 +145,7 @@ def _measure(request: Request, number: int, pipe: Connection) -> None:
             members=tuple(range(request.ranks)),
             store_host="127.0.0.1",
             store_port=pipe.recv(),
-            # Longer than any rank may take: it is the hung one that fails, not those that wait for it.
+            # Longer than any rank may take: the calls of a rank that waits for a hung one show that it waits.
             timeout_s=2 * request.timeout_s,
         )
     )
