@@ -19,17 +19,19 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.placement import assign, congestion, shortage
 from orchestrator.cluster.ray_hosts import actor_resources
+from orchestrator.prepare.first_cause import first_cause, hanging
 from planner.wording import named
 from workers.actor import CONTROL, RankActor
 from workers.config import WorkerConfig
-from workers.control.rank_error import RankError
 from workers.profiling.measured import Measured
 from workers.protocol import Generation, JobError
 
 GRACE_S = 5.0
 """How long the other ranks may take to report their errors once one rank has failed."""
 STACKS_S = 1.0
-"""How long a rank that took too long may take to return its threads' stacks."""
+"""How long the ranks that took too long may take to return their threads' stacks."""
+MOST_SHOWN = 3
+"""Ranks whose stacks a message shows."""
 
 
 def measure_on_cluster(
@@ -79,7 +81,8 @@ def _measure(actors: list[Any], wait_s: float, timeout_s: float) -> list[Measure
         members=tuple(range(len(actors))),
         store_host=host,
         store_port=port,
-        timeout_s=timeout_s,
+        # Longer than any call: the stack of a rank that waits for a hung one shows that it waits.
+        timeout_s=2 * timeout_s,
     )
     call_all(actors, "join", timeout_s, generation)
     return call_all(actors, "profile", timeout_s)
@@ -89,46 +92,56 @@ def call_all(actors: list[Any], method: str, timeout_s: float, *arguments: objec
     """Call `method` of each actor and return the results.
 
     Raises:
-        JobError: a call failed, or took too long; names the first cause if others failed because of it.
+        JobError: a call failed, or took too long; names the rank that caused it if others failed because of it.
     """
     deadline = time.monotonic() + timeout_s
     calls = [getattr(actor, method).remote(*arguments) for actor in actors]
     answers: list[Any] = []
-    errors: list[RayError] = []
-    late: list[int] = []
+    errors: dict[int, RayError] = {}
     for rank, call in enumerate(calls):
         try:
             answers.append(ray.get(call, timeout=max(0.0, deadline - time.monotonic())))
         except GetTimeoutError as error:
-            late.append(rank)
-            errors.append(error)
+            errors[rank] = error
         except RayError as error:
-            errors.append(error)
+            errors[rank] = error
             deadline = min(deadline, time.monotonic() + GRACE_S)
     if errors:
-        causes = [getattr(error, "cause", error) for error in errors]
-        first = min(causes, key=lambda cause: not isinstance(cause, RankError) or cause.cut_off)
-        raise JobError(
-            f"the job could not be profiled: {_reason(first, actors, late, timeout_s)}"
-        ) from errors[0]
+        causes = {rank: getattr(error, "cause", error) for rank, error in errors.items()}
+        first = first_cause(causes)
+        match causes[first]:
+            case GetTimeoutError():
+                late = [rank for rank, cause in causes.items() if isinstance(cause, GetTimeoutError)]
+                reason = _lateness(actors, late, timeout_s)
+            case RayActorError() as cause:
+                reason = f"the process of rank {first} died: {cause_of_death(str(cause))}"
+            case cause:
+                message, *_ = str(cause).strip().split("\n")
+                reason = f"rank {first}: {message}"
+        raise JobError(f"the job could not be profiled: {reason}") from errors[first]
     return answers
 
 
-def _reason(first: BaseException, actors: list[Any], late: list[int], timeout_s: float) -> str:
-    """Say in words what `first` is."""
-    match first:
-        case GetTimeoutError():
-            limit = f"did not answer within {timeout_s:g} s (cluster.wait_s, cluster.timeout_s)"
-            return f"{named('rank', late)} {limit}{_stacks(actors[late[0]])}"
-        case RayActorError():
-            return f"a rank's process died: {cause_of_death(str(first))}"
-        case _:
-            return str(first).strip().split("\n")[0]
+def _lateness(actors: list[Any], late: list[int], timeout_s: float) -> str:
+    """Say which of the `late` ranks hang, and what their threads are doing."""
+    stacks = _stacks({rank: actors[rank] for rank in late})
+    hung = hanging(stacks)
+    waiting = [rank for rank in late if rank not in hung]
+    return "".join(
+        (
+            f"{named('rank', hung)} did not answer within {timeout_s:g} s (cluster.wait_s, cluster.timeout_s)",
+            f"; {named('rank', waiting)} waited for other ranks" if waiting else "",
+            *(f"\nrank {rank}:\n{stacks[rank].rstrip()}" for rank in hung[:MOST_SHOWN] if stacks[rank]),
+        )
+    )
 
 
-def _stacks(actor: Any) -> str:
-    """What the threads of a rank that took too long are doing, on lines of their own; nothing if it does not answer."""
-    with suppress(RayError):
-        told: Any = ray.get(actor.stacks.remote(), timeout=STACKS_S)
-        return f"\n{told.rstrip()}"
-    return ""
+def _stacks(actors: Mapping[int, Any]) -> dict[int, str]:
+    """What the threads of each rank are doing; empty for a rank that does not answer."""
+    calls = {rank: actor.stacks.remote() for rank, actor in actors.items()}
+    ray.wait(list(calls.values()), num_returns=len(calls), timeout=STACKS_S)
+    stacks = dict.fromkeys(actors, "")
+    for rank, call in calls.items():
+        with suppress(RayError):
+            stacks[rank] = ray.get(call, timeout=0)
+    return stacks

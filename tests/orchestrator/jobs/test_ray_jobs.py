@@ -35,8 +35,10 @@ from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import key_of, obtain
 from orchestrator.trainer import PipelineTrainer
 from workers.actor import CONTROL
+from workers.control.rank_error import RankError
 from workers.process.stacks import stacks
 from workers.protocol import CheckpointReport, JobError, StepReport
+from workers.transport.waiter import Waiter
 
 SLOW = {"device": "emulated", "emulated": {"forward_s": 0.04, "input_grad_s": 0.02, "weight_grad_s": 0.02}}
 
@@ -121,13 +123,19 @@ def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path
 
 
 class Stuck:
-    """A rank that hangs where it should measure, and dies where it should join."""
+    """A rank that hangs where it should measure, and dies where it should join; or its neighbour."""
+
+    def __init__(self, neighbour: bool) -> None:
+        self._neighbour = neighbour
 
     def profile(self) -> None:
-        while True:
-            time.sleep(0.1)
+        if self._neighbour:
+            Waiter("gather").get()
+        threading.Event().wait()
 
     def join(self) -> None:
+        if self._neighbour:
+            raise RankError("ChannelError: a connection to another rank is broken", cut_off=True)
         os._exit(4)
 
     @ray.method(concurrency_group=CONTROL)
@@ -137,13 +145,22 @@ class Stuck:
 
 def test_a_rank_that_hangs_or_dies_while_it_is_measured_is_named_with_its_stack() -> None:
     hosted: Any = ray.remote(concurrency_groups={CONTROL: 1})  # pyright: ignore[reportCallIssue]
-    dies, hangs = (hosted(Stuck).options(num_cpus=0).remote() for _ in range(2))
-    ray.get([actor.stacks.remote() for actor in (dies, hangs)])
-    with pytest.raises(JobError, match=r"profiled: a rank's process died: killed, crashed, out of memory"):
-        call_all([dies], "join", 30.0)
-    with pytest.raises(JobError, match=r"profiled: rank 0 did not answer within 0.5 s .*timeout_s") as late:
-        call_all([hangs], "profile", 0.5)
-    assert "time.sleep(0.1)" in str(late.value)
+    neighbour, dies, hangs = (
+        hosted(Stuck).options(num_cpus=0).remote(neighbour) for neighbour in (True, False, False)
+    )
+    ray.get([actor.stacks.remote() for actor in (neighbour, dies, hangs)])
+    with pytest.raises(
+        JobError, match=r"profiled: the process of rank 1 died: killed, crashed, out of memory"
+    ):
+        call_all([neighbour, dies], "join", 30.0)
+    said = (
+        r"profiled: rank 1 did not answer within 2 s .*timeout_s\); rank 0 waited for other ranks\nrank 1:\n"
+    )
+    with pytest.raises(JobError, match=said) as late:
+        call_all([neighbour, hangs], "profile", 2.0)
+    assert "threading.Event().wait()" in str(late.value)
+    assert "waiter.py" not in str(late.value)
+    ray.kill(neighbour)
     ray.kill(hangs)
 
 
