@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -342,13 +341,12 @@ def test_of_the_ranks_of_a_job_one_on_each_node_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_turn, "LOOK_AGAIN_S", 0.01)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "go").touch()
     config = ElasticConfig(notices=(), notice_file=str(tmp_path / "go"))
     told: queue.SimpleQueue[Report] = queue.SimpleQueue()
     with ExitStack() as closing:
 
-        def rank(number: int, node: str, run: bytes = b"run") -> Watch:
+        def rank(number: int, node: str, run: bytes = bytes(tmp_path)) -> Watch:
             watch = watch_node(config, run, node, number, told.put)
             closing.callback(watch.close)
             return watch
@@ -363,7 +361,7 @@ def test_of_the_ranks_of_a_job_one_on_each_node_reports(
         rank(1, "n1")
         rank(2, "n2")
         assert heard() == (2, "n2")
-        rank(0, "n1", b"another job")
+        rank(0, "n1", bytes(tmp_path) + b"another job")
         assert heard() == (0, "n1")
         first.close()
         assert heard() == (1, "n1")
