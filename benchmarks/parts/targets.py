@@ -1,4 +1,4 @@
-"""A figure beside what was asked of it, as the benchmarks print it; one that misses is marked."""
+"""Writes a benchmark's figure with its target, and marks a figure that misses it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A timeline to zoom into, as data for a page: `static/timeline_view.js` draws it on a canvas.
 
 It has the steps of `timeline_svg.py`, which makes files that stand alone. Times are ticks, at most a thousandth of a
-mean action, and each action's is told by the gap before it and its length: 5,000 actions take some 40 kB.
+mean action. An action is written as the gap before it and its length: 5,000 actions take some 40 kB.
 """
 
 from __future__ import annotations
