@@ -10,7 +10,8 @@ from orchestrator.analysis.redundancy import places_without_redundancy
 from orchestrator.analysis.slow_ranks import slowdowns
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
-from orchestrator.telemetry.metrics import BY_NAME, STATES, Metric
+from orchestrator.history.totals import PARTS
+from orchestrator.telemetry.metrics import BY_NAME, CAUSES, MODES, STATES, Metric
 
 RECENT_STEPS = 20
 """Newest steps whose time and throughput are averaged."""
@@ -108,16 +109,18 @@ def _ranks(view: JobView) -> Iterator[Sample]:
 
 def _recoveries(view: JobView) -> Iterator[Sample]:
     totals = view.totals
-    # Alerts look for increases: a counter must be there before it counts for the first time.
-    for cause in sorted({"loss", *totals.recoveries}):
+    # Queries look for increases: a counter must be there before it counts for the first time.
+    for cause in dict.fromkeys((*CAUSES, *totals.recoveries)):
         yield _sample("recoveries_total", totals.recoveries.get(cause, 0), cause)
         yield _sample("ranks_lost_total", totals.ranks_lost.get(cause, 0), cause)
-        for part, seconds in totals.recovery_s.get(cause, {}).items():
-            yield _sample("recovery_seconds_total", seconds, cause, part)
+        for part in PARTS:
+            yield _sample(
+                "recovery_seconds_total", totals.recovery_s.get(cause, {}).get(part, 0.0), cause, part
+            )
     yield _sample("steps_rerun_total", view.steps_rerun)
-    for mode, count in sorted(totals.moves.items()):
-        yield _sample("moves_total", count, mode)
-        yield _sample("move_seconds_total", totals.move_s[mode], mode)
+    for mode in dict.fromkeys((*MODES, *totals.moves)):
+        yield _sample("moves_total", totals.moves.get(mode, 0), mode)
+        yield _sample("move_seconds_total", totals.move_s.get(mode, 0.0), mode)
     yield _sample("moved_bytes_total", totals.moved_bytes)
     regrouped = [each.regrouped for each in view.recovery.regroupings if each.regrouped is not None]
     if regrouped:

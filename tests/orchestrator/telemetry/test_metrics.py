@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from eventful_run import CHECKPOINT, COPIED, LAST, PARTS, STEPS, eventful, regrouped, standbys, switched
@@ -13,8 +15,10 @@ from synthetic_run import RANKS
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
+from orchestrator.history.totals import PARTS as RECOVERY_PARTS
+from orchestrator.lifecycle.migration import Mode
 from orchestrator.telemetry.exposition import exposition
-from orchestrator.telemetry.metrics import METRICS
+from orchestrator.telemetry.metrics import CAUSES, METRICS, MODES
 from orchestrator.telemetry.samples import samples
 from planner.freezing import Control, FreezePlan
 from workers.protocol import FreezeStarted
@@ -124,7 +128,23 @@ def test_a_job_that_has_not_begun_has_few_values() -> None:
     found = values(JobView(job="new", state="starting", started_s=5.0))
     assert (found["step",], found["last_step_timestamp_seconds",]) == (0, 5.0)
     assert ("loss",) not in found
-    assert found["recoveries_total", "loss"] == 0, "an increase can only be seen from 0"
+
+
+def test_every_counter_is_0_before_it_counts_for_each_value_of_its_labels() -> None:
+    """An increase can only be seen from 0."""
+    new = JobView(job="new", state="starting")
+    known = {"cause": CAUSES, "part": RECOVERY_PARTS, "mode": MODES}
+    series = [
+        (metric.name.removeprefix("freshet_"), *labels)
+        for metric in METRICS
+        if metric.kind == "counter"
+        for labels in product(*(known[label] for label in metric.labels))
+    ]
+    assert {each: values(new)[each] for each in series} == dict.fromkeys(series, 0)
+
+
+def test_the_modes_of_moves_are_those_of_the_lifecycle() -> None:
+    assert get_args(Mode) == MODES
 
 
 def test_the_exposition_is_prometheus_text(view: JobView) -> None:

@@ -96,7 +96,7 @@ def test_metrics_and_loggers_of_a_real_job(head: None, tmp_path: Path) -> None:
     assert "ray_freshet_ranks_without_redundancy" not in found, "no alert may tell of a job that has ended"
     assert gauges["step"][-1] == gauges["last_step"][-1] == STEPS
     assert found["ray_freshet_loss"][-1].value == pytest.approx(log.of(StepReport)[-1].loss)
-    for name in ("moved_bytes", "ranks_lost", "recoveries"):
+    for name in ("moved_bytes", "moves", "move_seconds", "ranks_lost", "recoveries", "recovery_seconds"):
         assert {sample.value for sample in found[f"ray_freshet_{name}"]} == {0.0}, "there before it counts"
     tokens = max(sample.value for sample in found["ray_freshet_tokens"])
     assert tokens == sum(event.tokens for event in log.of(StepReport))
