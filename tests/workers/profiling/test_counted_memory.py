@@ -64,7 +64,14 @@ WHOLE = [
 
 def with_head(output: Path, vocabulary: int, **changes: Any) -> WorkerConfig:
     model = ModelConfig(factory="small_models:model", arguments={"trait": "plain", "classes": vocabulary})
-    return small_config(output, model=model, **SIZES, **changes)
+    return small_config(output, model=model, **{**SIZES, **changes})
+
+
+def counted_and_predicted(profile: Profile, asked: Job) -> tuple[list[int], tuple[int, ...]]:
+    """Each rank's peak of the second step as counted, and as predicted with `profile`."""
+    counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
+    predicted = predict(profile, asked.plan, asked.schedule).memory.peak_bytes
+    return [counted[rank] for rank in sorted(counted)], predicted
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +92,30 @@ def test_predicted_peaks_are_the_counted_ones(
 ) -> None:
     config = with_head(tmp_path, vocabulary, steps=3, timeline_every=1)
     asked = job(config, ranks=2, schedule=family, recompute=RECOMPUTES[again], **COUNTED)
-    counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
-    predicted = predict(profiles(vocabulary), asked.plan, asked.schedule).memory.peak_bytes
-    assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.02)
+    counted, predicted = counted_and_predicted(profiles(vocabulary), asked)
+    assert len(counted) == 2
+    assert counted == pytest.approx(predicted, rel=0.02)
 
 
+@pytest.mark.parametrize("microbatches", [4, 8])
+def test_one_rank_that_recomputes_the_head_takes_what_is_predicted(
+    tmp_path: Path, profiles: Callable[[int], Profile], microbatches: int
+) -> None:
+    """All microbatches' outputs of the head are alive at once, and one recomputed output more."""
+    config = with_head(tmp_path, 800, microbatches=microbatches, steps=3, timeline_every=1)
+    asked = job(config, ranks=1, schedule="gpipe", recompute=RECOMPUTES["head"], **COUNTED)
+    counted, predicted = counted_and_predicted(profiles(800), asked)
+    assert counted == pytest.approx(predicted, rel=0.005)
+
+
+@pytest.mark.parametrize("schedule", FAMILIES)
 @pytest.mark.parametrize("recompute", [(), recomputable(8)], ids=["keeps", "recomputes"])
 def test_the_plan_of_the_tightest_limit_takes_what_the_limit_is(
-    tmp_path: Path, profiles: Callable[[int], Profile], recompute: tuple[int, ...]
+    tmp_path: Path, profiles: Callable[[int], Profile], recompute: tuple[int, ...], schedule: str
 ) -> None:
     """With a byte less there is no plan."""
     config = with_head(tmp_path, 800, steps=3, timeline_every=1)
-    wish = Wish(ranks=2, schedule="1f1b", microbatches=SIZES["microbatches"], recompute=recompute)
+    wish = Wish(ranks=2, schedule=schedule, microbatches=SIZES["microbatches"], recompute=recompute)
     limit = 2**40
     while True:
         try:

@@ -184,7 +184,11 @@ def test_ranks_measure_together_and_know_all_links(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_does_not_work_is_told(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"layer .* raised .*this layer does not work"):
+    told = (
+        r"the forward pass of layer \w+ raised ValueError: this layer does not work,"
+        r" at \S+/measured_model\.py:\d+ in forward$"
+    )
+    with pytest.raises(JobError, match=told):
         profile_processes(Request(config=config(tmp_path, "broken"), ranks=2, budget_s=0.05))
     wrong = config(tmp_path, data=DataConfig(source="measured_model:Nothing"))
     with pytest.raises(JobError, match="Nothing"):
