@@ -64,7 +64,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 8
+VERSION = 9
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -310,7 +310,7 @@ class JobView:
             case (
                 Placing() | RankFailed() | Regrouped() | Noticed() | Scaled() | Dismissed() | StandbyReport()
             ) as change:
-                self.ranks.take(change)
+                self.ranks.take(change, record.time_s)
             case Skipped(damage=damage):
                 self.ranks.skip(damage)
             case Migrated() as moved:

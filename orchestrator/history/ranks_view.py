@@ -19,11 +19,41 @@ from orchestrator.events.types import (
     Regrouped,
     Scaled,
 )
+from orchestrator.history.totals import part_seconds
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, StandbyReport, SwitchReport
 
 KEPT_CHECKPOINTS = 8
 """Newest checkpoints that a controller remembers; the ranks delete older ones."""
 KEPT_NOTICES = 100
+"""Newest notices and departures that are kept, of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A notice that a node would go, and when it arrived."""
+
+    time_s: float
+    """Seconds since the Unix epoch."""
+    event: Noticed
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the node is gone, in seconds since the Unix epoch; None if unknown."""
+        return None if self.event.left_s is None else self.time_s + self.event.left_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """Ranks of one node that the job lost: they failed, or left after a notice."""
+
+    time_s: float
+    """When the job began to regroup without them, in seconds since the Unix epoch."""
+    node: str
+    """Node id of the cluster; empty if unknown."""
+    host: str
+    ranks: tuple[int, ...]
+    noticed: bool
+    """Whether a notice came before."""
 
 
 @dataclass
@@ -44,8 +74,10 @@ class RanksView:
     """Rank -> address of its node."""
     next_rank: int = 0
     """The first number that no rank has had."""
-    noticed: tuple[Noticed, ...] = ()
-    """The newest notices."""
+    notices: tuple[Notice, ...] = ()
+    """The newest notices, oldest first."""
+    departures: tuple[Departure, ...] = ()
+    """The newest departures, oldest first."""
     scaled: Scaled | None = None
     """The size that was requested last since the start; None: the job is to have as many ranks as its spec says."""
     formed: Formed | None = None
@@ -71,6 +103,11 @@ class RanksView:
         """Ranks that are up and have no place."""
         return self.alive - {*self.members} - self.going
 
+    @property
+    def noticed(self) -> tuple[Noticed, ...]:
+        """The newest notices as events."""
+        return tuple(notice.event for notice in self.notices)
+
     def take(
         self,
         event: Formed
@@ -84,8 +121,13 @@ class RanksView:
         | Noticed
         | StandbyReport
         | SwitchReport,
+        time_s: float = 0.0,
     ) -> None:
-        """Fold one more event in."""
+        """Fold one more event in.
+
+        Args:
+            time_s: of the event, in seconds since the Unix epoch; kept of notices and departures.
+        """
         if isinstance(event, Formed | Paused):
             self.failures, self.failed_at = event.failures, event.failed_at
         match event:
@@ -108,6 +150,7 @@ class RanksView:
                 self.placing.discard(rank)
                 self.next_rank = max(self.next_rank, rank + 1)
             case Regrouped(lost=lost):
+                self._depart(event, time_s)
                 self._forget(lost)
             case Dismissed(ranks=ranks):
                 self._forget(ranks)
@@ -119,7 +162,7 @@ class RanksView:
                     known.clear()
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
-                self.noticed = (*self.noticed[1 - KEPT_NOTICES :], event)
+                self.notices = (*self.notices[1 - KEPT_NOTICES :], Notice(time_s=time_s, event=event))
             case StandbyReport(rank=place, layers=layers):
                 self.copied[place] = layers
             case SwitchReport(rank=place):
@@ -127,6 +170,21 @@ class RanksView:
                 self.copied.pop(place, None)
             case Paused():
                 pass
+
+    def _depart(self, event: Regrouped, time_s: float) -> None:
+        """Note which nodes' ranks were lost; ranks that were released on request have not departed."""
+        began_s = time_s - sum(part_seconds(event).values())
+        by_node: dict[tuple[str, str, bool], list[int]] = {}
+        for rank in sorted(event.lost):
+            noticed = rank in self.going
+            if noticed or event.cause == "loss":
+                key = self.nodes.get(rank, ""), self.hosts.get(rank, ""), noticed
+                by_node.setdefault(key, []).append(rank)
+        departed = (
+            Departure(time_s=began_s, node=node, host=host, ranks=tuple(ranks), noticed=noticed)
+            for (node, host, noticed), ranks in by_node.items()
+        )
+        self.departures = (*self.departures, *departed)[-KEPT_NOTICES:]
 
     def _forget(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
