@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import NoReturn
 
 import uvicorn
 
@@ -25,6 +28,7 @@ log = logging.getLogger(__name__)
 CLOSE_S = 3
 STALLED_MS = 20_000
 LEAVE_S = 3.0
+CLUSTER_LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
 CLUSTER_LOST_S = 3600
 """How long the service goes on without its cluster. Ray would end the process after a minute."""
 
@@ -40,7 +44,6 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise JobError("TLS needs both --tls-cert and --tls-key")
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(CLUSTER_LOST_S))
     listener = listener_of(settings)
     with listener, _cluster(settings.address):
         app = create_app(settings)
@@ -70,38 +73,84 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             server.run(sockets=[listener])
 
 
-def _cluster(address: str | None) -> AbstractContextManager[object]:
-    return joined(address) if address is not None else nullcontext()
+@contextmanager
+def _cluster(address: str | None) -> Iterator[None]:
+    """Be a driver of the cluster at `address`, and stay one for `CLUSTER_LOST_S` without it. Ray reads its settings
+    once, as it connects: the variable is not left for child processes, which submit jobs."""
+    if address is None:
+        yield
+        return
+    ours = CLUSTER_LOST not in os.environ
+    with ExitStack() as joining:
+        if ours:
+            os.environ[CLUSTER_LOST] = str(CLUSTER_LOST_S)
+        try:
+            joining.enter_context(joined(address))
+        finally:
+            if ours:
+                del os.environ[CLUSTER_LOST]
+        yield
 
 
 @contextmanager
 def _announced(address: str | None, url: str) -> Iterator[None]:
     """Tell the cluster's `freshet submit` where the pages are, until the end. With a cluster that is gone the process
-    ends here: Ray's farewell would wait for it."""
+    ends here, with the exit code of what ended the service: `ray.shutdown` would wait for the cluster."""
     if address is None:
         yield
         return
     announce(url)
+    ended_by: BaseException | None = None
     try:
         yield
+    except BaseException as error:
+        ended_by = error
+        raise
     finally:
-        if not _done_within(LEAVE_S, partial(withdraw, url)):
-            log.warning("the cluster at %s does not answer: the service ends without a farewell", address)
-            sys.stdout.flush()
-            os._exit(0)
+        try:
+            _do_within(LEAVE_S, partial(withdraw, url))
+        except Exception as error:
+            why = "it does not answer" if isinstance(error, TimeoutError) else error
+            log.warning(
+                "the service ends without withdrawing its address from the cluster at %s: %s", address, why
+            )
+            _end_process(ended_by)
 
 
-def _done_within(limit_s: float, work: Callable[[], None]) -> bool:
-    """Whether `work` succeeds in time; if not it may go on."""
-    done = threading.Event()
+def _do_within(limit_s: float, work: Callable[[], None]) -> None:
+    """Do `work`, which may go on if it is not done in time.
+
+    Raises:
+        TimeoutError: it is not.
+        Exception: what `work` raises.
+    """
+    outcome: Future[None] = Future()
 
     def run() -> None:
-        with suppress(Exception):
-            work()
-            done.set()
+        try:
+            outcome.set_result(work())
+        except Exception as error:
+            outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return done.wait(limit_s)
+    outcome.result(limit_s)
+
+
+def _end_process(error: BaseException | None) -> NoReturn:
+    """End the process as `error` would, but at once."""
+    match error:
+        case None | SystemExit(code=None):
+            code = 0
+        case SystemExit(code=int(code)):
+            pass
+        case KeyboardInterrupt():
+            code = 128 + signal.SIGINT
+        case _:
+            code = 1
+            log.error("the service has failed", exc_info=error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def listener_of(settings: Settings) -> socket.socket:

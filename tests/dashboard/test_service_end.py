@@ -1,0 +1,134 @@
+"""How the service joins and leaves its cluster: what child processes inherit, and how it ends without the cluster."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dashboard.service import server
+from orchestrator.client.errors import JobError
+
+ADDRESS, URL = "10.0.0.1:6379", "http://127.0.0.1:8270/"
+
+
+class ProcessEnded(BaseException):
+    """In place of the end of this process."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def end(code: int) -> None:
+    raise ProcessEnded(code)
+
+
+@pytest.fixture
+def withdraw_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], None]:
+    """Takes what withdraws the address."""
+    monkeypatch.setattr(server, "announce", lambda url: None)
+    monkeypatch.setattr(os, "_exit", end)
+    return lambda withdraw: monkeypatch.setattr(server, "withdraw", withdraw)
+
+
+def serve(ends: BaseException | None = None) -> None:
+    """A service whose pages are announced, and which `ends`."""
+    with server._announced(ADDRESS, URL):
+        if ends is not None:
+            raise ends
+
+
+def refuse(url: str) -> None:
+    raise ConnectionError("failed to connect to all addresses")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "logged"),
+    [
+        (None, 0, False),
+        (SystemExit(15), 15, False),
+        (SystemExit(), 0, False),
+        (SystemExit("no"), 1, True),
+        (KeyboardInterrupt(), 130, False),
+        (ZeroDivisionError("a mistake"), 1, True),
+    ],
+    ids=repr,
+)
+def test_without_its_cluster_the_process_ends_as_the_service_did(
+    withdraw_with: Callable[[Callable[[str], None]], None],
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException | None,
+    code: int,
+    logged: bool,
+) -> None:
+    withdraw_with(refuse)
+    with pytest.raises(ProcessEnded) as ended:
+        serve(error)
+    assert ended.value.code == code
+    failures = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.exc_info and record.exc_info[1] for record in failures] == [error] * logged
+
+
+def test_a_refusal_is_told_at_once(
+    withdraw_with: Callable[[Callable[[str], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(server, "LEAVE_S", threading.TIMEOUT_MAX)
+    withdraw_with(refuse)
+    with pytest.raises(ProcessEnded):
+        serve()
+    assert "the cluster at 10.0.0.1:6379: failed to connect to all addresses" in caplog.text
+
+
+def test_silence_is_told_after_a_while(
+    withdraw_with: Callable[[Callable[[str], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(server, "LEAVE_S", 0.01)
+    answer = threading.Event()
+    withdraw_with(lambda url: answer.wait(60) and None)
+    with pytest.raises(ProcessEnded):
+        serve()
+    answer.set()
+    assert "the cluster at 10.0.0.1:6379: it does not answer" in caplog.text
+
+
+def test_with_its_cluster_the_service_withdraws_its_address_and_ends_in_order(
+    withdraw_with: Callable[[Callable[[str], None]], None],
+) -> None:
+    withdrawn: list[str] = []
+    withdraw_with(withdrawn.append)
+    with pytest.raises(SystemExit):
+        serve(SystemExit(15))
+    assert withdrawn == [URL]
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_what_ray_reads_when_it_connects_is_no_setting_of_submitted_jobs(
+    monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    read: list[str | None] = []
+
+    @contextmanager
+    def joined(address: str) -> Iterator[None]:
+        read.append(os.environ.get(server.CLUSTER_LOST))
+        if address != ADDRESS:
+            raise JobError("there is no cluster")
+        yield
+
+    monkeypatch.setattr(server, "joined", joined)
+    monkeypatch.delenv(server.CLUSTER_LOST, raising=False)
+    if own is not None:
+        monkeypatch.setenv(server.CLUSTER_LOST, own)
+    with server._cluster(ADDRESS):
+        assert os.environ.get(server.CLUSTER_LOST) == own
+    with pytest.raises(JobError), server._cluster("10.0.0.2:6379"):
+        pass
+    assert os.environ.get(server.CLUSTER_LOST) == own
+    assert read == [own or str(server.CLUSTER_LOST_S)] * 2
