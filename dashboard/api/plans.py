@@ -11,8 +11,9 @@ from pydantic import Field
 from dashboard.api.controls import ERRORS, Key, Wait, outcome_of
 from dashboard.api.models import Answer, JobName, Model
 from dashboard.api.sources import Live
-from dashboard.service.problems import Problem, documented
+from dashboard.service.problems import PlanMoving, Problem, documented
 from dashboard.service.services import From, Parts
+from orchestrator.client.errors import PlanChanged
 from orchestrator.history.job_view import Decision, JobView
 
 router = APIRouter(tags=["plans"], prefix="/jobs/{job}")
@@ -158,7 +159,12 @@ async def apply(
     """Have the ranks take up a partition while the job trains."""
     base = base_of(match.strip('"') if match is not None else None, body.version)
     sending = parts.client.apply(job, body.partition, base=base, id=key, by=by.name)
-    return await outcome_of(parts, sending, wait_s)
+    try:
+        return await outcome_of(parts, sending, wait_s)
+    except PlanChanged as changed:
+        if base == (changed.epoch, changed.version):
+            raise PlanMoving(str(changed), changed.epoch, changed.version) from None
+        raise
 
 
 def base_of(*versions: str | None) -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from dashboard.api.models import JobName, Model
 from dashboard.pages.control_form import Control, Sending, expectation, simulates
+from dashboard.pages.control_words import advice
 from dashboard.pages.controls import CONTROLS
 from dashboard.pages.shown import Job, Shown, Subject, page_router
 from dashboard.pages.templating import html, rendered
@@ -56,6 +57,7 @@ async def send(
         await control.send(Sending(job, parts, caller, key), body)
     except JobError as error:
         problem = problem_of(error)
+        problem.action = advice(error) or problem.action
         # A refusal is kept under its key. Only where it is open whether the control has arrived, it is the same again.
         again = key if isinstance(error, ControllerSilent) else _new_key()
         if problem.version is not None:
@@ -94,4 +96,5 @@ async def _asking(
     # A refusal is shown at once: what is expected has been read on the page before.
     asks = problem is None
     slow = asks and await subject.read(lambda shown: simulates(control, shown.view, body))
-    return html(await subject.read(made, simulates=slow), problem.status if problem is not None else 200)
+    text = await subject.read(made, simulates=slow)
+    return html(text) if problem is None else html(text, problem.status, problem.headers)

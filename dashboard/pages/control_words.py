@@ -1,11 +1,13 @@
-"""What a control will do to a job, in words, and the change that the simulator is asked about. Pure."""
+"""What a control will do to a job, in words, the change that the simulator is asked about, and what to do about a
+refusal. Pure."""
 
 from __future__ import annotations
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale
 from dashboard.api.plans import Applied
+from dashboard.service.problems import PlanMoving
 from orchestrator.analysis.what_if import KEEP, Change
-from orchestrator.client.errors import JobError
+from orchestrator.client.errors import CommandIdReused, JobError, NoController, PlanChanged, Refused
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import seconds
 from planner.plan import Plan, PlanError
@@ -16,6 +18,22 @@ from planner.wording import counted
 def plan_of(view: JobView) -> Plan | None:
     """The plan that the ranks follow, or are about to follow."""
     return view.followed or view.plan
+
+
+def advice(error: JobError) -> str:
+    """What to do about a control that was refused, for someone who has its button before them; empty if its detail or
+    the general advice says so."""
+    match error:
+        case PlanMoving():
+            return "Ask again once the job's page shows the layers in their new places."
+        case PlanChanged(epoch=epoch, version=version):
+            return f"The button now asks to replace plan {epoch}.{version}."
+        case NoController():
+            return "Submit the job again with resume: it goes on from its newest checkpoint."
+        case Refused() | CommandIdReused():
+            return "See the job's state before you ask again."
+        case _:
+            return ""
 
 
 def checkpoint_says(view: JobView, body: object) -> str:

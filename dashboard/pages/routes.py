@@ -57,6 +57,4 @@ def mount_pages(app: FastAPI) -> None:
         problem = problem_of_http(request, error)
         if not wants_page(request.scope, request.headers):
             return problem.response()
-        if problem.status == 404:
-            problem.action = "The start page lists the jobs, and Past runs those that have ended."
         return error_page(request, problem)

@@ -13,12 +13,16 @@ from fastapi.routing import APIRoute
 from dashboard.api.history import profile_in
 from dashboard.api.models import JobName, RunName
 from dashboard.api.sources import LiveSource, Source, live_source, past_source
-from dashboard.pages.templating import page
-from dashboard.service.problems import TITLES, Problem, problem_of
+from dashboard.pages.templating import html, rendered
+from dashboard.service.problems import ACTIONS, TITLES, Problem, problem_of
 from dashboard.service.services import Parts
 from orchestrator.client.errors import JobError
 from orchestrator.history.job_view import JobView
 from planner.profile import Profile
+
+_LISTED = "The start page lists the jobs, and Past runs those that have ended."
+ADVICE = {404: _LISTED, 405: _LISTED}
+"""Status -> what to do, for someone with a browser, where the general advice is for programs."""
 
 T = TypeVar("T")
 
@@ -124,13 +128,15 @@ class PageRoute(APIRoute):
 
 def error_page(request: Request, problem: Problem) -> Response:
     """The page of an error."""
-    return page(
+    general = problem.action == ACTIONS.get(problem.status)
+    text = rendered(
         "error.html.j2",
-        problem.status,
         title=TITLES.get(problem.status, "Error"),
         problem=problem,
+        action=ADVICE.get(problem.status, problem.action) if general else problem.action,
         caller=getattr(request.state, "caller", None),
     )
+    return html(text, problem.status, problem.headers)
 
 
 def page_router() -> APIRouter:

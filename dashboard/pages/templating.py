@@ -20,14 +20,14 @@ PAGES, REPORT, PICTURES = "dashboard.pages", "orchestrator.report", "orchestrato
 KINDS = {"css": "text/css", "js": "text/javascript"}
 
 
-def page(template: str, /, status: int = 200, **facts: object) -> Response:
+def page(template: str, /, **facts: object) -> Response:
     """The page that `template` renders from `facts`."""
-    return html(rendered(template, **facts), status)
+    return html(rendered(template, **facts))
 
 
-def html(text: str, status: int = 200) -> Response:
+def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An answer with HTML."""
-    return Response(text, status, media_type="text/html; charset=utf-8")
+    return Response(text, status, headers, media_type="text/html; charset=utf-8")
 
 
 def rendered(template: str, /, **facts: object) -> Markup:

@@ -78,7 +78,7 @@ class ProblemModel(BaseModel):
     action: str
     """What to do about it."""
     version: str | None = None
-    """`EPOCH.VERSION` of the newest plan, if the request was for an older one."""
+    """`EPOCH.VERSION` of the newest plan, if the request was for an older one, or a move is about to replace it."""
 
 
 class Problem(Exception):
@@ -120,6 +120,10 @@ class Problem(Exception):
         )
 
 
+class PlanMoving(PlanChanged):
+    """The plan that was to be replaced is the newest one, but a move is about to replace it."""
+
+
 def problem_of(error: JobError) -> Problem:
     """The answer that tells of `error`."""
     kind = problem_type(error)
@@ -131,6 +135,13 @@ def problem_of(error: JobError) -> Problem:
             return Problem(409, str(error), action=action, type=kind)
         case ControllerSilent():
             return Problem(503, str(error), type=kind, Retry_After="5")
+        case PlanMoving(epoch=epoch, version=version):
+            newest = f"{epoch}.{version}"
+            kind = problem_type(PlanChanged(str(error), epoch, version))
+            action = (
+                "Ask again once its layers have moved, for the plan that GET /api/v1/jobs/JOB/plan has then."
+            )
+            return Problem(409, str(error), action=action, version=newest, type=kind)
         case PlanChanged(epoch=epoch, version=version):
             newer = f"{epoch}.{version}"
             action = f"Read plan {newer} with GET /api/v1/jobs/JOB/plan, then decide again, with If-Match: {newer}."

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
+from markupsafe import escape
 from page_runs import HOSTILE, moving, page_settings, profile, training
 from report_page import Page
 from serving import live_job, show, token
@@ -23,7 +24,7 @@ from dashboard.service.access import Role
 from dashboard.service.app import create_app
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
-from orchestrator.client.errors import ControllerSilent, JobError, PlanChanged, Refused
+from orchestrator.client.errors import ControllerSilent, JobError, NoController, PlanChanged, Refused
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
 from orchestrator.events.types import KINDS
@@ -275,15 +276,33 @@ class Answering(JobClient):
 
 
 @pytest.mark.parametrize(
-    ("error", "same_key", "version"),
+    ("error", "same_key", "version", "advice"),
     [
-        (PlanChanged("plan 1.1 is not the newest one any more", 1, 2), False, "1.2"),
-        (Refused("another move is under way"), False, "1.1"),
-        (ControllerSilent("the controller does not answer"), True, "1.1"),
+        (
+            PlanChanged("plan 1.1 is not the newest one any more", 1, 2),
+            False,
+            "1.2",
+            "The button now asks to replace plan 1.2.",
+        ),
+        (
+            PlanChanged("another move is about to change plan 1.1", 1, 1),
+            False,
+            "1.1",
+            "Ask again once the job's page shows the layers in their new places.",
+        ),
+        (Refused("another move is under way"), False, "1.1", "See the job's state before you ask again."),
+        (NoController("the controller is gone"), False, "1.1", "Submit the job again with resume"),
+        (
+            ControllerSilent("the controller does not answer"),
+            True,
+            "1.1",
+            "Ask again in a few seconds.",
+        ),
     ],
+    ids=lambda value: str(value) if isinstance(value, JobError) else "",
 )
 def test_a_refused_control_can_be_sent_again(
-    settings: Settings, error: JobError, same_key: bool, version: str
+    settings: Settings, error: JobError, same_key: bool, version: str, advice: str
 ) -> None:
     """Under its old key it would be answered as before; only a control that may have arrived keeps its key."""
     app = create_app(settings)
@@ -293,7 +312,10 @@ def test_a_refused_control_can_be_sent_again(
     with TestClient(app, base_url="http://127.0.0.1:8270", headers=headers) as client:
         path = "/jobs/gpt/controls/plan"
         form = inputs(client.get(path, params={"partition": "3+3+3+1", "version": "1.1"}))
-        again = inputs(client.post(path, data=form))
+        refused = client.post(path, data=form)
+        (told,) = re.findall(r'role="alert">(.*?)</p>', refused.text, re.DOTALL)
+        assert told.startswith(f"{error}<br>{escape(advice)}")
+        again = inputs(refused)
         assert (again["key"] == form["key"], again["version"]) == (same_key, version)
         assert again["partition"] == "3+3+3+1"
         client.post(path, data=again)
