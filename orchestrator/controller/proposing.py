@@ -130,7 +130,7 @@ def check_base(job: Job, base: tuple[int, int] | None) -> None:
     # A move that stops the ranks gets its version only once they have regrouped.
     if job.intents.moves or (migration is not None and migration.move.mode == "stop"):
         raise PlanChanged(
-            f"another move is about to change plan {epoch}.{version}: look again once its layers have moved",
+            f"another move is about to change plan {epoch}.{version}: ask again once its layers have moved",
             epoch,
             version,
         )

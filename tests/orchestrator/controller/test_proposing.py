@@ -146,7 +146,7 @@ def test_it_is_applied_to_the_plan_that_it_was_made_for_or_not_at_all(tmp_path: 
 
     # A move that stops the ranks has no version before they have regrouped.
     stopping, _ = moves.request(order, job, replace(move, mode="stop"))
-    with pytest.raises(PlanChanged, match=r"another move is about to change plan 2\.4"):
+    with pytest.raises(PlanChanged, match=r"plan 2\.4: ask again once its layers have moved"):
         apply(stopping, replanner, (3, 3, 2, 2), (2, 4))
 
     # Once a move is under way, its plan is the newest one; a second one that waits will change that again.
