@@ -114,7 +114,9 @@ class Controller:
         self._runtime = self._make_runtime()
         self._reshaping = Reshaping(order, self._setup, self._loop, self._runtime, self._hosts)
         self._watch = FreezeWatch(order.freezing)
-        self._freezing = FreezeControl(order, self._setup, self._loop, lambda: self._view)
+        self._freezing = FreezeControl(
+            order, self._setup, self._loop, lambda: self._view, self._runtime.planning
+        )
         self._commands = Commands(
             order.job,
             self._setup.config.elastic,

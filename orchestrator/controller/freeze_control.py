@@ -11,14 +11,25 @@ import time
 from collections.abc import Callable
 
 from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.freeze_request import Running, Solve, Wanted, decided, described, plan_of
+from orchestrator.controller.freeze_request import (
+    Running,
+    Solve,
+    Wanted,
+    decided,
+    described,
+    method_to_plan_for,
+    plan_of,
+)
 from orchestrator.controller.move_request import domains_of
 from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
-from orchestrator.events.types import Commanded, Event, FreezeChanged
+from orchestrator.events.types import Commanded, Event, FreezeChanged, Submitted
 from orchestrator.history.command_table import Entry
+from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
-from orchestrator.lifecycle.states import Live, Order, Training
+from orchestrator.lifecycle.moves import expected
+from orchestrator.lifecycle.states import Job, Live, Order, Training
 from orchestrator.lifecycle.stimuli import FreezeAsked
 from planner.freeze.decision import FreezeDecision, decide
 from workers.protocol import FreezeStarted, JobError
@@ -29,15 +40,22 @@ class FreezeControl:
 
     Args:
         view: returns the job's view, with everything that is logged.
+        planning: gets the freeze method for whose copies plans need memory; None: nobody else plans for the job.
     """
 
     def __init__(
-        self, order: Order, setup: ControllerConfig, loop: EventLoop, view: Callable[[], JobView]
+        self,
+        order: Order,
+        setup: ControllerConfig,
+        loop: EventLoop,
+        view: Callable[[], JobView],
+        planning: CurrentReplanner | None = None,
     ) -> None:
         self._order = order
         self._setup = setup
         self._loop = loop
         self._view = view
+        self._current = planning or CurrentReplanner(setup.replanner)
         self._planner: PlannerLink | None = None
         self._planning: asyncio.Task[None] | None = None
         self._version = 0
@@ -49,6 +67,9 @@ class FreezeControl:
         """Follow a logged event."""
         if self._planner is not None:
             self._planner.take(event)
+        if isinstance(event, Submitted | FreezeChanged | FreezeStarted):
+            replayed = self._order.freezing.plans if self._order.freezing.replayed else ()
+            self._current.set(method=method_to_plan_for(self._view().freeze, replayed))
         if isinstance(event, FreezeStarted) and event.plan.control is not None:
             self._drop_planner()
             if isinstance(self._loop.state, Live):
@@ -91,11 +112,11 @@ class FreezeControl:
         if not isinstance(method, str | None) or not isinstance(r_max, float | int | None):
             raise JobError(f"a freeze request names a method and a number r_max, not {command.arguments}")
         async with self._changing:
-            job = self._running()
+            job = self._running(self._training())
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(decided, Wanted(method=method, r_max=r_max), job)
             solved = await self._solved(wanted) if isinstance(wanted, Solve) else None
-            self._running()  # it may have ended meanwhile
+            self._training()  # it may have ended meanwhile
             # Numbered only now: a planner that was linked while the program was solved has an older plan.
             self._drop_planner()
             self._version += 1
@@ -123,21 +144,24 @@ class FreezeControl:
         proposed = self._view().freeze.proposed
         return proposed is not None and entry.freeze is not None and entry.freeze <= proposed.key
 
-    def _running(self) -> Running:
+    def _training(self) -> Job:
         state = self._loop.state
         if not isinstance(state, Training):
             raise JobError(
                 f"the job is {type(state).__name__.lower()}: freezing changes while it trains; ask again then"
             )
-        progress = state.job.progress
+        return state.job
+
+    def _running(self, job: Job) -> Running:
         return Running(
             spec=self._setup.config.freeze,
-            view=self._view().at_rest(),
-            plan=progress.plan,
-            schedule=progress.schedule,
+            view=copied(self._view()),
+            plan=job.progress.plan,
+            schedule=job.progress.schedule,
+            coming=expected(job)[0],
             profile=self._setup.profile,
-            replanner=self._setup.replanner,
-            domains=tuple(domains_of(state.job)),
+            replanner=self._current.replanner,
+            domains=tuple(domains_of(job)),
             replayed=self._order.freezing.replayed,
         )
 

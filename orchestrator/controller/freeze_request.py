@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from orchestrator.history.freeze_history import observation
+from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.job_view import JobView
 from orchestrator.spec.freeze_phases import MONITORING_STEPS, SHARE
 from planner.freeze.decision import FreezeQuestion
@@ -47,10 +48,12 @@ class Running:
     view: JobView
     plan: Plan
     schedule: Schedule
+    coming: Plan
+    """The plan that the ranks follow once all requested moves are over."""
     profile: Profile | None
     """As measured."""
     replanner: Replanner
-    """Knows the memory of the devices, where the job has a profile."""
+    """As of now. Knows the memory of the devices, where the job has a profile."""
     domains: tuple[str, ...]
     """Per place, the node of its rank."""
     replayed: bool
@@ -119,6 +122,18 @@ def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, Cont
     return spec.model_copy(update=newest.settings), replace(control, since=since, solved=True)
 
 
+def method_to_plan_for(freeze: FreezeRecord, replayed: Iterable[FreezePlan] = ()) -> str:
+    """Return the freeze method whose copies of the weights every plan must have room for: of the one that the ranks
+    follow and those that they are to follow, the one that keeps the most.
+
+    Args:
+        replayed: the freeze plans of the log that the job follows, if it does.
+    """
+    coming = [*replayed, *([freeze.proposed] if freeze.proposed is not None else [])]
+    methods = [freeze.method, *(plan.control.method for plan in coming if plan.control is not None)]
+    return max(methods, key=kept_copies)
+
+
 def nothing_frozen(plan: Plan) -> tuple[tuple[float, ...], ...]:
     """Ratios of zero for every layer and microbatch."""
     return ((0.0,) * plan.microbatches,) * plan.layers[-1][1]
@@ -179,17 +194,21 @@ def _check_memory(method: str, job: Running) -> None:
         JobError: they do not, or nobody knows.
     """
     copies = kept_copies(method)
-    if copies <= kept_copies(job.spec.method):
-        return
     keeps = f"{method} keeps {counted(copies, 'copy', 'copies')} of the weights"
     profile = job.replanner.profile
     if profile is not None:
+        if copies <= kept_copies(method_to_plan_for(job.view.freeze)):
+            return
         with_copies = replace(job.replanner, profile=profile.frozen_by(method))
         try:
             with_copies.check_memory(job.plan, job.domains)
+            with_copies.check_memory(job.coming, job.domains)
         except PlanError as error:
             raise JobError(f"{keeps}, and they do not fit: {error}; or choose timelyfreeze") from error
-    elif job.view.spec.get("cluster", {}).get("memory_per_rank_bytes") is not None:
+    elif (
+        copies > kept_copies(job.spec.method)
+        and job.view.spec.get("cluster", {}).get("memory_per_rank_bytes") is not None
+    ):
         raise JobError(
             f"{keeps}, which the plan was not checked for under cluster.memory_per_rank: start the job with"
             f" freeze.method = {method!r}, or choose timelyfreeze"

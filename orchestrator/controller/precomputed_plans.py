@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
 
+from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.commands import MakePlan, Weigh
 from orchestrator.lifecycle.stimuli import Planned, Unplannable, Weighed
 from planner.plan import PlanError
-from planner.search.replan import Replanner
 from workers.protocol import StepReport
 
 FIRST_REGROUP_S = 2.0
@@ -30,8 +30,8 @@ class PrecomputedPlans:
         steps: number of steps of the whole job.
     """
 
-    def __init__(self, replanner: Replanner, steps: int) -> None:
-        self._replanner = replanner
+    def __init__(self, planning: CurrentReplanner, steps: int) -> None:
+        self._planning = planning
         self._steps = steps
         self._steps_s: list[float] = []
         """Times of the newest steps of this generation."""
@@ -51,7 +51,7 @@ class PrecomputedPlans:
 
     async def make(self, command: MakePlan) -> Planned | Unplannable:
         """Return the plan for the ranks that continue."""
-        recovery_plan, replanner = command.recovery_plan, self._replanner
+        recovery_plan, replanner = command.recovery_plan, self._planning.replanner
         domains = [command.nodes[rank] for rank in recovery_plan.lineup]
         try:
             if command.first is not None:
@@ -71,18 +71,22 @@ class PrecomputedPlans:
         return Planned(plan, schedule, command.round)
 
     async def look_ahead(self, nodes: Sequence[str]) -> None:
-        """Make plans for the failure of any one rank, and of any one node, before it happens.
+        """Make plans for the failure of any one rank, and of any one node, before it happens. Ends early if another
+        replanner takes the place of the one that makes them.
 
         Args:
             nodes: node id by place.
         """
+        replanner = self._planning.replanner
         left = [[*nodes[:place], *nodes[place + 1 :]] for place in range(len(nodes))]
         left += [[other for other in nodes if other != node] for node in dict.fromkeys(nodes)]
         for domains in left:
+            if replanner is not self._planning.replanner:
+                return
             if domains:
                 with suppress(PlanError):
                     await asyncio.to_thread(
-                        self._replanner.plan_for,
+                        replanner.plan_for,
                         len(domains),
                         epoch=0,
                         version=0,
@@ -94,7 +98,7 @@ class PrecomputedPlans:
         """Decide whether more ranks are worth a regroup."""
         try:
             pays, why = await asyncio.to_thread(
-                self._replanner.pays,
+                self._planning.replanner.pays,
                 command.now,
                 len(command.domains),
                 self._steps - command.step,

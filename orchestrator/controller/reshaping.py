@@ -35,6 +35,7 @@ from orchestrator.lifecycle.states import Job, Live, Order, Paused, Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, Scale, Stimulus
 from planner.plan import Plan, PlanError
 from planner.search.layer_move import parse_layers
+from planner.search.replan import Replanner
 from planner.wording import counted, named
 from workers.protocol import JobError
 
@@ -97,7 +98,7 @@ class Reshaping:
             job = self._training()
             try:
                 move = await asyncio.to_thread(
-                    move_to, job, self._setup.replanner, plan, mode=self._mode, asked_s=time.time()
+                    move_to, job, self._replanner, plan, mode=self._mode, asked_s=time.time()
                 )
             except PlanError as error:
                 raise JobError(str(error)) from error
@@ -109,7 +110,7 @@ class Reshaping:
         Raises:
             JobError: the job does not train.
         """
-        return await asyncio.to_thread(propose, self._training(), self._setup.replanner, partition)
+        return await asyncio.to_thread(propose, self._training(), self._replanner, partition)
 
     def check_base(self, command: Commanded) -> None:
         """Check that a command that was refused before is not refused for its base now.
@@ -142,6 +143,10 @@ class Reshaping:
         return stimulus is not None
 
     @property
+    def _replanner(self) -> Replanner:
+        return self._runtime.planning.replanner
+
+    @property
     def _mode(self) -> Any:
         return self._setup.config.elastic.migration
 
@@ -152,7 +157,7 @@ class Reshaping:
             raise JobError(str(error)) from error
         job = self._training()
         move = await asyncio.to_thread(
-            move_of_layers, job, self._setup.replanner, span, rank, mode=self._mode, asked_s=time.time()
+            move_of_layers, job, self._replanner, span, rank, mode=self._mode, asked_s=time.time()
         )
         return await self._begin(job, replace(move, id=id))
 
@@ -161,7 +166,7 @@ class Reshaping:
         move = await asyncio.to_thread(
             move_to_partition,
             job,
-            self._setup.replanner,
+            self._replanner,
             partition,
             _version(base),
             mode=self._mode,
@@ -183,7 +188,7 @@ class Reshaping:
         members = len(job.membership.members)
         resizes = ranks is not None
         if resizes and event.places != members:
-            await asyncio.to_thread(check_plan, job, self._setup.replanner, event.places)
+            await asyncio.to_thread(check_plan, job, self._replanner, event.places)
         self._training()
         await self._loop.post_and_wait(Scale(event, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
@@ -201,7 +206,7 @@ class Reshaping:
         has, job = await self._capacity(without=node), self._live()
         up = [rank for rank, home in self._runtime.homes.items() if home.node == node]
         ranks = frozenset(up) | (self._hosts.placed_on(node) & job.membership.starting)
-        await asyncio.to_thread(check_refuge, ranks, job, self._setup.replanner, has, node)
+        await asyncio.to_thread(check_refuge, ranks, job, self._replanner, has, node)
         self._live()
         host = ours[node]
         await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))

@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import Gone, Hosts, stands
 from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.hangs import Pace, Verdict, judge, within
 from orchestrator.controller.precomputed_plans import PrecomputedPlans
 from orchestrator.events.types import Event, Noticed, Scaled, Warned
@@ -133,7 +134,8 @@ class Runtime:
         """Calls under way that end with a generation."""
         self._deaths: dict[int, asyncio.Future[None]] = {}
         """Of ranks whose process was found dead: the reports of it."""
-        self._precomputed = PrecomputedPlans(setup.replanner, setup.config.steps)
+        self._planning = CurrentReplanner(setup.replanner, self._look_ahead_again)
+        self._precomputed = PrecomputedPlans(self._planning, setup.config.steps)
         self._pace = Pace()
         self._most = setup.replanner.first.world_size + setup.config.elastic.spares
         """How many ranks the job is to have, spares included."""
@@ -142,6 +144,11 @@ class Runtime:
     def homes(self) -> Mapping[int, Home]:
         """Where the ranks that are up run."""
         return self._homes
+
+    @property
+    def planning(self) -> CurrentReplanner:
+        """The replanner that plans for these ranks are made with."""
+        return self._planning
 
     def carry_out(self, command: Command) -> Work | None:
         """Return the work that `command` takes; None: it is done."""
@@ -505,8 +512,14 @@ class Runtime:
             rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
         }
         hearing = [self._await_end(rank, end, command.round) for rank, end in self._training.items()]
-        nodes = [self._homes[rank].node for rank in command.ranks if rank in self._homes]
-        await asyncio.gather(*hearing, self._precomputed.look_ahead(nodes))
+        await asyncio.gather(*hearing, self._precomputed.look_ahead(self._nodes_in_training()))
+
+    def _look_ahead_again(self) -> None:
+        if nodes := self._nodes_in_training():
+            self._spawn(self._precomputed.look_ahead(nodes))
+
+    def _nodes_in_training(self) -> list[str]:
+        return [self._homes[rank].node for rank in self._training if rank in self._homes]
 
     async def _await_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
         """Post how the training of one rank ends."""

@@ -3,59 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Signal
-from types import SimpleNamespace
 
 import pytest
-import ray
-from process_hosts import ElasticJob
-from ray_jobs import resolved
-from tiny_jobs import tiny
+from bare_controller import controller_of
+from lifecycle_jobs import step_report
 
 from orchestrator.controller import freeze_control
-from orchestrator.controller.actor import Controller
-from orchestrator.controller.freeze_request import Adopt
-from orchestrator.controller.log_writer import LogWriter
+from orchestrator.controller.freeze_request import Adopt, Running
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.types import Answered, Commanded, Finished, Submitted
 from orchestrator.history.proposal import PlanChanged
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.moves import newest_version
-from orchestrator.lifecycle.states import Job, Membership, Progress, Training
+from orchestrator.lifecycle.states import Training
 from planner.freezing import Control
 from workers.protocol import JobError
-
-
-@asynccontextmanager
-async def controller_of(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[ElasticJob, Controller]]:
-    """The controller of a job of two ranks that trains; it has no Ray around it, and no ranks."""
-    made = resolved(tiny(folder, "ending", pipeline={"ranks": 2}))
-    job = ElasticJob(made)
-    context = SimpleNamespace(current_actor=None, was_current_actor_reconstructed=False)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    spec = made.spec.model_dump(mode="json")
-    controller = Controller(job.order, job.setup, spec)
-    log = JobFolder(job.setup.config.output).open_log(1)
-    controller._writer = LogWriter(log, folder / "view.json")
-    controller._record(Submitted(job=job.order.job, epoch=1, spec=spec, resume=False))
-    members = (0, 1)
-    has = Job(
-        progress=Progress(plan=job.order.plan, schedule=job.order.schedule),
-        membership=Membership(members=members, alive=frozenset(members)),
-    )
-    controller._loop.state = Training(has, frozenset(members))
-    controller._begun.set()
-    try:
-        yield job, controller
-    finally:
-        await controller._writer.close()
 
 
 def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(
@@ -84,6 +50,34 @@ def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(
             assert [type(event) for event in told] == [Submitted, Commanded, Answered, Finished]
 
     asyncio.run(ask())
+
+
+def test_a_request_is_decided_on_the_job_as_it_was_when_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decided in a thread, while the job goes on."""
+    seen: list[tuple[int, list[int]]] = []
+    taken = Signal()
+
+    def slow(wanted: object, job: Running) -> Adopt:
+        assert taken.wait(10), "the event loop waits for the decision"
+        seen.append((job.view.step, [*job.view.steps]))
+        raise JobError("no")
+
+    monkeypatch.setattr(freeze_control, "decided", slow)
+
+    async def ask() -> None:
+        async with controller_of(tmp_path, monkeypatch) as (_, controller):
+            controller._record(step_report(1))
+            asking = asyncio.create_task(controller.command("f", "freeze", {"method": "apf", "r_max": None}))
+            await asyncio.sleep(0.05)
+            controller._record(step_report(2))
+            taken.set()
+            with pytest.raises(JobError, match="no"):
+                await asking
+
+    asyncio.run(ask())
+    assert seen == [(1, [1])]
 
 
 def test_a_command_that_fails_as_nobody_expects_has_its_answer_too(

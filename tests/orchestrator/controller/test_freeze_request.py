@@ -16,6 +16,7 @@ from orchestrator.controller.freeze_request import (
     Wanted,
     decided,
     described,
+    method_to_plan_for,
     open_question,
     plan_of,
 )
@@ -84,6 +85,7 @@ def running(
         view=view,
         plan=PLAN,
         schedule=SCHEDULE,
+        coming=PLAN,
         profile=profile,
         replanner=replanner,
         domains=("a", "b"),
@@ -180,6 +182,41 @@ def test_a_method_without_a_program_needs_no_times() -> None:
 def test_copies_that_fit_the_devices_are_no_reason_to_refuse_a_method() -> None:
     roomy = running(NONE, profile=profiled(40_000_000), memory_per_rank_bytes=40_000_000)
     assert asked(roomy, "apf") == Adopt(control=Control(method="apf", r_max=0.8))
+
+
+def test_copies_must_fit_the_plan_that_requested_moves_lead_to() -> None:
+    roomy = running(NONE, profile=profiled(40_000_000))
+    both_on_one = replace(PLAN, layers=((0, 2),), stage_ranks=(0,))
+    with pytest.raises(JobError, match="apf keeps 3 copies of the weights, and they do not fit: place 0"):
+        asked(replace(roomy, coming=both_on_one), "apf")
+
+
+def test_copies_that_were_given_up_must_fit_again() -> None:
+    """The spec's method kept them, and the plans made since then had no room for them."""
+    spec = FreezeConfig(method="apf", warm_up=3)
+    off = replace(changed(1, Control(method="none", r_max=0.8)).plan, start=5)
+    tight = profiled(20_000_000)
+    with pytest.raises(JobError, match="apf keeps 3 copies of the weights, and they do not fit"):
+        asked(running(spec, FreezeStarted(plan=off), step=9, profile=tight), "apf")
+    # A method that keeps as many as the ranks have already takes no more room.
+    assert isinstance(asked(running(spec, step=9, profile=tight), "timelyfreeze+apf"), Adopt)
+
+
+def test_plans_have_room_for_the_copies_of_any_method_that_the_ranks_follow_or_will_follow() -> None:
+    apf, off = (Control(method=method, r_max=0.8) for method in ("apf", "none"))
+    on = changed(1, apf)
+    assert method_to_plan_for(running(NONE).view.freeze) == "none"
+    assert method_to_plan_for(running(NONE, on).view.freeze) == "apf"
+    begun = FreezeStarted(plan=replace(on.plan, start=2))
+    assert method_to_plan_for(running(NONE, on, begun).view.freeze) == "apf"
+    # The copies are there until all ranks have taken the change up.
+    out = changed(2, off)
+    assert method_to_plan_for(running(NONE, on, begun, out).view.freeze) == "apf"
+    over = FreezeStarted(plan=replace(out.plan, start=9))
+    view = running(NONE, on, begun, out, over).view
+    assert method_to_plan_for(view.freeze) == "none"
+    # A job that replays a log follows its changes too.
+    assert method_to_plan_for(view.freeze, [on.plan, out.plan]) == "apf"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""The replanner that a controller plans with now: while a job trains, the profile behind its plans changes.
+
+Knows no events and makes no plans; whoever learns something new about the job sets it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.profile import Profile
+from planner.search.replan import Replanner
+
+
+class CurrentReplanner:
+    """The one place in a controller that holds its job's replanner. Use it on the event loop; a thread that plans gets
+    the `replanner` of the moment, which itself never changes.
+
+    Args:
+        first: as the job began: its profile has the job's memory limits and the copies of the spec's freeze method.
+        changed: called after each change: plans that were made ahead are out of date.
+    """
+
+    def __init__(self, first: Replanner, changed: Callable[[], None] = lambda: None) -> None:
+        self._replanner = first
+        self._profile = first.profile
+        self._method: str | None = None
+        self._changed = changed
+
+    @property
+    def replanner(self) -> Replanner:
+        """The replanner as of now. Read it for each plan, and keep it for none: another one may take its place."""
+        return self._replanner
+
+    def set(self, *, profile: Profile | None = None, method: str | None = None) -> None:
+        """Plan by another profile, or for the copies of another freeze method, from now on; the two are independent.
+
+        Args:
+            profile: of this job's layers on its devices, with the job's memory limits; its copies do not count. None:
+                as before.
+            method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
+        """
+        self._profile = self._profile if profile is None else profile
+        self._method = self._method if method is None else method
+        planned = self._profile
+        if planned is not None and self._method is not None:
+            planned = planned.frozen_by(self._method)
+        if planned == self._replanner.profile:
+            return
+        # A new one, which remembers no answers: those of the old one are for the profile that it has.
+        self._replanner = replace(self._replanner, profile=planned)
+        self._changed()

@@ -1,0 +1,133 @@
+"""A job's plans are made by its newest profile and for the copies that are kept now, and none that is out of date."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from made_profile import made_profile
+from process_hosts import ElasticJob
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.controller.current_replanner import CurrentReplanner
+from orchestrator.controller.precomputed_plans import PrecomputedPlans
+from orchestrator.lifecycle.commands import MakePlan
+from orchestrator.lifecycle.recovery import RecoveryPlan
+from orchestrator.lifecycle.stimuli import Planned, Unplannable
+from planner.plan import Plan, PlanError
+from planner.profile import Profile
+from planner.schedule.registry import build
+from planner.search.replan import Replanner
+from workers.actor import Home
+
+FIRST = Plan(
+    epoch=1,
+    version=1,
+    reason="first",
+    layers=((0, 2), (2, 4)),
+    stage_ranks=(0, 1),
+    schedule="1f1b",
+    chunks=1,
+    microbatches=2,
+    replicas=1,
+)
+ROOMY, TIGHT = 10**9, 100_000_000
+"""On one rank the four layers take some 64 MB, and 112 MB with three copies of their weights."""
+
+
+def profiled(memory_bytes: int = TIGHT) -> Profile:
+    """Four layers of a million parameters, 16 MB each with gradients and optimizer state."""
+    return made_profile(["a", "b", "c", "d"], [10**6] * 4, 2, memory_bytes=memory_bytes)
+
+
+def replanner(profile: Profile | None) -> Replanner:
+    return Replanner(
+        first=FIRST,
+        schedule=build("1f1b", 2, 2, None),
+        parameters=(10**6,) * 4,
+        standbys=False,
+        profile=profile,
+    )
+
+
+def plan_for_one(planning: CurrentReplanner) -> Plan:
+    return planning.replanner.plan_for(1, epoch=1, version=2, reason="", domains=["a"])[0]
+
+
+def test_what_was_planned_before_a_change_does_not_hold_after_it() -> None:
+    changes: list[str] = []
+    planning = CurrentReplanner(replanner(profiled()), lambda: changes.append("again"))
+    assert plan_for_one(planning).world_size == 1
+    before = planning.replanner
+    planning.set(method="apf")
+    with pytest.raises(PlanError, match="no plan for 1 rank"):
+        plan_for_one(planning)
+    # A thread that plans with the earlier one goes on with it.
+    assert before.plan_for(1, epoch=1, version=2, reason="", domains=["a"])[0].world_size == 1
+    planning.set(method="none")
+    assert plan_for_one(planning).world_size == 1
+    assert len(changes) == 2
+
+
+def test_a_profile_and_a_method_are_set_independently() -> None:
+    planning = CurrentReplanner(replanner(profiled()))
+    planning.set(method="apf")
+    planning.set(profile=profiled(ROOMY))
+    assert planning.replanner.profile == profiled(ROOMY).frozen_by("apf")
+    assert plan_for_one(planning).world_size == 1
+    planning.set(method="none")
+    assert planning.replanner.profile == profiled(ROOMY)
+
+
+def test_what_changes_nothing_keeps_the_plans() -> None:
+    changes: list[str] = []
+    for profile in (profiled(), None):
+        planning = CurrentReplanner(replanner(profile), lambda: changes.append("again"))
+        before = planning.replanner
+        planning.set(method="none")
+        planning.set(method="timelyfreeze")
+        planning.set(profile=profile)
+        assert planning.replanner is before
+    assert not changes
+
+
+def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
+    planning = CurrentReplanner(replanner(profiled()))
+    plans = PrecomputedPlans(planning, steps=10)
+    loss = RecoveryPlan(cause="loss", reason="rank 1 failed", lineup=(0,), step=4)
+    command = MakePlan(recovery_plan=loss, first=None, nodes={0: "a"}, epoch=1, version=2, round=1)
+
+    async def recover() -> None:
+        await plans.look_ahead(["a", "b"])
+        assert isinstance(await plans.make(command), Planned)
+        planning.set(method="apf")
+        assert isinstance(await plans.make(command), Unplannable)
+
+    asyncio.run(recover())
+
+
+def test_a_change_while_ranks_train_has_plans_made_ahead_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Replanner, int]] = []
+    monkeypatch.setattr(Replanner, "plan_for", lambda self, ranks, **_: made.append((self, ranks)))
+
+    async def change() -> None:
+        job = ElasticJob(resolved(tiny(tmp_path, "ahead", pipeline={"ranks": 2})))
+        planning = job.runtime.planning
+        planning.set(profile=profiled())  # before they train there is nothing to look ahead to
+        await asyncio.sleep(0.05)
+        assert made == []
+        for rank, node in enumerate(("a", "b")):
+            job.runtime._homes[rank] = Home(node=node, host="h", pid=1)
+            job.runtime._training[rank] = asyncio.get_running_loop().create_future()
+        planning.set(profile=profiled(ROOMY))
+        planning.set(method="apf")
+        await asyncio.sleep(0.1)
+        await job.loop.close()
+        # None by a profile that did not hold any more.
+        assert [(by is planning.replanner, ranks) for by, ranks in made] == [(True, 1)] * 4 * 2
+
+    asyncio.run(change())
