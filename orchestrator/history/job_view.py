@@ -64,7 +64,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 9
+VERSION = 10
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -150,6 +150,9 @@ class JobView:
     requests: list[str] = field(default_factory=list)
     commands: CommandTable = field(default_factory=CommandTable)
     """Commands from outside since the newest start."""
+    resizing: str = ""
+    """Id of the newest command for another number of ranks that was checked and logged; empty: there was none, or it
+    came to nothing."""
     stopping: bool = False
     """Whether someone has requested a stop since the newest start."""
     pausing: bool = False
@@ -210,15 +213,6 @@ class JobView:
             plan=(self.measured_with or self.plan) if step > self.measured_since else None,
         )
 
-    def at_rest(self) -> JobView:
-        """The job for a reader in another thread: no later event changes its timelines and freezing. The rest is
-        shared."""
-        return replace(
-            self,
-            measured={step: dict(ranks) for step, ranks in self.measured.items()},
-            freeze=replace(self.freeze, plans=dict(self.freeze.plans)),
-        )
-
     @property
     def phases(self) -> tuple[Band, ...]:
         """The freezing phases that the job's steps went through; empty if nothing is ever frozen."""
@@ -241,12 +235,22 @@ class JobView:
 
     def recap(self) -> tuple[Event, ...]:
         """The events of the newest start that a new runtime needs: notices, the requested size, and how long steps and
-        regroups take."""
+        regroups take.
+
+        The requested size comes once for each command that is behind it: after a request for other spares, a number of
+        ranks that was requested before may still be pending.
+        """
         regrouped = [each.regrouped for each in self.recovery.regroupings if each.regrouped is not None]
         formed, recent = self.ranks.formed, sorted(self.steps)[-RECAPPED_STEPS:]
         steps = [self.steps[step] for step in recent if formed is None or step > formed.step]
-        known = [event for event in (self.ranks.scaled, formed) if event is not None]
+        known = [event for event in (*self._scaled(), formed) if event is not None]
         return (*self.ranks.noticed, *regrouped[-1:], *known, *steps)
+
+    def _scaled(self) -> tuple[Scaled | None, ...]:
+        scaled, entry = self.ranks.scaled, self.commands.get(self.resizing)
+        if scaled is None or entry is None or entry.answer is not None or scaled.id == self.resizing:
+            return (scaled,)
+        return replace(scaled, id=self.resizing), scaled
 
     def freeze_history(self) -> FreezeHistory:
         """What a run that continues from here must know of freezing."""
@@ -307,8 +311,11 @@ class JobView:
             case RankStarted() as up:
                 self.nodes.add(up.node)
                 self.ranks.take(up)
+            case Scaled() as scaled:
+                self.ranks.take(scaled)
+                self._resize(scaled)
             case (
-                Placing() | RankFailed() | Regrouped() | Noticed() | Scaled() | Dismissed() | StandbyReport()
+                Placing() | RankFailed() | Regrouped() | Noticed() | Dismissed() | StandbyReport()
             ) as change:
                 self.ranks.take(change, record.time_s)
             case Skipped(damage=damage):
@@ -344,7 +351,7 @@ class JobView:
         self.runs += 1
         self.events = 1
         self.started_s, self.first_step_s, self.outcome = time_s, None, None
-        self.commands = CommandTable()
+        self.commands, self.resizing = CommandTable(), ""
         self.nodes.clear()
         self.ranks, self.formed, self.followed = RanksView(), None, None
         self.stopping = self.pausing = False
@@ -356,6 +363,12 @@ class JobView:
             self.pausing = True
         elif request == "resume":
             self.state = "waiting"
+
+    def _resize(self, scaled: Scaled) -> None:
+        entry = self.commands.get(scaled.id)
+        # A request for other spares alone leaves the one for ranks as it is.
+        if entry is None or entry.command.arguments.get("ranks") is not None:
+            self.resizing = scaled.id
 
     def _issue(self, decision: Decision) -> None:
         self.plan = decision.plan

@@ -8,18 +8,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from lifecycle_jobs import Job as PureJob
+from lifecycle_jobs import order_of, train
 from process_hosts import ElasticJob
 from ray_jobs import resolved
+from spares_that_start import never_up
 from tiny_jobs import tiny
 
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.reshaping import Reshaping
+from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Job, Membership, Progress, Training
-from orchestrator.lifecycle.stimuli import Aborted
+from orchestrator.history.job_view import JobView, fold
+from orchestrator.lifecycle.states import Job, Membership, Progress, Size, Training
+from orchestrator.lifecycle.stimuli import Aborted, RanksOverdue, Reclaimed, Scale, Start, Stimulus
+from orchestrator.lifecycle.takeover import taken_over
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.search.replan import Replanner
+from workers.config import ElasticConfig
 from workers.protocol import StepReport
 
 
@@ -49,7 +57,7 @@ def test_a_drain_includes_the_ranks_that_are_starting_on_the_node(tmp_path: Path
     )
     nodes = [Node(id=f"node{number}", host=f"h{number}", total={}, available={}) for number in range(4)]
     where = {0: "node0", 1: "node1", 2: "node1", 3: "node2"}
-    job = ElasticJob(resolved(spec), act, node_of=where.__getitem__, room=4)
+    job = ElasticJob(resolved(spec), act, node_of=where.__getitem__, room=4, rig=never_up)
     reshaping = Reshaping(job.order, job.setup, job.loop, job.runtime, job.hosts, nodes=lambda: nodes)
     ran = job.run()
     assert [text.partition(" at ")[0] for text in told] == [
@@ -79,6 +87,39 @@ def test_a_controller_that_takes_over_repeats_only_what_its_predecessor_had_chec
     assert again(events.Commanded(id="earlier", name="scale", arguments=arguments), known)
 
 
+def test_a_scale_keeps_its_time_limit_after_other_spares_and_a_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five ranks are requested, then one spare, which is answered at once; then the controller is killed."""
+    quiet = order_of(3, elastic=ElasticConfig(wait_s=60, grow=False))
+    ranks, spares = (
+        events.Commanded(id=id, name="scale", arguments=arguments)
+        for id, arguments in (
+            ("a", {"ranks": 5, "spares": None}),
+            ("b", {"ranks": None, "spares": 1}),
+        )
+    )
+    before = train(PureJob(quiet)).take(
+        Scale(events.Scaled(ranks=5, spares=0, places=5, id="a")),
+        Scale(events.Scaled(ranks=5, spares=1, places=5, id="b"), resizes=False),
+    )
+    log = [events.Submitted(job="j", epoch=1, spec={}, resume=False), ranks, spares, *before.logged]
+    view = JobView.from_json(fold(events.Record(time_s=0.0, event=event) for event in log).to_json())
+    assert [entry.command.id for entry in view.commands.pending()] == ["a"]
+
+    posted: list[Stimulus] = []
+    job = ElasticJob(resolved(tiny(tmp_path, "taken")))
+    monkeypatch.setattr(job.loop, "post", posted.append)
+    assert reshaping_of(job).again(ranks, view.recap())
+    after = PureJob(taken_over(quiet, view)).take(Start())
+    after.take(*(Reclaimed(rank, f"node{rank}", "h", after.has.progress.round) for rank in range(3)))
+    after.take(*posted, RanksOverdue("a"))
+    (answer,) = (event for event in after.logged if isinstance(event, events.Answered))
+    assert (answer.id, answer.done) == ("a", False)
+    assert answer.text.startswith("3 of 5 ranks were up after 60 s")
+    assert after.has.membership.size == Size(places=3, spares=1)
+
+
 class Slow(Replanner):
     """Takes as long as the simulation of a large plan."""
 
@@ -93,7 +134,7 @@ def test_a_move_is_simulated_off_the_event_loop(tmp_path: Path) -> None:
     slow = Slow(
         first=old.first, schedule=old.schedule, parameters=old.parameters, standbys=False, profile=old.profile
     )
-    job.setup = replace(job.setup, replanner=slow)
+    job.runtime = Runtime(replace(job.setup, replanner=slow), job.hosts, job.loop.post, job.loop.spawn)
     members = (0, 1)
     has = Job(
         progress=Progress(plan=plan, schedule=job.order.schedule),

@@ -188,3 +188,33 @@ def test_a_return_far_back_in_a_long_run_keeps_what_is_known() -> None:
     stretches = list(view.recovery.stretches())
     assert [stretch.stands for stretch in stretches] == [True, False, True]
     assert sum(commit.steps for commit in view.recovery.commits) == 4010
+
+
+def scale(id: str, ranks: int | None, spares: int | None) -> events.Commanded:
+    return events.Commanded(id=id, name="scale", arguments={"ranks": ranks, "spares": spares})
+
+
+def requested_sizes(view: JobView) -> list[events.Scaled]:
+    return [event for event in JobView.from_json(view.to_json()).recap() if isinstance(event, events.Scaled)]
+
+
+def test_a_number_of_ranks_stays_requested_until_it_has_its_answer() -> None:
+    view = begun()
+    take(view, scale("a", 6, None), events.Scaled(ranks=6, spares=0, places=6, id="a"))
+    take(view, scale("b", None, 2), events.Scaled(ranks=6, spares=2, places=6, id="b"))
+    take(view, events.Answered(id="b", done=True, step=0, text="keeps 2 spare ranks from now on"))
+    newest = events.Scaled(ranks=6, spares=2, places=6, id="b")
+    assert requested_sizes(view) == [replace(newest, id="a"), newest]
+    # A command that the controller had not checked when it was killed changed nothing.
+    take(view, scale("c", 7, None))
+    assert requested_sizes(view) == [replace(newest, id="a"), newest]
+    take(view, events.Answered(id="a", done=True, step=0, text="trains on with 6 ranks"))
+    assert requested_sizes(view) == [newest]
+
+
+def test_a_size_that_came_to_nothing_is_not_requested_any_more() -> None:
+    view = begun()
+    take(view, scale("a", 6, None), events.Scaled(ranks=6, spares=0, places=6, id="a"))
+    kept = events.Scaled(ranks=4, spares=0, places=4)
+    take(view, kept)
+    assert requested_sizes(view) == [kept]
