@@ -101,8 +101,9 @@ class Made(LiveJob):
 
 
 def show(app: FastAPI, job: LiveJob) -> None:
-    """Have the service `app` show `job`, in place of those of a cluster."""
+    """Have the service `app` show `job`, in place of those of a cluster, and look for no others."""
     live = app.state.services.live
+    live.start = lambda: None
 
     async def find(name: str) -> LiveJob:
         if name != job.name:
