@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
+from orchestrator.cli.job_events import follow_events
 from orchestrator.cli.submitting_over_rest import is_service, submit_over_rest
 from orchestrator.client.job_package import job_package
 from orchestrator.client.page_address import page_address
 from orchestrator.client.ray_submission import RayCluster
-from workers.protocol import JobError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -61,15 +61,22 @@ def submit_command(
 def _submit_to_service(
     path: Path, address: str, overrides: Sequence[str], *, follow: bool, resume: bool, name: str | None
 ) -> int:
-    if follow:
-        raise JobError(
-            f"--follow shows the log of Ray's job server, and {address} is a Freshet service: submit without it, then"
-            f" freshet events JOB --follow --address {address}"
-        )
     named = [*overrides, *([f"job.name={name}"] if name is not None else [])]
     job = submit_over_rest(path, named, address, resume=resume, say=typer.echo)
-    typer.echo(f"stop, with a checkpoint: freshet cancel {job.name} --address {address}")
-    return DONE
+    there = f"{job.name} --address {address}"
+    typer.echo(f"stop, with a checkpoint: freshet cancel {there}")
+    if not follow:
+        typer.echo(f"follow: freshet events --follow {there}")
+        return DONE
+    try:
+        return follow_events(job.name, address, typer.echo)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"freshet: no longer following {job.name}, which goes on. Follow it with freshet events --follow {there},"
+            f" stop it with freshet cancel {there}",
+            err=True,
+        )
+        return INTERRUPTED
 
 
 def show(text: str) -> None:

@@ -406,8 +406,6 @@ def test_freshet_submit_knows_a_service_from_other_servers(
     spec.write_text('[job]\nname = "a"\n')
     assert freshet_here("submit", str(spec), "--address", address) == USER_ERROR
     assert "this service shows past runs and has no cluster" in capsys.readouterr().err
-    assert freshet_here("submit", str(spec), "--address", address, "--follow") == USER_ERROR
-    assert f"freshet events JOB --follow --address {address}" in capsys.readouterr().err
     with raw_server(lambda request: http("404 Not Found", "{}")) as (other, _):
         assert not is_service(other)
 

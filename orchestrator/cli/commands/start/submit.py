@@ -21,7 +21,11 @@ def submit(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Show the job's log to its end, and exit with its code.")
+        bool,
+        typer.Option(
+            "--follow",
+            help="Show the job's log to its end, or its events if a service has it; exit with its code.",
+        ),
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in job.output.")

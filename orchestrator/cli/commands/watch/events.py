@@ -20,7 +20,7 @@ def events(
 ) -> None:
     """Show the events since the job's newest start, each with its number and time."""
     from orchestrator.cli.exit_codes import INTERRUPTED
-    from orchestrator.cli.jobs import events_command
+    from orchestrator.cli.job_events import events_command
 
     try:
         events_command(job, address, after=after, follow=follow, as_json=as_json, show=typer.echo)
