@@ -8,8 +8,10 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
+from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import documented
 from dashboard.service.services import Parts
+from orchestrator.history.job_view import JobView
 from orchestrator.telemetry.exposition import CONTENT_TYPE, exposition
 
 TOLD_S = 1_800.0
@@ -26,9 +28,13 @@ router = APIRouter(tags=["metrics"])
 )
 async def metrics(parts: Parts) -> Response:
     """The metrics of all live jobs, in Prometheus's text format. The read token is enough."""
-    views = [
-        replace(view, trouble=view.trouble or job.trouble)
-        for job in parts.live.jobs()
-        if (view := job.snapshot()).outcome is None or time.time() - view.ended_s < TOLD_S
-    ]
+    told_since_s = time.time() - TOLD_S
+    jobs = parts.live.jobs()
+    # A snapshot copies all that is kept of a job: none is taken of those that are not told of.
+    views = [_view(job) for job in jobs if job.view.outcome is None or job.view.ended_s > told_since_s]
     return Response(await parts.threads.read(partial(exposition, views)), media_type=CONTENT_TYPE)
+
+
+def _view(job: LiveJob) -> JobView:
+    view = job.snapshot()
+    return replace(view, trouble=view.trouble or job.trouble)
