@@ -18,12 +18,14 @@ from ray.exceptions import RayError
 
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
+from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError, travelling_errors
 from workers.control.report_mail import ReportMail
+from workers.control.telemetry_lane import TelemetryLane
 from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
 from workers.process.host_memory import collect_objects, settle_objects
@@ -93,7 +95,8 @@ class RankActor:
         self._mail = ReportMail(_to(controller), _arrived)
         self._outcome: Outcome | Parted | RankError | None = None
         self._host = ray.util.get_node_ip_address()
-        self._rank = Rank(config, rank, self._send, secret=secret, host=self._host)
+        self._lane = TelemetryLane(_observing(controller), _over)
+        self._rank = Rank(config, rank, self._send, secret=secret, host=self._host, observe=self._lane.offer)
         if controller is not None:
             node = ray.get_runtime_context().get_node_id()
             run = marker[1] if marker is not None else config.output.encode()
@@ -210,6 +213,7 @@ class RankActor:
     def attach(self, controller: ActorHandle) -> Home:
         """Report to `controller` from now on, beginning with the reports that no controller has received."""
         self._mail.send_again(_to(controller))
+        self._lane.send_with(_observing(controller))
         return self._home()
 
     @ray.method(concurrency_group=CONTROL)
@@ -249,6 +253,15 @@ class RankActor:
 
 def _to(controller: Any) -> Callable[[Report], Any]:
     return lambda report: controller.report.remote(report)
+
+
+def _observing(controller: Any) -> Callable[[Sequence[StepTimes]], Any]:
+    return lambda batch: controller.observe.remote(batch)
+
+
+def _over(handle: Any) -> bool:
+    ended, _ = ray.wait([handle], timeout=0)
+    return bool(ended)
 
 
 def _arrived(handles: Sequence[Any]) -> list[bool]:

@@ -273,6 +273,14 @@ class ElasticConfig(Section):
     """Allow `freshet fault` to inject faults into the job."""
 
 
+class AdaptConfig(Section):
+    """`[adapt]`: how the job answers ranks that become slower or faster."""
+
+    policy: Literal["measured", "off"] = "off"
+    """`measured`: each rank's slowdown is measured in every step; another cut is taken up where it pays. `off`: cuts
+    change only when ranks fail, join or leave, and every device counts as the profile's median one."""
+
+
 Precision = Literal["float32", "bfloat16"]
 DeviceKind = Literal["cpu", "cuda", "emulated"]
 
@@ -314,4 +322,5 @@ class WorkerConfig(Section):
     checkpoint: CheckpointConfig
     emulated: EmulatedConfig
     freeze: FreezeConfig = FreezeConfig()
+    adapt: AdaptConfig = AdaptConfig()
     elastic: ElasticConfig = ElasticConfig()

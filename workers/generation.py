@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.ir import Schedule
+from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
@@ -66,6 +67,8 @@ class GenerationSetup:
     faults: FaultPoints
     activity: Activity
     report: Callable[[Report], None]
+    observe: Callable[[StepTimes], None] | None = None
+    """Takes the times of each step, before it is settled. None: nobody wants them."""
 
     @property
     def pipeline_rank(self) -> int:

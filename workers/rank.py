@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
+from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.checkpoint.coordination import seal
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
@@ -80,6 +81,7 @@ class Rank:
         secret: the job's secret, with which ranks authenticate each other to fetch layers; without one it
             serves none.
         host: address at which it serves layers.
+        observe: receives the times of every step if `[adapt]` wants them; must not block.
     """
 
     def __init__(
@@ -90,10 +92,12 @@ class Rank:
         *,
         secret: bytes = b"",
         host: str = "127.0.0.1",
+        observe: Callable[[StepTimes], None] | None = None,
     ) -> None:
         self._config = config
         self._rank = rank
         self._report = report
+        self._observe = observe if config.adapt.policy != "off" else None
         self._secret = secret
         self._host = host
         self._mailbox = Mailbox()
@@ -323,6 +327,7 @@ class Rank:
             faults=self.faults,
             activity=self._activity,
             report=self._report,
+            observe=self._observe,
         )
         self._training = Training(setup, self._generation, self._channel, self._step)
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from planner.observed import StepTimes
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit import CommitError, CommitRecord, Decision, Prepared, settle
 from workers.control.announcements import Announcements
@@ -26,6 +27,7 @@ from workers.fault_injection.points import Phase
 from workers.generation import GenerationSetup, make_freezer
 from workers.layer_state import digest
 from workers.minibatch import Buffers, Minibatch
+from workers.profiling.stage_times import stage_times
 from workers.protocol import (
     Generation,
     JobError,
@@ -319,6 +321,7 @@ class Training:
         try:
             self._shipping.expect()
             window, buffers = self._minibatch.run(self.step)
+            self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
             # with forward-only stages: they may run ahead of those behind them.
             if not self._setup.schedule.frozen_stages:
@@ -354,6 +357,19 @@ class Training:
                 if self._undecided is None:
                     self._minibatch.drop()
         faults.reach(Phase.AFTER_COMMIT, step)
+
+    def _observe(self, step: int, window: Window) -> None:
+        setup = self._setup
+        if setup.observe is not None:
+            observed = StepTimes(
+                rank=setup.rank,
+                place=setup.place,
+                step=step,
+                plan=(setup.plan.epoch, setup.plan.version),
+                times=stage_times(window.spans),
+                frozen=self._freezer.may_freeze(step),
+            )
+            setup.observe(observed)
 
     def _look(self) -> _Findings:
         """Compute the statistics of the step's gradients, which are final."""

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any
@@ -20,6 +20,7 @@ import ray
 
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts, reap
+from orchestrator.controller.adaptation import Adaptation
 from orchestrator.controller.commands import Commands
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
@@ -46,6 +47,7 @@ from orchestrator.lifecycle.commands import Command, Train
 from orchestrator.lifecycle.states import Order
 from orchestrator.lifecycle.stimuli import Noted, Reported
 from orchestrator.lifecycle.takeover import start_of, taken_over
+from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.actor import check_folder
 from workers.protocol import JobError, Report
@@ -116,6 +118,9 @@ class Controller:
         self._watch = FreezeWatch(order.freezing)
         self._freezing = FreezeControl(
             order, self._setup, self._loop, lambda: self._view, self._runtime.planning
+        )
+        self._adaptation = Adaptation(
+            self._setup, self._loop, lambda: self._view, self._runtime.planning, self._reshaping.migrate
         )
         self._commands = Commands(
             order.job,
@@ -264,6 +269,7 @@ class Controller:
         self._watch = watch
         for event in self._view.recap():
             self._runtime.take(event)
+        self._adaptation.go_on()
         self._begin(takeover=True)
         self._commands.go_on()
 
@@ -300,6 +306,11 @@ class Controller:
             raise JobError("the controller has not taken the job over yet")
         await self._loop.post_and_wait(Reported(report))
         await self._written()
+
+    async def observe(self, batch: Sequence[StepTimes]) -> None:
+        """Take what a rank observed of its work. Nothing of it is logged as it is, and nobody waits for it."""
+        if self._begun.is_set() and not self._over:
+            self._adaptation.observe(batch)
 
     async def command(self, id: str, name: str, arguments: dict[str, Any], by: str = "") -> str:
         """Carry out a client's command, once for each `id`; return in words what will happen.
@@ -445,6 +456,7 @@ class Controller:
         if isinstance(event, events.Migrated):
             self._freezing.accompany(event.step)
         self._freezing.take(event)
+        self._adaptation.take(event)
         if (warning := self._watch.take(event)) is not None:
             self._loop.post(Noted(warning))
 

@@ -1,4 +1,4 @@
-"""The replanner that a controller plans with now: while a job trains, the profile behind its plans changes.
+"""The replanner that a controller plans with now, and the speeds of its ranks: both change while a job trains.
 
 Knows no events and makes no plans; whoever learns something new about the job sets it here.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.adapt.speeds import Slowdowns
 from planner.profile import Profile
 from planner.search.replan import Replanner
 
@@ -25,6 +26,7 @@ class CurrentReplanner:
         self._replanner = first
         self._profile = first.profile
         self._method: str | None = None
+        self._known = Slowdowns()
         self._changed = changed
 
     @property
@@ -32,21 +34,37 @@ class CurrentReplanner:
         """The replanner as of now. Read it for each plan, and keep it for none: another one may take its place."""
         return self._replanner
 
-    def set(self, *, profile: Profile | None = None, method: str | None = None) -> None:
-        """Plan by another profile, or for the copies of another freeze method, from now on; the two are independent.
+    @property
+    def known(self) -> Slowdowns:
+        """The speeds of the ranks that have been measured."""
+        return self._known
+
+    def set(
+        self,
+        *,
+        profile: Profile | None = None,
+        method: str | None = None,
+        known: Slowdowns | None = None,
+    ) -> None:
+        """Plan by another profile, for the copies of another freeze method, or with other speeds, from now on; each
+        independent of the others.
 
         Args:
             profile: of this job's layers on its devices, with the job's memory limits; its copies do not count. None:
                 as before.
             method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
+            known: the speeds of the ranks. None: as before.
         """
+        known = self._known if known is None else known
+        other, self._known = known != self._known, known
         self._profile = self._profile if profile is None else profile
         self._method = self._method if method is None else method
         planned = self._profile
         if planned is not None and self._method is not None:
             planned = planned.frozen_by(self._method)
-        if planned == self._replanner.profile:
+        if planned != self._replanner.profile:
+            # A new one, which remembers no answers: those of the old one are for the profile that it has.
+            self._replanner = replace(self._replanner, profile=planned)
+        elif not other:
             return
-        # A new one, which remembers no answers: those of the old one are for the profile that it has.
-        self._replanner = replace(self._replanner, profile=planned)
         self._changed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path
@@ -15,7 +16,14 @@ from workers.protocol import JobError
 
 
 def move_of_layers(
-    job: Job, replanner: Replanner, layers: tuple[int, int], rank: int, *, mode: Mode, asked_s: float
+    job: Job,
+    replanner: Replanner,
+    layers: tuple[int, int],
+    rank: int,
+    *,
+    mode: Mode,
+    asked_s: float,
+    slowdowns: Sequence[float | None] | None = None,
 ) -> Move:
     """Return the move of the layers [first, stop) to `rank`.
 
@@ -33,19 +41,30 @@ def move_of_layers(
         listed = ", ".join(map(str, moved))
         what = f"layer {listed} moves" if len(moved) == 1 else f"layers {listed} move"
         plan = replace(plan, reason=f"{what} to rank {rank}, as asked")
-        return move_to(job, replanner, plan, mode=mode, asked_s=asked_s)
+        return move_to(job, replanner, plan, mode=mode, asked_s=asked_s, slowdowns=slowdowns)
     except PlanError as error:
         raise JobError(f"cannot move to rank {rank}: {error}") from error
 
 
-def move_to(job: Job, replanner: Replanner, plan: Plan, *, mode: Mode, asked_s: float) -> Move:
+def move_to(
+    job: Job,
+    replanner: Replanner,
+    plan: Plan,
+    *,
+    mode: Mode,
+    asked_s: float,
+    slowdowns: Sequence[float | None] | None = None,
+) -> Move:
     """Return the move to `plan`, for the same ranks in the same places, once the moves requested before are over.
+
+    Args:
+        slowdowns: by place, as far as they are known.
 
     Raises:
         PlanError: it does not fit the memory.
     """
     now, domains = expected(job)[0], domains_of(job)
-    checked, schedule = replanner.checked(plan, domains)
+    checked, schedule = replanner.checked(plan, domains, slowdowns)
     for between in path(now, checked):
         replanner.check_memory(between, domains)
     return Move(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s, base=now)

@@ -6,7 +6,7 @@ The runtime's side of the `Replanner`, which knows no event loop: its work runs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from statistics import median
 
@@ -53,6 +53,7 @@ class PrecomputedPlans:
         """Return the plan for the ranks that continue."""
         recovery_plan, replanner = command.recovery_plan, self._planning.replanner
         domains = [command.nodes[rank] for rank in recovery_plan.lineup]
+        slowdowns = self._planning.known.of(recovery_plan.lineup)
         try:
             if command.first is not None:
                 plan = await asyncio.to_thread(replanner.with_standbys, command.first, domains)
@@ -65,33 +66,38 @@ class PrecomputedPlans:
                     version=command.version,
                     reason=recovery_plan.reason,
                     domains=domains,
+                    slowdowns=slowdowns,
                 )
         except PlanError as error:
             return Unplannable(str(error), command.round)
         return Planned(plan, schedule, command.round)
 
-    async def look_ahead(self, nodes: Sequence[str]) -> None:
+    async def look_ahead(self, homes: Mapping[int, str]) -> None:
         """Make plans for the failure of any one rank, and of any one node, before it happens. Ends early if another
-        replanner takes the place of the one that makes them.
+        replanner or other speeds take the place of those that it began with.
 
         Args:
-            nodes: node id by place.
+            homes: rank -> its node's id, in the order of places.
         """
-        replanner = self._planning.replanner
-        left = [[*nodes[:place], *nodes[place + 1 :]] for place in range(len(nodes))]
-        left += [[other for other in nodes if other != node] for node in dict.fromkeys(nodes)]
-        for domains in left:
-            if replanner is not self._planning.replanner:
+        replanner, began_with = self._planning.replanner, self._planning.known.of([*homes])
+        left = [{rank: homes[rank] for rank in homes if rank != lost} for lost in homes]
+        left += [
+            {rank: home for rank, home in homes.items() if home != node}
+            for node in dict.fromkeys(homes.values())
+        ]
+        for others in left:
+            if replanner is not self._planning.replanner or began_with != self._planning.known.of([*homes]):
                 return
-            if domains:
+            if others:
                 with suppress(PlanError):
                     await asyncio.to_thread(
                         replanner.plan_for,
-                        len(domains),
+                        len(others),
                         epoch=0,
                         version=0,
                         reason="",
-                        domains=domains,
+                        domains=[*others.values()],
+                        slowdowns=self._planning.known.of([*others]),
                     )
 
     async def weigh(self, command: Weigh) -> Weighed:
@@ -105,6 +111,7 @@ class PrecomputedPlans:
                 self._regroup_s,
                 step_s=median(self._steps_s) if self._steps_s else None,
                 domains=command.domains,
+                slowdowns=self._planning.known.of(command.ranks),
             )
         except PlanError as error:
             pays, why = False, str(error)

@@ -17,16 +17,25 @@ from planner.search.replan import Replanner
 from workers.protocol import JobError
 
 
-def propose(job: Job, replanner: Replanner, partition: Sequence[int] | None) -> Proposal:
-    """Validate and simulate `partition`; None: the planner's own best for the same ranks and schedule."""
+def propose(
+    job: Job,
+    replanner: Replanner,
+    partition: Sequence[int] | None,
+    slowdowns: Sequence[float | None] | None = None,
+) -> Proposal:
+    """Validate and simulate `partition`; None: the planner's own best for the same ranks and schedule.
+
+    Args:
+        slowdowns: by place, as far as they are known.
+    """
     now, schedule = expected(job)
     domains = domains_of(job)
     base, current = newest_version(job), now.layers_per_stage
-    before = recut.predicted(replanner, now, domains)
+    before = recut.predicted(replanner, now, domains, slowdowns)
     candidates: tuple[Alternative, ...] = ()
     own, problem = None, None
     try:
-        own, candidates = recut.best(replanner, now, domains)
+        own, candidates = recut.best(replanner, now, domains, slowdowns)
     except PlanError as error:
         problem = str(error)
     unchanged = Proposal(
@@ -45,14 +54,21 @@ def propose(job: Job, replanner: Replanner, partition: Sequence[int] | None) -> 
             plan = recut.with_counts(now, partition or (), frozen_stages=schedule.frozen_stages)
     except PlanError as error:
         return replace(unchanged, problem=str(error))
-    return _simulated(job, replanner, now, plan, unchanged)
+    return _simulated(job, replanner, now, plan, unchanged, slowdowns)
 
 
-def _simulated(job: Job, replanner: Replanner, now: Plan, plan: Plan, unchanged: Proposal) -> Proposal:
+def _simulated(
+    job: Job,
+    replanner: Replanner,
+    now: Plan,
+    plan: Plan,
+    unchanged: Proposal,
+    slowdowns: Sequence[float | None] | None,
+) -> Proposal:
     domains = domains_of(job)
     plan = replanner.with_standbys(plan, domains)
     moved = moved_layers(now, plan)
-    after = recut.predicted(replanner, plan, domains)
+    after = recut.predicted(replanner, plan, domains, slowdowns)
     proposal = replace(unchanged, partition=plan.layers_per_stage, moved_layers=moved, problem=None)
     if after is not None:
         limits = [device.memory_bytes for device in after.profile.cluster.devices]
@@ -82,6 +98,7 @@ def move_to_partition(
     asked_s: float,
     id: str,
     by: str,
+    slowdowns: Sequence[float | None] | None = None,
 ) -> Move:
     """Return the move to `partition`.
 
@@ -95,7 +112,7 @@ def move_to_partition(
         JobError: the partition is none, changes nothing, or does not fit the memory.
     """
     check_base(job, base)
-    proposal = propose(job, replanner, partition)
+    proposal = propose(job, replanner, partition, slowdowns)
     if proposal.problem is not None:
         raise JobError(proposal.problem)
     now, schedule = expected(job)
@@ -106,7 +123,9 @@ def move_to_partition(
             f": a step is predicted to take {proposal.predicted_step_s:.3g} s instead of"
             f" {proposal.current_predicted_step_s:.3g} s"
         )
-    move = move_to(job, replanner, replace(plan, reason=reason), mode=mode, asked_s=asked_s)
+    move = move_to(
+        job, replanner, replace(plan, reason=reason), mode=mode, asked_s=asked_s, slowdowns=slowdowns
+    )
     return replace(move, id=id)
 
 

@@ -98,7 +98,13 @@ class Reshaping:
             job = self._training()
             try:
                 move = await asyncio.to_thread(
-                    move_to, job, self._replanner, plan, mode=self._mode, asked_s=time.time()
+                    move_to,
+                    job,
+                    self._replanner,
+                    plan,
+                    mode=self._mode,
+                    asked_s=time.time(),
+                    slowdowns=self._slowdowns(job),
                 )
             except PlanError as error:
                 raise JobError(str(error)) from error
@@ -110,7 +116,8 @@ class Reshaping:
         Raises:
             JobError: the job does not train.
         """
-        return await asyncio.to_thread(propose, self._training(), self._replanner, partition)
+        job = self._training()
+        return await asyncio.to_thread(propose, job, self._replanner, partition, self._slowdowns(job))
 
     def check_base(self, command: Commanded) -> None:
         """Check that a command that was refused before is not refused for its base now.
@@ -146,6 +153,10 @@ class Reshaping:
     def _replanner(self) -> Replanner:
         return self._runtime.planning.replanner
 
+    def _slowdowns(self, job: Job) -> tuple[float | None, ...]:
+        """By place."""
+        return self._runtime.planning.known.of(job.membership.members)
+
     @property
     def _mode(self) -> Any:
         return self._setup.config.elastic.migration
@@ -157,7 +168,14 @@ class Reshaping:
             raise JobError(str(error)) from error
         job = self._training()
         move = await asyncio.to_thread(
-            move_of_layers, job, self._replanner, span, rank, mode=self._mode, asked_s=time.time()
+            move_of_layers,
+            job,
+            self._replanner,
+            span,
+            rank,
+            mode=self._mode,
+            asked_s=time.time(),
+            slowdowns=self._slowdowns(job),
         )
         return await self._begin(job, replace(move, id=id))
 
@@ -173,6 +191,7 @@ class Reshaping:
             asked_s=time.time(),
             id=command.id,
             by=command.by,
+            slowdowns=self._slowdowns(job),
         )
         return await self._begin(job, move)
 
@@ -188,7 +207,9 @@ class Reshaping:
         members = len(job.membership.members)
         resizes = ranks is not None
         if resizes and event.places != members:
-            await asyncio.to_thread(check_plan, job, self._replanner, event.places)
+            await asyncio.to_thread(
+                check_plan, job, self._replanner, event.places, self._runtime.planning.known
+            )
         self._training()
         await self._loop.post_and_wait(Scale(event, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
@@ -206,7 +227,9 @@ class Reshaping:
         has, job = await self._capacity(without=node), self._live()
         up = [rank for rank, home in self._runtime.homes.items() if home.node == node]
         ranks = frozenset(up) | (self._hosts.placed_on(node) & job.membership.starting)
-        await asyncio.to_thread(check_refuge, ranks, job, self._replanner, has, node)
+        await asyncio.to_thread(
+            check_refuge, ranks, job, self._replanner, has, node, self._runtime.planning.known
+        )
         self._live()
         host = ours[node]
         await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))

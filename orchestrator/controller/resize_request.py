@@ -9,7 +9,8 @@ from orchestrator.cluster.placement import Node
 from orchestrator.controller.drains import Home
 from orchestrator.events.types import Scaled
 from orchestrator.lifecycle.states import Job, Size
-from planner.plan import PlanError
+from planner.adapt.speeds import NONE_KNOWN, Slowdowns
+from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
 from planner.wording import counted
 from workers.config import ElasticConfig
@@ -77,17 +78,18 @@ def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int,
     return event
 
 
-def check_plan(job: Job, replanner: Replanner, places: int) -> None:
+def check_plan(job: Job, replanner: Replanner, places: int, known: Slowdowns = NONE_KNOWN) -> None:
     """Check that a plan uses `places` ranks and fits their memory; takes tens of milliseconds.
+
+    Args:
+        known: the speeds of the job's ranks.
 
     Raises:
         JobError: there is none; says why.
     """
-    there = [*job.membership.members, *sorted(job.membership.idle)]
-    domains = [job.membership.nodes.get(rank, "") for rank in there][:places]
-    domains += [f"new node {number}" for number in range(places - len(domains))]
+    there = [*job.membership.members, *sorted(job.membership.idle)][:places]
     try:
-        plan, _ = replanner.plan_for(places, epoch=0, version=0, reason="", domains=domains)
+        plan = _plan_for(places, there, job, replanner, known)
     except PlanError as error:
         raise JobError(str(error)) from error
     if plan.world_size != places:
@@ -95,6 +97,20 @@ def check_plan(job: Job, replanner: Replanner, places: int) -> None:
             f"a plan for {counted(places, 'rank')} would use {plan.world_size} of them ({plan.reason}): ask for"
             f" {plan.world_size // plan.replicas or 1} per pipeline"
         )
+
+
+def _plan_for(places: int, there: Sequence[int], job: Job, replanner: Replanner, known: Slowdowns) -> Plan:
+    """The plan for the ranks `there` and as many new ones as `places` lacks.
+
+    Raises:
+        PlanError: there is none.
+    """
+    missing = places - len(there)
+    domains = [job.membership.nodes.get(rank, "") for rank in there]
+    domains += [f"new node {number}" for number in range(missing)]
+    slowdowns = (*known.of(there), *(None,) * missing)
+    plan, _ = replanner.plan_for(places, epoch=0, version=0, reason="", domains=domains, slowdowns=slowdowns)
+    return plan
 
 
 def nodes_of(homes: Mapping[int, Home], starting: Collection[str], cluster: Sequence[Node]) -> dict[str, str]:
@@ -132,13 +148,21 @@ def choose_node(name: str, ours: Mapping[str, str], cluster: Sequence[Node]) -> 
     raise JobError(f"there is no node {name!r}; the job's nodes: {known}")
 
 
-def check_refuge(ranks: frozenset[int], job: Job, replanner: Replanner, has: Capacity, node: str) -> None:
+def check_refuge(
+    ranks: frozenset[int],
+    job: Job,
+    replanner: Replanner,
+    has: Capacity,
+    node: str,
+    known: Slowdowns = NONE_KNOWN,
+) -> None:
     """Check that the job can train without `ranks`, on the ranks that are left and those that have room elsewhere.
 
     Ranks start elsewhere only once the others have left: with `elastic.wait_s` = 0 the job would end before.
 
     Args:
         has: its `room` is without the node of `ranks`.
+        known: the speeds of the job's ranks.
 
     Raises:
         JobError: it cannot; says why.
@@ -156,9 +180,7 @@ def check_refuge(ranks: frozenset[int], job: Job, replanner: Replanner, has: Cap
             f" for {has.room} elsewhere, and the job needs {least}. {way_out}"
         )
     count = min(left, has.size.places)
-    domains = [job.membership.nodes.get(rank, "") for rank in sorted(staying)][:count]
-    domains += [f"new node {number}" for number in range(count - len(domains))]
     try:
-        replanner.plan_for(count, epoch=0, version=0, reason="", domains=domains)
+        _plan_for(count, sorted(staying)[:count], job, replanner, known)
     except PlanError as error:
         raise JobError(f"nowhere to go: {error}. {way_out}") from error

@@ -512,14 +512,14 @@ class Runtime:
             rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
         }
         hearing = [self._await_end(rank, end, command.round) for rank, end in self._training.items()]
-        await asyncio.gather(*hearing, self._precomputed.look_ahead(self._nodes_in_training()))
+        await asyncio.gather(*hearing, self._precomputed.look_ahead(self._homes_in_training()))
 
     def _look_ahead_again(self) -> None:
-        if nodes := self._nodes_in_training():
-            self._spawn(self._precomputed.look_ahead(nodes))
+        if homes := self._homes_in_training():
+            self._spawn(self._precomputed.look_ahead(homes))
 
-    def _nodes_in_training(self) -> list[str]:
-        return [self._homes[rank].node for rank in self._training if rank in self._homes]
+    def _homes_in_training(self) -> dict[int, str]:
+        return {rank: self._homes[rank].node for rank in self._training if rank in self._homes}
 
     async def _await_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
         """Post how the training of one rank ends."""

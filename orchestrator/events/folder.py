@@ -50,7 +50,7 @@ MAY_CHANGE = (
     "job.steps, job.validate_every, job.timeline_every, job.curvature_every, job.sample_tokens,"
     " pipeline.ranks (with the same replicas), pipeline.schedule, pipeline.chunks, pipeline.partition,"
     " pipeline.recompute,"
-    f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic] and [cluster]"
+    f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic], [adapt] and [cluster]"
 )
 
 

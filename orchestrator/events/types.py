@@ -305,6 +305,39 @@ class Noticed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeedsChanged:
+    """The planner's picture of the ranks' speeds changed."""
+
+    step: int
+    """Steps committed."""
+    slowdowns: tuple[tuple[int, float], ...]
+    """(rank, factor on the profile's times) of every rank that is known."""
+    changes: tuple[str, ...]
+    """What changed, in words; empty: the first measurements are complete."""
+    lasting_steps: int
+    """How many steps a speed lasts, by what has been seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """The planner decided whether another cut pays for the speeds that it knows."""
+
+    step: int
+    """Steps committed."""
+    moves: bool
+    """Whether layers move to it."""
+    reason: str
+    now_s: float
+    """Predicted step with the present cut."""
+    then_s: float
+    """Predicted step with the best cut that was found."""
+    cost_s: float
+    """What the move takes from training."""
+    layers: tuple[int, ...]
+    """Per stage, of that cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Warned:
     """Something that a person should know; the job goes on."""
 
@@ -368,6 +401,8 @@ Event = (
     | Dismissed
     | Paused
     | Noticed
+    | SpeedsChanged
+    | Adapted
     | Warned
     | RankEnded
     | RankFailed
@@ -409,6 +444,8 @@ KINDS: dict[str, type[Event]] = {
     "dismissed": Dismissed,
     "paused": Paused,
     "noticed": Noticed,
+    "speeds": SpeedsChanged,
+    "adapted": Adapted,
     "warned": Warned,
     "rank_ended": RankEnded,
     "rank_failed": RankFailed,

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 
 from orchestrator.events.types import (
+    Adapted,
     Dismissed,
     Event,
     Failed,
@@ -33,8 +34,10 @@ from orchestrator.events.types import (
     Requested,
     Scaled,
     Skipped,
+    SpeedsChanged,
     Submitted,
 )
+from orchestrator.history.adapt_record import AdaptRecord
 from orchestrator.history.columns import Columns
 from orchestrator.history.command_table import CommandTable
 from orchestrator.history.curvature_record import CurvatureRecord
@@ -64,7 +67,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 10
+VERSION = 11
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -141,6 +144,7 @@ class JobView:
     measured_with: Plan | None = None
     """The newest plan that ranks followed, in this start or an earlier one."""
     freeze: FreezeRecord = field(default_factory=FreezeRecord)
+    adapt: AdaptRecord = field(default_factory=AdaptRecord)
     curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
     """Generations and the gaps between them."""
@@ -285,6 +289,8 @@ class JobView:
                 self.freeze.take(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)
+            case SpeedsChanged() | Adapted() as adapted:
+                self.adapt.take(adapted)
             case CurvatureReport() as part:
                 self.curvature.take(part, self.plan.pipeline_ranks if self.plan else 1)
             case ValidationReport() as validation:

@@ -174,8 +174,10 @@ class Weigh:
     """Compute whether a plan for more ranks is worth a regroup -> `Weighed`."""
 
     now: Plan
+    ranks: tuple[int, ...]
+    """Those that the larger plan would have, in the order of places."""
     domains: tuple[str, ...]
-    """The node of each rank that the larger plan would have."""
+    """The node of each of them."""
     step: int
     """Steps committed so far."""
     round: int

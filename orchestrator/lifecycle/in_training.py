@@ -96,7 +96,7 @@ def weigh(order: Order, job: Job) -> tuple[Command, ...]:
     if len(ranks) <= len(job.membership.members):
         return ()
     domains = tuple(job.membership.nodes.get(rank, "") for rank in ranks)
-    return (Weigh(job.progress.plan, domains, job.progress.step, job.progress.round),)
+    return (Weigh(job.progress.plan, tuple(ranks), domains, job.progress.step, job.progress.round),)
 
 
 def without(job: Job, rank: int) -> Job:

@@ -93,6 +93,7 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
         checkpoint=spec.checkpoint,
         emulated=found.emulated,
         freeze=spec.freeze,
+        adapt=spec.adapt,
         elastic=spec.elastic,
     )
     return Resolved(spec=spec, config=config, plan=plan, schedule=schedule, outline=found)

@@ -79,6 +79,7 @@ def needs_profile(spec: Spec) -> bool:
         (isinstance(partition, str) and partition != "parameter")
         or bool(searched(spec.pipeline))
         or spec.cluster.memory_per_rank_bytes is not None
+        or spec.adapt.policy != "off"
     )
 
 

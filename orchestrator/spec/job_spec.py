@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from orchestrator.spec.errors import explain
 from workers.config import (
+    AdaptConfig,
     CheckpointConfig,
     DataConfig,
     DeviceKind,
@@ -162,6 +163,8 @@ class Spec(Section):
     """What survives on disk."""
     elastic: ElasticConfig = ElasticConfig()
     """What survives of it all."""
+    adapt: AdaptConfig = AdaptConfig()
+    """What changes as machines slow down."""
     cluster: ClusterConfig = ClusterConfig()
     """Where it runs."""
     logging: LoggingConfig = LoggingConfig()

@@ -135,7 +135,7 @@ def test_the_first_job_runs_as_typed(
     typed = [
         line for line in TYPED if re.match(r"freshet (verify|timeline|report|logs|export) runs/mine", line)
     ]
-    assert len(typed) == 6
+    assert len(typed) == 7
     for line in (*typed, *(line for line in TYPED if line.startswith("freshet schedule"))):
         assert freshet_here(*shlex.split(line)[1:]) in (0, None), line
     assert "proved" in capsys.readouterr().out

@@ -100,7 +100,7 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
     command = MakePlan(recovery_plan=loss, first=None, nodes={0: "a"}, epoch=1, version=2, round=1)
 
     async def recover() -> None:
-        await plans.look_ahead(["a", "b"])
+        await plans.look_ahead({0: "a", 1: "b"})
         assert isinstance(await plans.make(command), Planned)
         planning.set(method="apf")
         assert isinstance(await plans.make(command), Unplannable)

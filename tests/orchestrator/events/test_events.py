@@ -124,6 +124,13 @@ EVERY_KIND: tuple[events.Event, ...] = (
         step=9,
     ),
     events.Paused(reason="no rank is left", step=7),
+    events.SpeedsChanged(
+        step=7,
+        slowdowns=((0, 1.0), (3, 2.5)),
+        changes=("rank 3 is 2.50 times slower since step 5 (1.00 -> 2.50)",),
+        lasting_steps=200,
+    ),
+    events.Adapted(step=7, moves=True, reason="it pays", now_s=0.5, then_s=0.3, cost_s=0.1, layers=(4, 2, 4)),
     events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),
     events.Warned(text="the planner died"),
     events.RankEnded(outcome=OUTCOME),

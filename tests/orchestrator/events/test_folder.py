@@ -225,6 +225,6 @@ def test_what_may_change_on_resume_is_told_and_may(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"settings: data\.sha256 was None and is 'other'\. Set"):
         starting_points(config.model_copy(update={"data": another}))
     with pytest.raises(
-        JobError, match=r"seed was 0 and is 1\. .* \[checkpoint\], \[elastic\] and \[cluster\]$"
+        JobError, match=r"seed was 0 and is 1\. .* \[checkpoint\], \[elastic\], \[adapt\] and \[cluster\]$"
     ):
         starting_points(other.model_copy(update={"seed": 1}))

@@ -193,7 +193,7 @@ def test_a_newcomer_is_taken_in_if_it_pays() -> None:
     job = train(Job(THREE)).take(DEAD)
     job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
     recovered(job, plan_of(2, version=2), (0, 2)).take(Room(1), ready(3))
-    weigh = Weigh(plan_of(2, version=2), ("node0", "node2", "node3"), 0, 1)
+    weigh = Weigh(plan_of(2, version=2), (0, 2, 3), ("node0", "node2", "node3"), 0, 1)
     assert job.effects[-1] == weigh
     job.take(Weighed(False, "it costs more", 1))
     assert job.effects[-1] == weigh

@@ -135,7 +135,7 @@ TRAPS = {
         "0F0,0I0",
         "row 1, column 2: csv:x: rank 0, position 1, 0I0: its weight grad",
     ),
-    "huge stage": ("0F0,0B0\n99999999999F0", "csv:x: no rank holds stage 1: 1F0 is missing: each of the 100"),
+    "huge stage": ("0F0,0B0\n99999999999F0", "csv:x: no rank holds stage 1: 1F0 is missing: of 100"),
     "deadlock": (
         "0F0,,0B0,0F1,,0B1\n,1F0,1F1,1B0,1B1",
         "row 1, column 3: csv:x: rank 0, position 1, 0B0: deadlock: rank 0 stands at 0B0",

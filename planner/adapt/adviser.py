@@ -1,0 +1,110 @@
+"""One job's watch over its ranks' speeds: takes stage times, says which speeds changed, and how long speeds last.
+
+Holds state but no clock, no thread and no plan: `planner/adapt/policy.py` decides what a change is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from planner.adapt.detection import Change, Watch, after
+from planner.adapt.speeds import Slowdowns, slowdown_of
+from planner.observed import StepTimes
+from planner.plan import Plan
+from planner.profile import Profile
+
+LASTING_STEPS = 200
+"""How long speeds last until the job has seen how long they do."""
+REMEMBERED = 8
+"""Newest durations of speeds of which the median is taken."""
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """An observation told nothing."""
+
+    reason: str
+    usual: bool = False
+    """Whether such observations are to be expected now and then: while a plan or a generation changes."""
+
+
+class Adviser:
+    """What is known of one job's ranks.
+
+    Args:
+        profile: of its layers.
+        known: what is known already, such as from the log.
+    """
+
+    def __init__(self, profile: Profile, known: Slowdowns | None = None) -> None:
+        self._profile = profile
+        self.known = known or Slowdowns()
+        self._watches: dict[int, Watch] = {rank: Watch(level=level) for rank, level in self.known.by_rank}
+        self._changed_at: dict[int, int] = {}
+        self._durations: list[int] = []
+        self._first_steps: dict[tuple[int, int], int] = {}
+        """Plan -> the first step that was trained with it: it warms up and tells nothing."""
+
+    def take(
+        self, observed: StepTimes, plans: Iterable[Plan], members: Sequence[int]
+    ) -> tuple[Change | None, Ignored | None]:
+        """Learn from one rank's step; return the change that it completes, and why it was ignored.
+
+        Args:
+            plans: the plan in force, and the one that the ranks are about to follow.
+            members: rank by place.
+        """
+        found = [plan for plan in plans if (plan.epoch, plan.version) == observed.plan]
+        who = f"rank {observed.rank}"
+        if not found:
+            text = f"{who} reports on plan {_version(observed.plan)}, which is not in force"
+            return None, Ignored(text, usual=True)
+        if not 0 <= observed.place < len(members) or members[observed.place] != observed.rank:
+            return None, Ignored(f"{who} does not hold place {observed.place}", usual=True)
+        self._first_steps = {observed.plan: observed.step, **self._first_steps}
+        if observed.step <= self._first_steps[observed.plan]:
+            return None, None
+        plan = found[0]
+        slowdown, why = slowdown_of(
+            self._profile, plan, plan.place(observed.place).rank, observed.times, frozen=observed.frozen
+        )
+        if slowdown is None:
+            return None, Ignored(f"the times of {who} in step {observed.step} are ignored: {why}")
+        watch, change = after(self._watches.get(observed.rank, Watch()), observed.step, slowdown)
+        self._watches[observed.rank] = watch
+        if change is not None:
+            self._note(observed.rank, change)
+        if watch.level is not None:
+            self.known = self.known.but([(observed.rank, watch.level)])
+        return change, None
+
+    def with_known(self, known: Slowdowns) -> Adviser:
+        """Another one for the same job that begins with what is `known`."""
+        return Adviser(self._profile, known)
+
+    def keep(self, ranks: Iterable[int], plans: Iterable[Plan]) -> None:
+        """Forget all but `ranks` and `plans`."""
+        kept, versions = frozenset(ranks), {(plan.epoch, plan.version) for plan in plans}
+        self._watches = {rank: watch for rank, watch in self._watches.items() if rank in kept}
+        self._changed_at = {rank: step for rank, step in self._changed_at.items() if rank in kept}
+        self._first_steps = {plan: step for plan, step in self._first_steps.items() if plan in versions}
+        self.known = self.known.among(kept)
+
+    @property
+    def lasting_steps(self) -> int:
+        """How many steps a rank's speed lasts, by what was seen; `LASTING_STEPS` while nothing was."""
+        return round(median(self._durations)) if self._durations else LASTING_STEPS
+
+    def _note(self, rank: int, change: Change) -> None:
+        before = self._changed_at.get(rank)
+        # The first level of a rank ends nothing.
+        if before is not None and change.before is not None:
+            self._durations = [*self._durations, max(1, change.since - before)][-REMEMBERED:]
+        if change.before is not None:
+            self._changed_at[rank] = change.since
+
+
+def _version(plan: tuple[int, int]) -> str:
+    return f"{plan[0]}.{plan[1]}"

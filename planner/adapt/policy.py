@@ -1,0 +1,115 @@
+"""Whether another cut of the running pipeline pays for its move, for what is known of the ranks' speeds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.plan import Plan, PlanError
+from planner.profile import Profile
+from planner.search import recut
+from planner.search.replan import Replanner
+from planner.wording import counted
+
+LEAST_GAIN = 0.03
+"""Share of the step that another cut must save: less than that is lost in the noise of the prediction."""
+DISTURBANCE = 0.1
+"""How much longer steps take while layers move, as a share; `docs/measurements.md`, "Layers that move"."""
+STALL_S = 0.1
+"""What the switches of one move stall the ranks."""
+IN_FORCE_STEPS = 4
+"""Steps from a decision until its plan is in force: copies, hand-over, reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Whether to move, and the numbers behind it."""
+
+    plan: Plan | None
+    """The plan to move to; None: stay."""
+    reason: str
+    now_s: float
+    """Predicted step with the present cut, at the known speeds."""
+    then_s: float
+    """The same with the best cut found; as `now_s` if there is none."""
+    cost_s: float = 0.0
+    """What the move takes from training."""
+    layers: tuple[int, ...] = ()
+    """Per stage, of the best cut found."""
+
+
+def decide(
+    replanner: Replanner,
+    now: Plan,
+    domains: Sequence[str],
+    slowdowns: Sequence[float | None],
+    *,
+    remaining_steps: int,
+    lasting_steps: int,
+) -> Decision:
+    """Search the best cut for the known speeds and weigh it against the present one (DynPipe, Algorithm 2, lines 9 ff.,
+    for cuts alone).
+
+    Args:
+        now: the plan that the ranks follow.
+        domains: failure domain by place.
+        slowdowns: by place.
+        remaining_steps: of the job.
+        lasting_steps: how long speeds last, by what has been seen of this job.
+
+    Raises:
+        ValueError: the job has no profile.
+    """
+    if replanner.profile is None:
+        raise ValueError("without a profile no step can be predicted")
+    before = recut.predicted(replanner, now, domains, slowdowns)
+    assert before is not None, "there is a profile"
+    stay = Decision(plan=None, reason="", now_s=before.step_s, then_s=before.step_s)
+    try:
+        best, _ = recut.best(replanner, now, domains, slowdowns)
+    except PlanError as error:
+        return replace(stay, reason=f"no cut fits the memory: {error}")
+    best = replanner.with_standbys(best, domains)
+    after = recut.predicted(replanner, best, domains, slowdowns)
+    assert after is not None, "there is a profile"
+    cost_s = move_cost_s(after.profile, now, best)
+    found = replace(stay, then_s=after.step_s, cost_s=cost_s, layers=best.layers_per_stage)
+    gain_s = before.step_s - after.step_s
+    said = (
+        f"expected step {_ms(before.step_s)} -> {_ms(after.step_s)} with {list(best.layers_per_stage)} layers"
+    )
+    if best.layers == now.layers or gain_s <= LEAST_GAIN * before.step_s:
+        return replace(found, reason=f"no cut saves {LEAST_GAIN:.0%} of a step: {said}")
+    steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
+    over = (
+        f"over {counted(steps, 'step')} that saves {gain_s * steps:.2f} s, and the move costs {cost_s:.2f} s"
+    )
+    if gain_s * steps <= cost_s:
+        return replace(found, reason=f"{said}; {over}: it does not pay")
+    return replace(found, plan=best, reason=f"{said}; {over}")
+
+
+def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int], int]:
+    """(source, target) -> bytes of layer state that must move there, by place; copies that are there already do not."""
+    moved: dict[tuple[int, int], int] = {}
+    for layer, costs in enumerate(profile.model.layers):
+        source, target = now.rank_of_layer(layer), then.rank_of_layer(layer)
+        copies = now.standbys[layer] if now.standbys else ()
+        if source == target or target in copies:
+            continue
+        moved[source, target] = moved.get((source, target), 0) + costs.state_bytes
+    return moved
+
+
+def move_cost_s(profile: Profile, now: Plan, then: Plan) -> float:
+    """What moving from `now` to `then` takes from training: transfers that steps run beside, and the switches."""
+    links = profile.cluster
+    transfers = [
+        links.link(source, target).transfer_s(size)
+        for (source, target), size in moved_bytes(profile, now, then).items()
+    ]
+    return DISTURBANCE * sum(transfers) + STALL_S
+
+
+def _ms(value_s: float) -> str:
+    return f"{value_s * 1e3:.0f} ms" if value_s < 1 else f"{value_s:.2f} s"

@@ -1,0 +1,100 @@
+"""How slow each rank is: measured stage times over those that the profile expects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from planner.ir import Kind
+from planner.observed import StageTime
+from planner.plan import Plan
+from planner.profile import Profile
+
+LEAST, MOST = 0.05, 100.0
+"""Bounds of a believable slowdown."""
+
+
+@dataclass(frozen=True)
+class Slowdowns:
+    """Slowdown by rank number: the factor on the profile's times. Ranks that have not been measured have none."""
+
+    by_rank: tuple[tuple[int, float], ...] = ()
+    """(rank, slowdown), ascending."""
+
+    def of(self, ranks: Sequence[int]) -> tuple[float | None, ...]:
+        """Of each of `ranks`; None where nothing is known."""
+        known = dict(self.by_rank)
+        return tuple(known.get(rank) for rank in ranks)
+
+    def but(self, changed: Iterable[tuple[int, float]]) -> Slowdowns:
+        """These, with those that `changed` names replaced."""
+        return Slowdowns(tuple(sorted({**dict(self.by_rank), **dict(changed)}.items())))
+
+    def among(self, ranks: Iterable[int]) -> Slowdowns:
+        """Those of `ranks` alone."""
+        kept = frozenset(ranks)
+        return Slowdowns(tuple(entry for entry in self.by_rank if entry[0] in kept))
+
+    def far_from(self, other: Slowdowns, factor: float) -> bool:
+        """Whether a rank's slowdown differs from that in `other` by more than `factor`, or is new or gone."""
+        mine, theirs = dict(self.by_rank), dict(other.by_rank)
+        if mine.keys() != theirs.keys():
+            return True
+        return any(abs(math.log(mine[rank] / theirs[rank])) > math.log(factor) for rank in mine)
+
+
+NONE_KNOWN = Slowdowns()
+"""Before anything is measured."""
+
+
+def slowdown_of(
+    profile: Profile, plan: Plan, pipeline_rank: int, times: Iterable[StageTime], *, frozen: bool
+) -> tuple[float | None, str]:
+    """(the slowdown of the rank at `pipeline_rank` in one step, why there is none or "").
+
+    Args:
+        plan: the plan that the step was trained with.
+        frozen: whether weight gradients may have been left out: then only the other actions tell.
+    """
+    expected_s = measured_s = 0.0
+    for time in times:
+        if time.kind not in set(Kind) or not 0 <= time.stage < plan.stages:
+            return None, f"no such action: {time.kind} of stage {time.stage}, of {plan.stages}"
+        if plan.stage_ranks[time.stage] != pipeline_rank:
+            return None, f"stage {time.stage} is rank {plan.stage_ranks[time.stage]}'s, not {pipeline_rank}'s"
+        if not (math.isfinite(time.seconds) and time.seconds >= 0 and time.count > 0):
+            return (
+                None,
+                f"{time.kind} of stage {time.stage} took {time.seconds} s in {time.count} microbatches",
+            )
+        if frozen and time.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+            continue
+        once_s = _expected_s(profile, plan, Kind(time.kind), time.stage)
+        expected_s += once_s * time.count
+        measured_s += time.seconds
+    if expected_s <= 0:
+        return None, "none of its actions has an expected time"
+    slowdown = measured_s / expected_s
+    if not LEAST <= slowdown <= MOST:
+        return None, f"its actions took {slowdown:.3g} times as long as expected, which is not believable"
+    return slowdown, ""
+
+
+def _expected_s(profile: Profile, plan: Plan, kind: Kind, stage: int) -> float:
+    """Seconds of one action on a device whose slowdown is 1."""
+    first, stop = plan.layers[stage]
+    layers = profile.model.layers[first:stop]
+    match kind:
+        case Kind.FORWARD:
+            return sum(layer.forward_s for layer in layers)
+        case Kind.BACKWARD:
+            return sum(layer.backward_s for layer in layers)
+        case Kind.INPUT_GRAD:
+            return sum(layer.input_grad_s for layer in layers)
+        case Kind.WEIGHT_GRAD:
+            return sum(layer.weight_grad_s for layer in layers)
+        case Kind.RECOMPUTE:
+            return sum(layer.forward_s for i, layer in enumerate(layers, first) if i in plan.recompute)
+        case Kind.UPDATE:
+            return 0.0

@@ -1,0 +1,33 @@
+"""What ranks report of their work while they train, for the planner. A leaf: values without logic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTime:
+    """One kind of action of one stage in one step."""
+
+    kind: str
+    """As `planner.ir.Kind`, such as `F`."""
+    stage: int
+    seconds: float
+    """Sum over its microbatches, without waiting for inputs."""
+    count: int
+    """Microbatches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """One rank's actions in one step, which may still be undone: they took their time all the same."""
+
+    rank: int
+    """Its number."""
+    place: int
+    step: int
+    plan: tuple[int, int]
+    """(epoch, version) of the plan that it followed."""
+    times: tuple[StageTime, ...]
+    frozen: bool
+    """Whether weight gradients may have been left out."""

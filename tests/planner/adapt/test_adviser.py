@@ -1,0 +1,136 @@
+"""Measured stage times become slowdowns per rank; what cannot be is ignored, and said."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import small_profile
+
+from planner.adapt.adviser import LASTING_STEPS, Adviser
+from planner.adapt.detection import Change
+from planner.adapt.speeds import Slowdowns
+from planner.observed import StageTime, StepTimes
+
+LAYERS = tuple(small_profile.layer(f"layer{number}") for number in range(4))
+PROFILE = small_profile.profile(*LAYERS)
+PLAN = small_profile.plan(3, 1)
+MEMBERS = (7, 9)
+
+
+def times(place: int, step: int, factor: float) -> StepTimes:
+    """Of a step of two microbatches: F takes 1 s per layer, B 6 s."""
+    layers = PLAN.layers_per_stage[place]
+    measured = (
+        StageTime(kind="F", stage=place, seconds=2 * 1.0 * layers * factor, count=2),
+        StageTime(kind="B", stage=place, seconds=2 * 6.0 * layers * factor, count=2),
+    )
+    return StepTimes(
+        rank=MEMBERS[place],
+        place=place,
+        step=step,
+        plan=(PLAN.epoch, PLAN.version),
+        times=measured,
+        frozen=False,
+    )
+
+
+def take(adviser: Adviser, observed: StepTimes) -> tuple[Change | None, str]:
+    """The change, and why it was ignored."""
+    change, ignored = adviser.take(observed, [PLAN], MEMBERS)
+    return change, "" if ignored is None else ignored.reason
+
+
+def warm(known: Slowdowns | None = None) -> Adviser:
+    """An adviser that has seen the first step."""
+    adviser = Adviser(PROFILE, known)
+    assert take(adviser, times(0, 0, 9.0)) == (None, "")
+    return adviser
+
+
+def test_each_rank_has_its_own_slowdown() -> None:
+    adviser = warm()
+    for step in range(1, 5):
+        for place, factor in ((0, 1.0), (1, 2.5)):
+            assert take(adviser, times(place, step, factor))[1] == ""
+    assert adviser.known.of((9, 7, 8)) == (pytest.approx(2.5), pytest.approx(1.0), None)
+
+
+def test_a_change_is_told_once_and_tells_how_long_speeds_last() -> None:
+    adviser = warm()
+    assert adviser.lasting_steps == LASTING_STEPS
+    told = []
+    for step in range(1, 81):
+        slow = 20 <= step < 40 or step >= 60
+        change, _ = take(adviser, times(0, step, 3.0 if slow else 1.0))
+        if change is not None:
+            told.append((step, round(change.after, 6)))
+    assert told == [(3, 1.0), (21, 3.0), (41, 1.0), (61, 3.0)]
+    assert adviser.lasting_steps == 20
+
+
+def test_frozen_weight_gradients_tell_nothing() -> None:
+    adviser = warm()
+    half = replace(times(0, 1, 1.0), frozen=True)
+    half = replace(half, times=(half.times[0], replace(half.times[1], seconds=0.1)))
+    for step in range(1, 4):
+        take(adviser, replace(half, step=step))
+    assert adviser.known.of((7,)) == (pytest.approx(1.0),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"plan": (1, 7)}, "reports on plan 1.7, which is not in force"),
+        ({"rank": 9}, "rank 9 does not hold place 0"),
+        ({"place": 5}, "does not hold place 5"),
+        ({"times": (StageTime(kind="F", stage=0, seconds=math.nan, count=2),)}, "F of stage 0 took nan s"),
+        ({"times": (StageTime(kind="F", stage=0, seconds=-1.0, count=2),)}, "took -1.0 s in 2 microbatches"),
+        ({"times": (StageTime(kind="F", stage=0, seconds=1.0, count=0),)}, "took 1.0 s in 0 microbatches"),
+        ({"times": (StageTime(kind="X", stage=0, seconds=1.0, count=1),)}, "no such action: X of stage 0"),
+        (
+            {"times": (StageTime(kind="F", stage=4, seconds=1.0, count=1),)},
+            "no such action: F of stage 4, of 2",
+        ),
+        ({"times": (StageTime(kind="F", stage=1, seconds=1.0, count=1),)}, "stage 1 is rank 1's, not 0's"),
+        ({"times": (StageTime(kind="F", stage=0, seconds=1e9, count=1),)}, "which is not believable"),
+        ({"times": ()}, "none of its actions has an expected time"),
+    ],
+)
+def test_garbage_is_ignored_and_said(changes: dict[str, Any], why: str) -> None:
+    adviser = warm()
+    for step in range(1, 6):
+        change, told = take(adviser, replace(times(0, step, 1.0), **changes))
+        assert change is None
+        assert why in told
+    assert adviser.known == Slowdowns()
+
+
+def test_the_first_step_with_a_plan_warms_up() -> None:
+    adviser = Adviser(PROFILE)
+    for step in range(4, 9):
+        take(adviser, times(0, step, 9.0 if step == 4 else 1.0))
+    assert adviser.known.of((7,)) == (pytest.approx(1.0),)
+    newer = replace(PLAN, version=2)
+    first = replace(times(0, 9, 9.0), plan=(1, 2))
+    assert adviser.take(first, [PLAN, newer], MEMBERS) == (None, None)
+    _, ignored = adviser.take(times(0, 10, 1.0), [newer], MEMBERS)
+    assert ignored is not None
+    assert ignored.usual
+
+
+def test_ranks_that_are_gone_are_forgotten_and_known_ones_remembered() -> None:
+    adviser = warm(Slowdowns(((7, 2.0), (9, 1.0))))
+    change, _ = take(adviser, times(0, 1, 2.0))
+    assert change is None, "no first level is needed"
+    adviser.keep([7, 8], [PLAN])
+    assert adviser.known.of(MEMBERS) == (pytest.approx(2.0), None)
+
+
+def test_slowdowns_are_compared_by_factor() -> None:
+    one = Slowdowns(((1, 1.0), (2, 2.0)))
+    assert not one.far_from(one.but([(2, 2.05)]), 1.05)
+    assert one.far_from(one.but([(2, 2.2)]), 1.05)
+    assert one.far_from(one.among([1]), 1.05)

@@ -1,0 +1,109 @@
+"""A move is decided on if it pays over the steps that the ranks' speeds last, and says why."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import small_profile
+
+from planner.adapt.policy import IN_FORCE_STEPS, STALL_S, Decision, decide, move_cost_s, moved_bytes
+from planner.plan import Plan
+from planner.profile import Link
+from planner.schedule.expand import schedule_of
+from planner.search.replan import Replanner
+from planner.simulation.predict import predict
+
+SLOW = Link(latency_s=0.0, bytes_per_s=10.0)
+
+
+def made(
+    *counts: int, microbatches: int = 8, link: Link = small_profile.FAST, standbys: bool = False
+) -> Replanner:
+    device = replace(small_profile.DEVICE, memory_bytes=1_000_000)
+    profile = small_profile.profile(
+        *(small_profile.layer(f"layer{number}") for number in range(sum(counts))),
+        ranks=len(counts),
+        link=link,
+        device=device,
+    )
+    plan = small_profile.plan(*counts, microbatches=microbatches, partition="dynpipe")
+    return Replanner(
+        first=plan,
+        schedule=schedule_of(plan),
+        parameters=(10,) * sum(counts),
+        standbys=standbys,
+        profile=profile,
+    )
+
+
+def decided(
+    replanner: Replanner,
+    *slowdowns: float | None,
+    now: Plan | None = None,
+    remaining: int = 1000,
+    lasting: int = 200,
+) -> Decision:
+    plan = now or replanner.first
+    return decide(
+        replanner,
+        plan,
+        [str(place) for place in range(plan.world_size)],
+        slowdowns,
+        remaining_steps=remaining,
+        lasting_steps=lasting,
+    )
+
+
+def test_equal_ranks_keep_their_cut() -> None:
+    decision = decided(made(4, 4, 4), 1.0, None, 1.0)
+    assert decision.plan is None
+    assert decision.reason.startswith("no cut saves 3% of a step: expected step ")
+
+
+@pytest.mark.parametrize("factor", [1.8, 3.2])
+@pytest.mark.parametrize("slow", range(3))
+def test_a_slow_rank_is_relieved_as_well_as_any_cut_can(slow: int, factor: float) -> None:
+    replanner = made(4, 4, 4)
+    slowdowns = [factor if rank == slow else 1.0 for rank in range(3)]
+    decision = decided(replanner, *slowdowns)
+    assert decision.plan is not None
+    profile = replanner.profile_on("012", slowdowns)
+    steps = []
+    for first, second in itertools.combinations(range(1, 12), 2):
+        plan = small_profile.plan(first, second - first, 12 - second, microbatches=8)
+        steps.append(predict(profile, plan, schedule_of(plan)).step_s)
+    assert decision.then_s <= 1.02 * min(steps)
+    assert decision.layers == decision.plan.layers_per_stage
+    back = decided(replanner, 1.0, 1.0, 1.0, now=decision.plan)
+    assert back.plan is not None
+    assert back.plan.layers == replanner.first.layers
+
+
+def test_what_ends_soon_does_not_pay() -> None:
+    replanner = made(4, 4, 4)
+    assert decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS).plan is None
+    decision = decided(replanner, 3.0, 1.0, 1.0, remaining=IN_FORCE_STEPS)
+    assert decision.plan is None
+    assert decision.reason.endswith(
+        "over 0 steps that saves 0.00 s, and the move costs 0.10 s: it does not pay"
+    )
+    assert decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS + 1).plan is not None
+
+
+def test_a_move_costs_what_its_bytes_take_on_their_links() -> None:
+    replanner = made(4, 4, link=SLOW)
+    assert replanner.profile is not None
+    then = small_profile.plan(2, 6, microbatches=8)
+    assert moved_bytes(replanner.profile, replanner.first, then) == {(0, 1): 2 * 120}
+    assert move_cost_s(replanner.profile, replanner.first, then) == pytest.approx(0.1 * 24 + STALL_S)
+    copied = replace(replanner.first, standbys=((1,),) * 4 + ((0,),) * 4)
+    assert moved_bytes(replanner.profile, copied, then) == {}
+    dear = decided(replanner, 1.1, 1.0, lasting=IN_FORCE_STEPS + 1)
+    assert dear.plan is None
+
+
+def test_without_a_profile_nothing_is_decided() -> None:
+    with pytest.raises(ValueError, match="without a profile"):
+        decided(replace(made(4, 4), profile=None), 1.0, 3.0)
