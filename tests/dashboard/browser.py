@@ -41,9 +41,11 @@ class Browser:
         )
 
     def log_in(self, token: str) -> None:
-        """Fill in the form of the login page."""
+        """Fill in the form of the login page, and wait for the page that answers."""
         self.driver.find_element(By.ID, "token").send_keys(token)
         self.driver.find_element(By.CSS_SELECTOR, "main button").click()
+        there = "return document.getElementById('token')?.value !== arguments[0]"
+        wait_for(lambda: self.script(there, token), "the page after the login")
 
     def press(self, selector: str) -> None:
         """Click the first element that `selector` finds."""

@@ -19,6 +19,9 @@ import dashboard.api.events
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
+from orchestrator.client.cluster_state import NodeState
+from orchestrator.client.errors import ClusterSilent
+from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Event, Finished, Record
 
 pytestmark = needs_browser
@@ -51,6 +54,7 @@ class Service:
         for record in synthetic_run.records(steps=40):
             if not isinstance(record.event, Finished):
                 self.job.take(record)
+        self.cluster: JobClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port = 0
 
@@ -59,6 +63,7 @@ class Service:
         """Serve, always at the same port."""
         app = create_app(self.settings)
         show(app, self.job)
+        app.state.services.live.client = self.cluster
         found = app.state.services.live.find
 
         async def find(name: str) -> LiveJob:
@@ -101,9 +106,31 @@ def window(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield window
 
 
+class Cluster(JobClient):
+    """A cluster without nodes."""
+
+    silent = False
+
+    async def nodes(self) -> tuple[NodeState, ...]:
+        if self.silent:
+            raise ClusterSilent("the cluster has not answered for 10 s")
+        return ()
+
+
+def logged_in(window: Browser, address: str, service: Service) -> None:
+    """Log in to another service."""
+    window.driver.get(f"{address}/login")
+    window.log_in(token(service.settings))
+
+
 def shows(window: Browser, step: int) -> None:
     """Wait until the page shows `step`."""
     window.until(f"return document.querySelector('#head .progress').textContent.includes('step {step} of')")
+
+
+def says(window: Browser, words: str) -> None:
+    """Wait until the page says `words` of its connection."""
+    window.until(f"return document.querySelector('.connection').textContent.includes('{words}')")
 
 
 def streams() -> int:
@@ -159,14 +186,26 @@ def test_a_page_whose_job_has_ended_is_quiet_until_the_job_goes_on(service: Serv
     shows(window, service.step())
 
 
+def test_a_page_says_who_does_not_answer(tmp_path: Path, window: Browser) -> None:
+    service = Service(tmp_path)
+    service.cluster = cluster = Cluster()
+    with service.open() as address:
+        logged_in(window, address, service)
+        window.driver.get(f"{address}/cluster")
+        cluster.silent = True
+        says(window, "The cluster does not answer")
+        cluster.silent = False
+        window.until("return document.querySelector('.connection').hidden")
+    says(window, "The service does not answer")
+
+
 def test_a_page_whose_session_has_expired_leads_to_the_login(tmp_path: Path, window: Browser) -> None:
     service = Service(tmp_path)
     with service.open() as address:
-        window.driver.get(f"{address}/login")
-        window.log_in(token(service.settings))
+        logged_in(window, address, service)
         window.driver.get(f"{address}/jobs/gpt")
         shows(window, service.step())
-    window.until("return document.querySelector('.connection').textContent.includes('reconnecting')")
+    says(window, "reconnecting")
     service.settings.tokens.unlink()
     with service.open():
         window.until("return location.pathname === '/login'")

@@ -26,9 +26,10 @@
     section.busy = true;
     section.old = false;
     section.fetchedAt = performance.now();
+    let trouble = "The service does not answer: reconnecting …";
     try {
       const answer = await ask(section);
-      if (!answer.ok) throw new Error(String(answer.status));
+      if (!answer.ok) throw new Error((trouble = wrong(answer.status)));
       const text = await answer.text();
       if (text !== section.text) swap(section.element, text);
       section.text = text;
@@ -36,7 +37,7 @@
       if (section.element.dataset.poll) tell("");
     } catch {
       section.old = true;
-      if (section.element.dataset.poll) tell("The service does not answer: reconnecting …");
+      if (section.element.dataset.poll) tell(trouble);
       section.fetchedAt = performance.now() + RETRY_MS;
     } finally {
       section.busy = false;
@@ -58,6 +59,12 @@
     if (!answer.redirected && answer.status !== 401) return answer;
     location.reload();
     return new Promise(() => {});
+  }
+
+  /** What to say of an answer that is an error. */
+  function wrong(status) {
+    if (status === 503) return "The cluster does not answer: asking again …";
+    return `The service answers with an error (${status}): asking again …`;
   }
 
   function makeOld(section) {
