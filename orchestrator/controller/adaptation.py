@@ -29,6 +29,8 @@ from workers.protocol import JobError
 
 MATERIAL = 1.05
 """Factor by which a slowdown must change for plans to be made anew."""
+SOONEST_STEPS = 8
+"""Steps before a decision against a move is taken anew because the speeds have lasted longer than expected."""
 SAID_REFUSALS = 3
 """How many observations that make no sense are warned of, for each rank."""
 
@@ -61,10 +63,10 @@ class Adaptation:
             self._adviser = Adviser(setup.profile)
         self._told = Slowdowns()
         """As logged last."""
-        self._decided = Slowdowns()
-        """Those of the newest decision."""
         self._due = False
         """Whether a decision waits for the move under way, or for the freeze program."""
+        self._again_at: int | None = None
+        """The step at which to decide again, if the speeds lasted too short for a move so far."""
         self._deciding: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
 
@@ -83,7 +85,7 @@ class Adaptation:
             return
         changes = [said for observed in batch if (said := self._take(self._adviser, observed, state.job))]
         self._tell(state.job, changes)
-        if self._due:
+        if self._due or (self._again_at is not None and state.job.progress.step >= self._again_at):
             self._consider()
 
     def take(self, event: Event) -> None:
@@ -121,7 +123,7 @@ class Adaptation:
             step=job.progress.step,
             slowdowns=self._told.by_rank,
             changes=tuple(changes),
-            lasting_steps=self._adviser.lasting_steps,
+            lasting_steps=self._adviser.lasting_steps(job.progress.step),
         )
         self._loop.post(Noted(event))
         self._due = True
@@ -132,7 +134,7 @@ class Adaptation:
         if self._deciding is not None or not isinstance(state, Training) or not self._free(state.job):
             return
         known = self._told.among(state.job.membership.members)
-        self._due = False
+        self._due, self._again_at = False, None
         if known.by_rank:
             self._deciding = self._loop.spawn(self._decide(known))
 
@@ -164,8 +166,9 @@ class Adaptation:
             domains_of(job),
             known.of(job.membership.members),
             remaining_steps=self._steps - step,
-            lasting_steps=self._adviser.lasting_steps,
+            lasting_steps=self._adviser.lasting_steps(step),
         )
+        self._again_at = step + max(SOONEST_STEPS, self._adviser.age(step)) if decision.too_short else None
         self._loop.post(Noted(_adapted(decision, step)))
         if decision.plan is None:
             return

@@ -16,9 +16,9 @@ from planner.plan import Plan
 from planner.profile import Profile
 
 LASTING_STEPS = 200
-"""How long speeds last until the job has seen how long they do."""
+"""How long speeds are taken to last before the job has seen it."""
 REMEMBERED = 8
-"""Newest durations of speeds of which the median is taken."""
+"""Newest durations of speeds of which the median is taken, with two of `LASTING_STEPS` beside them."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,15 @@ class Adviser:
         self._first_steps = {plan: step for plan, step in self._first_steps.items() if plan in versions}
         self.known = self.known.among(kept)
 
-    @property
-    def lasting_steps(self) -> int:
-        """How many steps a rank's speed lasts, by what was seen; `LASTING_STEPS` while nothing was."""
-        return round(median(self._durations)) if self._durations else LASTING_STEPS
+    def lasting_steps(self, step: int) -> int:
+        """How many more steps the ranks' speeds will last after `step`: what is usual in this job, or as long as they
+        have lasted already."""
+        usual = median((LASTING_STEPS, LASTING_STEPS, *self._durations))
+        return max(round(usual), self.age(step))
+
+    def age(self, step: int) -> int:
+        """For how many steps no rank's speed has changed; 0 before the first change."""
+        return max(0, step - max(self._changed_at.values())) if self._changed_at else 0
 
     def _note(self, rank: int, change: Change) -> None:
         before = self._changed_at.get(rank)

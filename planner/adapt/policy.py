@@ -36,6 +36,8 @@ class Decision:
     """What the move takes from training."""
     layers: tuple[int, ...] = ()
     """Per stage, of the best cut found."""
+    too_short: bool = False
+    """Whether it would pay if the speeds lasted longer."""
 
 
 def decide(
@@ -85,7 +87,7 @@ def decide(
         f"over {counted(steps, 'step')} that saves {gain_s * steps:.2f} s, and the move costs {cost_s:.2f} s"
     )
     if gain_s * steps <= cost_s:
-        return replace(found, reason=f"{said}; {over}: it does not pay")
+        return replace(found, reason=f"{said}; {over}: it does not pay", too_short=steps < remaining_steps)
     return replace(found, plan=best, reason=f"{said}; {over}")
 
 

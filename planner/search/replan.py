@@ -215,7 +215,9 @@ class Replanner:
 
     def _by_profile(self, profile: Profile, found: Options, sites: Sites) -> _Answer:
         resized_profile, pattern = self._profile_on(profile, sites), sites.domains
-        program = self.first.partition if self.first.partition in PROGRAMS else END_TO_END
+        # The other programs were chosen for devices that are alike.
+        named = sites.alike and self.first.partition in PROGRAMS
+        program = self.first.partition if named else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> Choice:
             evaluators = [

@@ -30,6 +30,8 @@ from orchestrator.lifecycle.states import Finished, Order, State
 from orchestrator.lifecycle.stimuli import Reported, Stimulus
 from orchestrator.prepare.planning import replanner_of
 from orchestrator.prepare.resolve import Resolved
+from planner.observed import StepTimes
+from planner.profile import Profile
 from workers.actor import Home
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError
@@ -53,6 +55,7 @@ class ProcessHosts:
         node_of: the node that a rank claims to live on.
         room: how many ranks may live at once.
         rig: called in each process with its rank's number before it serves; a function of a module.
+        observe: takes what ranks observe of their work.
     """
 
     def __init__(
@@ -62,9 +65,11 @@ class ProcessHosts:
         node_of: Callable[[int], str],
         room: int,
         rig: Callable[[int], None] | None = None,
+        observe: Callable[[StepTimes], None] = lambda observed: None,
     ) -> None:
         self._config = config
         self._report = report
+        self._observe = observe
         self._node_of = node_of
         self.most = room
         self._rig = rig
@@ -150,6 +155,9 @@ class ProcessHosts:
                 if message[0] == "report":
                     self._report(message[1])
                     continue
+                if message[0] == "observed":
+                    self._observe(message[1])
+                    continue
                 number, well, value = message
                 answer = held.calls.pop(number)
                 if not answer.done():
@@ -212,6 +220,7 @@ class ElasticJob:
         act: called with this job and each event when the event is logged.
         rig: see `ProcessHosts`.
         timeout_s: see `cluster.timeout_s`.
+        profile: plans are made with it.
         order: fields of the order, for a job that does not start from nothing.
     """
 
@@ -224,6 +233,7 @@ class ElasticJob:
         room: int | None = None,
         rig: Callable[[int], None] | None = None,
         timeout_s: float = 60.0,
+        profile: Profile | None = None,
         **order: Any,
     ) -> None:
         self.resolved = resolved
@@ -236,8 +246,9 @@ class ElasticJob:
             wait_s=60.0,
             timeout_s=timeout_s,
             marker=None,
-            replanner=replanner_of(resolved, None),
+            replanner=replanner_of(resolved, profile),
             secret=SECRET,
+            profile=profile,
         )
         self.order = Order(
             job=resolved.config.job,
@@ -257,6 +268,7 @@ class ElasticJob:
             node_of,
             plan.world_size if room is None else room,
             rig,
+            lambda observed: self.observe(observed),
         )
         self.runtime = Runtime(self.setup, self.hosts, self.loop.post, self.loop.spawn)
 
@@ -272,6 +284,9 @@ class ElasticJob:
         finally:
             await self.loop.close()
             await self.hosts.release()
+
+    def observe(self, observed: StepTimes) -> None:
+        """Take what a rank observed of its work."""
 
     def post(self, stimulus: Stimulus) -> None:
         self.loop.post(stimulus)

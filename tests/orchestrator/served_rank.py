@@ -34,7 +34,13 @@ class _Served:
         self._pipe = pipe
         self._turn = threading.Lock()
         self._outcome: Outcome | Parted | None = None
-        self._rank = Rank(config, number, lambda report: self._send(("report", report)), secret=SECRET)
+        self._rank = Rank(
+            config,
+            number,
+            lambda report: self._send(("report", report)),
+            secret=SECRET,
+            observe=lambda observed: self._send(("observed", observed)),
+        )
 
     def _send(self, message: object) -> None:
         with self._turn, suppress(OSError):

@@ -65,6 +65,7 @@ def tiny(folder: Path, name: str, **sections: dict[str, Any]) -> Spec:
         "freeze": {},
         "checkpoint": {},
         "elastic": {},
+        "adapt": {},
         "cluster": {"address": "auto", "device": "cpu", "wait_s": 240},
         "logging": {},
     }

@@ -338,6 +338,14 @@ def test_a_pipeline_rank_is_as_slow_as_its_slowest_replica() -> None:
     assert there.predicted_step_s == here.predicted_step_s
 
 
+def test_a_job_cut_by_parameters_is_cut_by_times_once_ranks_differ() -> None:
+    made = job(partition="parameter", memory_bytes=10**9)
+    made = replace(made, profile=profile(4), first=replace(made.first, partition="parameter"))
+    counts = cut(made, [1.0, 3.0, 1.0], "abc").layers_per_stage
+    assert counts[1] < min(counts[0], counts[2])
+    assert "cut by parameter" in cut(made, None, "abc").reason
+
+
 def test_speeds_that_nearly_agree_share_a_plan_and_answers_are_bounded() -> None:
     made = job()
     assert cut(made, [1.0, 2.0, 1.0, 1.0]) == cut(made, [1.002, 2.01, 0.999, 1.0])

@@ -83,7 +83,9 @@ def test_a_slow_rank_is_relieved_as_well_as_any_cut_can(slow: int, factor: float
 
 def test_what_ends_soon_does_not_pay() -> None:
     replanner = made(4, 4, 4)
-    assert decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS).plan is None
+    brief = decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS)
+    assert brief.plan is None
+    assert brief.too_short
     decision = decided(replanner, 3.0, 1.0, 1.0, remaining=IN_FORCE_STEPS)
     assert decision.plan is None
     assert decision.reason.endswith(
