@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.cli.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
-from orchestrator.events.wording import injected_text, noticed_text, solved_text
+from orchestrator.events.wording import adapted_text, injected_text, noticed_text, solved_text, speeds_text
 from orchestrator.quantities import seconds
 from planner.wording import counted
 
@@ -60,6 +60,10 @@ def observer(
                 )
             case events.FreezeSolved() as solved:
                 progress.note(f"freezing: {solved_text(solved)}")
+            case events.SpeedsChanged() as changed:
+                progress.note(speeds_text(changed), warning=bool(changed.changes))
+            case events.Adapted() as adapted:
+                progress.note(adapted_text(adapted))
             case events.FreezeStarted(plan=plan):
                 progress.note(f"freezing: its ratios take effect with step {plan.start}")
             case events.Noticed() as notice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.events.types import FreezeSolved, Noticed
+from orchestrator.events.types import Adapted, FreezeSolved, Noticed, SpeedsChanged
 from orchestrator.quantities import seconds
 from workers.protocol import FaultReport
 
@@ -28,6 +28,19 @@ def injected_text(report: FaultReport) -> str:
     if report.file:
         return f"injected fault: {report.fault} changes a bit of {report.file}, by rank {report.rank}{place}"
     return f"injected fault: {report.fault} on rank {report.rank}{place}"
+
+
+def speeds_text(changed: SpeedsChanged) -> str:
+    """Which ranks became slower or faster, in words."""
+    if changed.changes:
+        return "; ".join(changed.changes)
+    slowest_rank, slowest = max(changed.slowdowns, key=lambda entry: entry[1])
+    return f"speeds are known: rank {slowest_rank}, the slowest, takes {slowest:.2f} times the profile's times"
+
+
+def adapted_text(adapted: Adapted) -> str:
+    """What was decided on the ranks' speeds, in words."""
+    return f"{'layers move' if adapted.moves else 'the cut stays'}: {adapted.reason}"
 
 
 def solved_text(solved: FreezeSolved) -> str:

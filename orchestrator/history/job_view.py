@@ -290,7 +290,7 @@ class JobView:
             case TimelineReport() as timeline:
                 self._measure(timeline)
             case SpeedsChanged() | Adapted() as adapted:
-                self.adapt.take(adapted)
+                self.adapt.take(adapted, record.time_s)
             case CurvatureReport() as part:
                 self.curvature.take(part, self.plan.pipeline_ranks if self.plan else 1)
             case ValidationReport() as validation:

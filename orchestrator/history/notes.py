@@ -15,10 +15,11 @@ from orchestrator.events.types import (
     Requested,
     Scaled,
     Skipped,
+    SpeedsChanged,
     Submitted,
     Warned,
 )
-from orchestrator.events.wording import injected_text, noticed_text
+from orchestrator.events.wording import injected_text, noticed_text, speeds_text
 from planner.wording import counted
 from workers.protocol import CheckpointReport, FaultReport, WarningReport
 
@@ -63,6 +64,9 @@ def note_of(event: Event) -> Note | None:
         case FreezeChanged(method=method, r_max=r_max, by=by):
             budget = f" with r_max = {r_max:g}" if method.startswith("timelyfreeze") else ""
             return Note("note", f"{by or 'Someone'} set the freeze method to {method}{budget}.")
+        case SpeedsChanged(changes=(_, *_)):
+            text = speeds_text(event)
+            return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case Noticed():
             return Note("note", f"Notice: {noticed_text(event)}.")
         case Warned(text=text):

@@ -1,5 +1,5 @@
 """The decisions about a job, each with its reason: plans with their candidates (those that move layers too),
-regroupings, and freezing once the ranks follow it."""
+regroupings, what the ranks' speeds made of the cut, and freezing once the ranks follow it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from orchestrator.report.planning import considered
 from planner.freezing import FreezePlan
 from planner.wording import counted
 
+KEPT_SPEEDS = 20
+"""How many of the newest decisions on the ranks' speeds are shown."""
 KEPT_FREEZINGS = 20
 """How many of the newest freeze decisions are shown."""
 
@@ -58,6 +60,17 @@ def decision_log(run: JobView) -> tuple[Entry, ...]:
         )
         for each in run.recovery.regroupings
         if each.regrouped is not None
+    ]
+    entries += [
+        Entry(
+            time_s=each.time_s,
+            step=each.event.step,
+            what="layers move" if each.event.moves else "the cut stays",
+            reason=each.event.reason,
+            numbers=f"predicted step {seconds(each.event.now_s)} now, {seconds(each.event.then_s)} with the best cut;"
+            f" a move costs {seconds(each.event.cost_s)}",
+        )
+        for each in run.adapt.decisions[-KEPT_SPEEDS:]
     ]
     freezings = sorted(run.freeze.plans.items())[-KEPT_FREEZINGS:]
     entries += [_freezing(run, start, plan) for start, plan in freezings]

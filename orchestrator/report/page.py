@@ -31,6 +31,7 @@ from orchestrator.report.sections import (
     tiles,
     training,
 )
+from orchestrator.report.speeds import SpeedsPart, speeds
 from orchestrator.report.timeline import TimelinePart, timeline
 from orchestrator.report.what_ran import Term, what_ran
 from planner.profile import Profile
@@ -48,6 +49,7 @@ class Report:
     tiles: tuple[Tile, ...]
     training: Training | None
     recovery: RecoveryPart | None
+    speeds: SpeedsPart | None
     moves: Table | None
     freezing: FreezingPart | None
     timeline: TimelinePart | None
@@ -72,6 +74,7 @@ def report_of(run: JobView, profile: Profile | None = None) -> Report:
         tiles=tiles(run),
         training=training(run),
         recovery=recovery(run),
+        speeds=speeds(run),
         moves=moves(run),
         freezing=freezing(run),
         timeline=timeline(run, profile),
