@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.pipelining import make_job
 from workers.config import ModelConfig
-from workers.deferred import weight_grad
+from workers.deferred import cover
 from workers.deferred.attention import attention_is_covered
 from workers.launch.ranks import run_threads
 from workers.models.definition import LayerBuilder, ModelDefinition
@@ -65,7 +65,7 @@ def never(module: nn.MultiheadAttention) -> bool:
 
 def cpu_s(schedule: str, steps: int, folder: Path, *, deferred: bool) -> float:
     """Processor time of all steps of a job but the first."""
-    weight_grad.attention_is_covered = attention_is_covered if deferred else never
+    cover.attention_is_covered = attention_is_covered if deferred else never
     spent_s = []
     for count in (1, 1 + steps):
         begun_s = process_time()

@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 import torch
 
+from benchmarks.parts.process_jobs import ElasticJob
 from orchestrator.controller.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode, path
@@ -34,7 +35,6 @@ from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.prepare.settling import settle
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
-from tests.orchestrator.process_hosts import ElasticJob
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
 from workers.protocol import StepReport, SwitchReport
 

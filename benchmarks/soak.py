@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from benchmarks.parts.process_jobs import ElasticJob, Ran, Resting
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked
@@ -33,8 +34,6 @@ from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.prepare.settling import settle
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
-from tests.orchestrator.process_hosts import ElasticJob, Ran
-from tests.orchestrator.resting import Resting
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
