@@ -24,8 +24,8 @@ from urllib.parse import urlparse
 import uvicorn
 
 from benchmarks.parts import page_lag
+from benchmarks.parts.long_job import job
 from benchmarks.parts.targets import percentile, under
-from benchmarks.takeover import job
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
 from dashboard.service.app import create_app
