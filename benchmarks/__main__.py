@@ -15,6 +15,7 @@ BENCHMARKS = (
     "prediction",
     "first_step",
     "partition",
+    "planning_time",
     "shrink",
     "monitoring",
     "freeze_program",
