@@ -57,6 +57,7 @@ async def send(
         await control.send(Sending(job, parts, caller, key), body)
     except JobError as error:
         problem = problem_of(error)
+        request.state.why = problem.detail
         problem.action = advice(error) or problem.action
         # A refusal is kept under its key. Only where it is open whether the control has arrived, it is the same again.
         again = key if isinstance(error, ControllerSilent) else _new_key()

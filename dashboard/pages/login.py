@@ -33,6 +33,7 @@ async def log_in(
     if role is None:
         answer = page("login.html.j2", next=_local(next), wrong=True, caller=None)
         answer.status_code = 401
+        request.state.why = "there is no such token"
         return answer
     request.state.who = f"{role} from {request.client.host if request.client else 'unknown'}"
     answer = RedirectResponse(_local(next), 303)

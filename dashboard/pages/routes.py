@@ -18,8 +18,8 @@ from dashboard.pages import (
 )
 from dashboard.pages.shown import error_page
 from dashboard.pages.templating import BUNDLES, KINDS, bundle
-from dashboard.service.guard import wants_page
-from dashboard.service.problems import Problem, problem_of_http
+from dashboard.service.guarded import wants_page
+from dashboard.service.problems import Problem, answer_to, problem_of_http
 
 router = APIRouter(include_in_schema=False)
 
@@ -56,5 +56,5 @@ def mount_pages(app: FastAPI) -> None:
     async def _no_route(request: Request, error: HTTPException) -> Response:
         problem = problem_of_http(request, error)
         if not wants_page(request.scope, request.headers):
-            return problem.response()
+            return answer_to(request, problem)
         return error_page(request, problem)

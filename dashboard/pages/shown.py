@@ -128,6 +128,7 @@ class PageRoute(APIRoute):
 
 def error_page(request: Request, problem: Problem) -> Response:
     """The page of an error."""
+    request.state.why = problem.detail
     general = problem.action == ACTIONS.get(problem.status)
     text = rendered(
         "error.html.j2",

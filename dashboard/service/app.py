@@ -21,6 +21,7 @@ from dashboard.service import problems
 from dashboard.service.access import Access, open_tokens
 from dashboard.service.audit import Audit
 from dashboard.service.guard import Guard, hosts_of
+from dashboard.service.guarded import Guarded
 from dashboard.service.services import Services
 from dashboard.service.settings import MOST_BODY_BYTES, Settings
 from dashboard.service.threads import Threads
@@ -82,13 +83,8 @@ def create_app(settings: Settings) -> FastAPI:
     async def healthz() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
-    app.add_middleware(
-        Guard,
-        access=services.access,
-        audit=Audit(settings.audit),
-        hosts=hosts_of(settings.host, settings.hosts),
-        most_bytes=MOST_BODY_BYTES,
-    )
+    guard = Guard(services.access, hosts_of(settings.host, settings.hosts), MOST_BODY_BYTES)
+    app.add_middleware(Guarded, guard=guard, audit=Audit(settings.audit), most_bytes=MOST_BODY_BYTES)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
 

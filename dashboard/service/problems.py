@@ -175,20 +175,26 @@ def problem_of_http(request: Request, error: HTTPException) -> Problem:
     return Problem(error.status_code, detail, **headers)
 
 
+def answer_to(request: Request, problem: Problem) -> JSONResponse:
+    """The answer that tells of `problem`, which the audit log has too if it takes a line of the request."""
+    request.state.why = problem.detail
+    return problem.response()
+
+
 def install(app: FastAPI) -> None:
     """Have `app` answer every error in the one shape."""
 
     @app.exception_handler(Problem)
     async def _problem(request: Request, error: Problem) -> JSONResponse:
-        return error.response()
+        return answer_to(request, error)
 
     @app.exception_handler(JobError)
     async def _job_error(request: Request, error: JobError) -> JSONResponse:
-        return problem_of(error).response()
+        return answer_to(request, problem_of(error))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return Problem(422, "; ".join(map(_sentence, error.errors()[:5]))).response()
+        return answer_to(request, Problem(422, "; ".join(map(_sentence, error.errors()[:5]))))
 
 
 def _sentence(details: dict[str, Any]) -> str:

@@ -10,12 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
-from serving import audited, client_of, settings_in, token
+from serving import audited, client_of, live_job, settings_in, show, token
 
 from dashboard.pages.controls import CONTROLS
 from dashboard.service.access import COOKIE, SESSION_S, Access, Role, open_tokens
 from dashboard.service.app import create_app
-from dashboard.service.guard import POLICY, SIMULATIONS
+from dashboard.service.guard import SIMULATIONS
+from dashboard.service.guarded import POLICY
 from dashboard.service.settings import MOST_BODY_BYTES, Settings
 
 RUNS, CANCEL = "/api/v1/runs", "/api/v1/jobs/gpt/cancel"
@@ -150,8 +151,33 @@ def test_large_bodies(settings: Settings, app: FastAPI) -> None:
 )
 def test_path_traversal(settings: Settings, app: FastAPI, path: str) -> None:
     answer = ask(app, "GET", path, headers=bearer(token(settings)))
-    assert answer.status_code == 404
-    assert answer.json()["action"]
+    refused(settings, answer, 404, "there is no")
+    assert audited(settings)[-1]["caller"] == "control from 127.0.0.1"
+
+
+def test_a_page_that_is_asked_to_leave_its_folder(settings: Settings, app: FastAPI) -> None:
+    """A path that its route takes, but not its check; and one that is encoded twice."""
+    for path, status in (("/jobs/%2e%2e/steps", 422), ("/runs/%252e%252e%252fetc", 404)):
+        answer = ask(app, "GET", path, headers=bearer(token(settings, Role.READ)))
+        line = audited(settings)[-1]
+        assert (answer.status_code, line["status"], line["path"]) == (status, status, answer.request.url.path)
+        assert line["why"]
+
+
+def test_what_is_merely_not_there_needs_no_line(settings: Settings, app: FastAPI) -> None:
+    before = audited(settings)
+    for path in ("/api/v1/runs/no-such-run", "/static/other.css", "/nowhere"):
+        assert ask(app, "GET", path, headers=bearer(token(settings))).status_code == 404
+    assert audited(settings) == before
+
+
+def test_a_control_s_form_is_not_for_the_read_token(settings: Settings, app: FastAPI) -> None:
+    """Its route refuses it, for a request that by itself changes nothing."""
+    show(app, live_job())
+    answer = ask(app, "GET", "/jobs/gpt/controls/pause", headers=bearer(token(settings, Role.READ)))
+    line = audited(settings)[-1]
+    assert (answer.status_code, line["status"]) == (403, 403)
+    assert (line["caller"], line["why"]) == ("read from 127.0.0.1", "the read token changes nothing")
 
 
 def test_log_in_and_out(settings: Settings, app: FastAPI) -> None:
@@ -161,6 +187,7 @@ def test_log_in_and_out(settings: Settings, app: FastAPI) -> None:
     assert wrong.status_code == 401
     assert "There is no such token." in wrong.text
     assert audited(settings)[-1]["status"] == 401
+    assert audited(settings)[-1]["why"] == "there is no such token"
     right = ask(app, "POST", "/login", data={"token": token(settings), "next": "//evil.example"})
     assert (right.status_code, right.headers["location"]) == (303, "/")
     made = right.headers["set-cookie"]
