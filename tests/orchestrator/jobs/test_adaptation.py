@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +14,13 @@ from process_hosts import ElasticJob, Ran
 from test_elastic_jobs import at_step, job
 
 from orchestrator.controller.adaptation import Adaptation
-from orchestrator.controller.move_request import move_to
+from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView
-from orchestrator.lifecycle.states import Finished, Training
-from orchestrator.lifecycle.stimuli import Migrate
+from orchestrator.lifecycle.states import Finished
 from orchestrator.prepare.resolve import Resolved
 from planner.observed import StepTimes
-from planner.plan import Plan
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
@@ -31,7 +28,7 @@ from workers.protocol import FaultReport, StepReport
 
 LAYERS = 10
 PASS_S = 0.004
-STEPS = 60
+STEPS = 44
 SLOW = 2
 """The place, and so the rank, that becomes slow."""
 
@@ -62,29 +59,14 @@ class AdaptingJob(ElasticJob):
         self.view = JobView()
         self.adaptation: Adaptation | None = None
         super().__init__(resolved, act, profile=profile)
+        reshaping = Reshaping(self.order, self.setup, self.loop, self.runtime, self.hosts)
         self.adaptation = Adaptation(
-            self.setup, self.loop, lambda: self.view, self.runtime.planning, self._migrate
+            self.setup, self.loop, lambda: self.view, self.runtime.planning, reshaping.migrate
         )
 
     def observe(self, observed: StepTimes) -> None:
         if self.adaptation is not None:
             self.adaptation.observe([observed])
-
-    async def _migrate(self, plan: Plan) -> str:
-        state = self.loop.state
-        assert isinstance(state, Training)
-        known = self.runtime.planning.known.of(state.job.membership.members)
-        move = await asyncio.to_thread(
-            move_to,
-            state.job,
-            self.runtime.planning.replanner,
-            plan,
-            mode="live",
-            asked_s=time.time(),
-            slowdowns=known,
-        )
-        await self.loop.post_and_wait(Migrate(move))
-        return ""
 
     def _take(self, event: events.Event) -> None:
         self.view.take(Record(time_s=time.time(), event=event))
@@ -123,7 +105,7 @@ def test_a_rank_that_becomes_slow_is_relieved_and_loaded_again_with_the_same_bit
     tmp_path: Path, quiet: str
 ) -> None:
     with_faults = {"elastic": {"allow_faults": True}}
-    ran = AdaptingJob(made(tmp_path, **with_faults), slow(8, 3.0, steps=30)).run()
+    ran = AdaptingJob(made(tmp_path, **with_faults), slow(6, 3.0, steps=20)).run()
     assert isinstance(ran.state, Finished)
     assert ran.steps == list(range(1, STEPS + 1))
     assert ran.state_sha256 == quiet
@@ -141,13 +123,13 @@ def test_a_rank_that_becomes_slow_is_relieved_and_loaded_again_with_the_same_bit
     )
     assert away.step - fault.step <= 4
     assert away.then_s < 0.8 * away.now_s
-    assert layers_at(ran, fault.step + 29)[SLOW] == 1
+    assert layers_at(ran, fault.step + 19)[SLOW] == 1
     assert layers_at(ran, STEPS)[SLOW] >= 2
 
     took = {report.step: report.step_s for report in ran.of(StepReport)}
     moved = next(event for event in ran.of(events.Migrated) if event.step > fault.step)
     before = median(took[step] for step in range(fault.step, moved.step + 1))
-    after = median(took[step] for step in range(fault.step + 15, fault.step + 30))
+    after = median(took[step] for step in range(fault.step + 8, fault.step + 20))
     assert after < 0.85 * before, "of emulated layers, with a margin that any machine keeps"
 
 
@@ -169,7 +151,7 @@ def test_a_slow_rank_is_remembered_when_another_one_dies(tmp_path: Path, quiet: 
 
     def act(running: ElasticJob, event: events.Event) -> None:
         slow(5, 3.0)(running, event)
-        if isinstance(event, StepReport) and event.step == 30:
+        if isinstance(event, StepReport) and event.step == 20:
             killed.append(event.step)
             running.signal(0)
 
