@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 from pydantic import Field, model_validator
 
-from dashboard.api.models import Answer, JobName, Model
+from dashboard.api.models import Answer, JobName, Key, Model
+from dashboard.api.plan_match import unchanged
 from dashboard.service.problems import documented
 from dashboard.service.services import From, Parts, Services
 from orchestrator.client.jobs import Command
 
 router = APIRouter(tags=["controls"], prefix="/jobs/{job}")
 
-Key = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[\x21-\x7e]{1,200}$",
-        description="Chosen by the sender: a control that is sent twice with one key is done once.",
-    ),
-]
 Wait = Annotated[
     float,
     Query(ge=0, le=60, description="How long to wait for the outcome; 0: answer once it is accepted."),
@@ -126,7 +119,7 @@ async def checkpoint(job: JobName, parts: Parts, by: From, key: Key = None, wait
     return await outcome_of(parts, parts.client.checkpoint(job, id=key, by=by.name), wait_s)
 
 
-@router.post("/freeze", status_code=202, responses=ERRORS)
+@router.post("/freeze", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
 async def freeze(
     job: JobName, body: Freeze, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
 ) -> Answer:
@@ -135,7 +128,7 @@ async def freeze(
     return await outcome_of(parts, sending, wait_s)
 
 
-@router.post("/move", status_code=202, responses=ERRORS)
+@router.post("/move", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
 async def move(
     job: JobName, body: Move, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
 ) -> Answer:
@@ -143,7 +136,7 @@ async def move(
     return await outcome_of(parts, parts.client.move(job, body.layers, body.rank, id=key, by=by.name), wait_s)
 
 
-@router.post("/scale", status_code=202, responses=ERRORS)
+@router.post("/scale", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
 async def scale(
     job: JobName, body: Scale, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
 ) -> Answer:
@@ -152,7 +145,7 @@ async def scale(
     return await outcome_of(parts, sending, wait_s)
 
 
-@router.post("/drain", status_code=202, responses=ERRORS)
+@router.post("/drain", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
 async def drain(
     job: JobName, body: Drain, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
 ) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Header, Path
 from pydantic import BaseModel, ConfigDict, Field
 
 JobName = Annotated[
@@ -13,6 +13,16 @@ JobName = Annotated[
 ]
 RunName = Annotated[
     str, Path(min_length=1, max_length=400, description="The run's name, as listed.", examples=["gpt"])
+]
+
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{1,200}$",
+        description="Chosen by the sender: a control that is sent twice with one key is done once.",
+        examples=["5f2c"],
+    ),
 ]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Response
 from pydantic import Field
 
-from dashboard.api.controls import ERRORS, Key, Wait, outcome_of
-from dashboard.api.models import Answer, JobName, Model
+from dashboard.api.controls import ERRORS, Wait, outcome_of
+from dashboard.api.models import Answer, JobName, Key, Model
+from dashboard.api.plan_match import VERSION, Match, base_of, no_plan
 from dashboard.api.sources import Live
-from dashboard.service.problems import PlanMoving, Problem, documented
+from dashboard.service.problems import PlanMoving, documented
 from dashboard.service.services import From, Parts
 from orchestrator.client.errors import PlanChanged
 from orchestrator.history.job_view import Decision, JobView
@@ -39,7 +40,6 @@ class Plans(Model):
     plans: list[PlanAnswer]
 
 
-VERSION = r"^\d{1,9}\.\d{1,9}$"
 Layers = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -84,16 +84,6 @@ class ProposalAnswer(Model):
     """The cuts that the planner compared, with their predicted steps."""
 
 
-Match = Annotated[
-    str | None,
-    Header(
-        alias="If-Match",
-        pattern=r'^"?\d{1,9}\.\d{1,9}"?$',
-        description="Version of the plan that is to be replaced; another one now: 409 with the newer version.",
-    ),
-]
-
-
 def _answer(decision: Decision) -> PlanAnswer:
     plan = decision.plan
     return PlanAnswer(
@@ -107,9 +97,7 @@ def _answer(decision: Decision) -> PlanAnswer:
 
 def _newest(view: JobView) -> PlanAnswer:
     if not view.decisions:
-        raise Problem(
-            409, f"job {view.job!r} has no plan yet: it is {view.state}", action="Ask again in a moment."
-        )
+        raise no_plan(view)
     return _answer(view.decisions[-1])
 
 
@@ -157,7 +145,7 @@ async def apply(
     wait_s: Wait = 0.0,
 ) -> Answer:
     """Have the ranks take up a partition while the job trains."""
-    base = base_of(match.strip('"') if match is not None else None, body.version)
+    base = base_of(match, body.version)
     sending = parts.client.apply(job, body.partition, base=base, id=key, by=by.name)
     try:
         return await outcome_of(parts, sending, wait_s)
@@ -165,18 +153,3 @@ async def apply(
         if base == (changed.epoch, changed.version):
             raise PlanMoving(str(changed), changed.epoch, changed.version) from None
         raise
-
-
-def base_of(*versions: str | None) -> tuple[int, int] | None:
-    """The (epoch, version) that a plan is to replace; None: whichever is the newest.
-
-    Raises:
-        Problem: two different ones are named.
-    """
-    named = sorted({version for version in versions if version is not None})
-    if len(named) > 1:
-        raise Problem(422, f"If-Match and version name different plans: {named[0]} and {named[1]}")
-    if not named:
-        return None
-    epoch, version = map(int, named[0].split("."))
-    return epoch, version
