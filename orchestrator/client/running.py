@@ -38,6 +38,7 @@ def run(
     """
     submission = Submission(spec, resume=resume, say=say)
     submission.check_size()
+    submission.check_opened()
     with (
         Interrupts() as interrupts,
         cluster.connected(submission.spec.cluster.address, cpus=submission.cpus) as connection,
@@ -74,6 +75,7 @@ def detach(
             " and name it with --set cluster.address=auto"
         )
     submission = Submission(spec, resume=resume, say=say)
+    submission.check_opened()
     with Interrupts() as interrupts, cluster.connected(submission.spec.cluster.address, cpus=submission.cpus):
         return submission.send(
             profile=profile,

@@ -119,6 +119,10 @@ class Submission:
         if schedule is not None and schedule.ranks > MANY_RANKS * (os.cpu_count() or 1):
             check_stages(self.spec, schedule, self._opening.result())
 
+    def check_opened(self) -> None:
+        """Raise what opening the model and the data has raised so far, before Ray starts for nothing."""
+        self._opening.check()
+
     @property
     def cpus(self) -> float:
         """CPUs that the job needs of a local cluster, which has all of this machine anyway."""
@@ -204,10 +208,14 @@ class _Opening:
     def result(self) -> ModelOutline:
         """Wait for the outline and return it. Raises what opening raised."""
         self._thread.join()
+        self.check()
+        assert isinstance(self._found, ModelOutline)
+        return self._found
+
+    def check(self) -> None:
+        """Raise what opening has raised so far."""
         if isinstance(self._found, BaseException):
             raise self._found
-        assert self._found is not None
-        return self._found
 
     def _open(self) -> None:
         try:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any, Never
 
 import pytest
 from command_line import freshet_here
@@ -16,6 +20,7 @@ from orchestrator.client import submit
 from orchestrator.client.running import detach, run
 from orchestrator.client.shadowing import OWN, shadowing
 from orchestrator.client.submit import Submission
+from orchestrator.spec.job_spec import Spec
 from workers.protocol import JobError
 
 
@@ -93,6 +98,31 @@ def test_more_ranks_than_the_model_has_layers_are_refused_before_ray_starts(
     spec = tiny(tmp_path, "a", pipeline={"ranks": 50}, cluster={"address": "local"})
     with pytest.raises(JobError, match=r"pipeline.ranks = 50 is more than the model can fill: 50 ranks"):
         run(spec, resume=False, observe=print, say=print)
+
+
+@pytest.mark.parametrize("start", [partial(run, observe=print), detach], ids=["run", "detach"])
+def test_a_model_that_could_not_be_opened_starts_no_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., object]
+) -> None:
+    def connected(*given: object, **named: object) -> None:
+        raise AssertionError("Ray was started")
+
+    def outline_model(spec: Spec) -> Never:
+        raise JobError("the factory is wrong")
+
+    class Opened(Submission):
+        """Its model has been opened, or not, before it goes on."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            with suppress(JobError):
+                self._opening.result()
+
+    monkeypatch.setattr("orchestrator.client.running.cluster.connected", connected)
+    monkeypatch.setattr("orchestrator.client.running.Submission", Opened)
+    monkeypatch.setattr(submit, "outline_model", outline_model)
+    with pytest.raises(JobError, match="the factory is wrong"):
+        start(tiny(tmp_path, "a"), resume=False, say=print)
 
 
 def test_a_job_of_a_local_cluster_cannot_be_left(tmp_path: Path) -> None:
