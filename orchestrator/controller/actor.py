@@ -27,6 +27,7 @@ from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze_control import FreezeControl
 from orchestrator.controller.freeze_watch import FreezeWatch
+from orchestrator.controller.garbage import exclude_kept_objects
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.persistence import persist
@@ -83,6 +84,8 @@ class Controller:
         self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._view = JobView()
         """Of the whole log."""
+        self._shown: tuple[tuple[int, float, str], bytes] | None = None
+        """The view as clients get it, and what it depends on."""
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that outlive the event loop."""
@@ -378,9 +381,13 @@ class Controller:
 
     async def view(self) -> bytes:
         """Return the job's state and history: a `JobView` as JSON."""
-        spec = self._view.spec or self._spec
-        seen = replace(self._view, job=self._order.job, spec=spec, trouble=self._trouble, pid=os.getpid())
-        return seen.to_json()
+        # Clients that ask at once share the work.
+        state = (self._view.events, self._view.ended_s, self._trouble)
+        if self._shown is None or self._shown[0] != state:
+            spec = self._view.spec or self._spec
+            seen = replace(self._view, job=self._order.job, spec=spec, trouble=self._trouble, pid=os.getpid())
+            self._shown = state, seen.to_json()
+        return self._shown[1]
 
     async def read(self, after: int, wait_s: float) -> Page:
         """Return the events that follow the first `after`; wait up to `wait_s` for one."""
@@ -451,6 +458,7 @@ class Controller:
         self._changed.set()
         if time.monotonic() - self._kept_s > SNAPSHOT_S:
             self._kept_s = time.monotonic()
+            exclude_kept_objects()
             self._writer.keep(self._view.to_json())
         self._runtime.take(event)
         if isinstance(event, events.Migrated):
