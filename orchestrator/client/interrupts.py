@@ -20,6 +20,7 @@ class Interrupts:
         self.count = 0
         """Signals since `hold`."""
         self._held = False
+        self._raised = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -31,7 +32,13 @@ class Interrupts:
             signal.signal(number, handler)
 
     def hold(self) -> None:
-        """Count signals from now on, instead of raising KeyboardInterrupt."""
+        """Count signals from now on, instead of raising KeyboardInterrupt.
+
+        Raises:
+            KeyboardInterrupt: a signal came before, and Python ignored its error, as it does in a hook of `os.fork`.
+        """
+        if self._raised:
+            raise KeyboardInterrupt
         self._held = True
         # Connecting to Ray may have installed its own handlers.
         self._install()
@@ -49,6 +56,7 @@ class Interrupts:
         if number == signal.SIGHUP:
             _leave_lost_terminal()
         if not self._held:
+            self._raised = True
             raise KeyboardInterrupt
         self.count += 1
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from orchestrator.history.job_view import JobView
-from orchestrator.pictures.templating import environment
 from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.report.parts import Table
 from orchestrator.report.step_timeline import measured_step
@@ -49,19 +46,3 @@ def timeline(run: JobView, profile: Profile | None = None, step: int | None = No
         idle=found.idle,
     )
 
-
-def timeline_html(run: JobView, profile: Profile | None = None, step: int | None = None) -> Markup | None:
-    """The section of `timeline` as HTML, for a page that has `page.css` (static file of `orchestrator.report`),
-    `timeline_view.css` and the scripts of `assets.TIMELINE_SCRIPTS` (static files of `orchestrator.pictures`).
-
-    It contains no script to run, no style and no reference. After it is put into a page that is already open,
-    `freshetTimelines.drawAll(element)` draws it.
-
-    Raises:
-        KeyError: as `timeline`.
-    """
-    part = timeline(run, profile, step)
-    if part is None:
-        return None
-    packages = ("orchestrator.report", "orchestrator.pictures")
-    return Markup(environment(*packages).get_template("timeline.html.j2").render(part=part))

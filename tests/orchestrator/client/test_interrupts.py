@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_signals_are_counted(number: signal.Signals) -> None:
         interrupts.hold()
         os.kill(os.getpid(), number)
         assert interrupts.count == 1
+
+
+def test_a_signal_whose_error_was_lost_ends_the_program_before_the_job_runs() -> None:
+    with Interrupts() as interrupts:
+        with suppress(KeyboardInterrupt):  # as Python does in a hook of os.fork
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.hold()
 
 
 def test_under_nohup_a_closed_terminal_is_no_signal() -> None:
