@@ -7,6 +7,7 @@ from functools import partial
 
 from fastapi import APIRouter
 
+from dashboard.api.examples import CLUSTER, MEASURED, example
 from dashboard.api.history import profile_in
 from dashboard.api.models import Model
 from dashboard.jobs.live_job import LiveJob
@@ -16,10 +17,13 @@ from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import JobError
 from orchestrator.events.wording import noticed_text
 from orchestrator.history.job_view import JobView
+from orchestrator.history.ranks_view import Departure
 
 router = APIRouter(tags=["cluster"], prefix="/cluster")
 
-KEPT_NOTICES = 50
+KEPT_PREEMPTIONS = 50
+REQUEST = "request"
+"""The source of a notice that a user asked for: a drain, and no preemption."""
 
 
 class User(Model):
@@ -27,6 +31,11 @@ class User(Model):
 
     job: str
     ranks: list[int]
+    leaving: bool
+    """Whether they are leaving it, by a request or a notice of the job's own."""
+    deadline_s: float | None
+    """When the node will be gone, as the job knows, in seconds since the Unix epoch; null if unknown, or if the ranks
+    stay."""
 
 
 class NodeModel(Model):
@@ -42,25 +51,27 @@ class NodeModel(Model):
     users: list[User]
     draining: bool
     deadline_s: float | None
-    """When it will be gone, in seconds since the Unix epoch; null if unknown, or if it stays."""
-    leaving_jobs: list[str]
-    """Jobs that are leaving it by a request or a notice of their own."""
+    """When it will be gone, as the cluster knows, in seconds since the Unix epoch; null if unknown, or if it stays."""
 
 
-class Notice(Model):
-    """A notice that a node would leave."""
+class Preemption(Model):
+    """A node that left a job, or is about to: by a notice, or without one."""
 
+    time_s: float
+    """When the notice came, or the job lost its ranks, in seconds since the Unix epoch."""
     job: str
+    noticed: bool
     text: str
+    """Which ranks, where, and how long they had."""
 
 
-class ClusterModel(Model):
+class ClusterModel(Model, json_schema_extra=example(CLUSTER)):
     """The cluster."""
 
     address: str
     nodes: list[NodeModel]
-    notices: list[Notice]
-    """What jobs were told of nodes leaving, oldest first per job."""
+    preemptions: list[Preemption]
+    """The newest of all jobs, newest last. Drains that users requested are none."""
 
 
 class Device(Model):
@@ -68,6 +79,9 @@ class Device(Model):
 
     job: str
     rank: int
+    node: str
+    """Address of the rank's node; of a rank that is gone, the name of the machine that was measured; empty if neither
+    is known."""
     kind: str
     """`cpu`, `cuda` or `emulated`."""
     name: str
@@ -82,12 +96,15 @@ class Link(Model):
 
     job: str
     source: int
+    source_node: str
+    """As a device's `node`."""
     target: int
+    target_node: str
     latency_s: float
     bytes_per_s: float
 
 
-class Measured(Model):
+class Measured(Model, json_schema_extra=example(MEASURED)):
     """What the profiles of running jobs tell of devices and links."""
 
     devices: list[Device]
@@ -106,22 +123,34 @@ async def cluster(parts: Parts) -> ClusterModel:
     return ClusterModel(
         address=address,
         nodes=[_node(node, jobs) for node in nodes],
-        notices=[
-            Notice(job=job.name, text=noticed_text(notice))
-            for job in parts.live.jobs()
-            for notice in job.view.ranks.noticed[-KEPT_NOTICES:]
-        ],
+        preemptions=preemptions([job.view for job in parts.live.jobs()]),
     )
 
 
+def preemptions(views: Iterable[JobView]) -> list[Preemption]:
+    """The newest preemptions of jobs, newest last."""
+    found = [
+        Preemption(time_s=each.time_s, job=view.job, noticed=True, text=noticed_text(each.event))
+        for view in views
+        for each in view.ranks.notices
+        if each.event.source != REQUEST
+    ]
+    found += [
+        Preemption(time_s=each.time_s, job=view.job, noticed=False, text=_lost_text(each))
+        for view in views
+        for each in view.ranks.departures
+        if not each.noticed
+    ]
+    return sorted(found, key=lambda each: each.time_s)[-KEPT_PREEMPTIONS:]
+
+
+def _lost_text(departure: Departure) -> str:
+    numbers = ", ".join(map(str, departure.ranks))
+    ranks = f"rank {numbers} was" if len(departure.ranks) == 1 else f"ranks {numbers} were"
+    return f"{ranks} lost{f' on {departure.host}' if departure.host else ''} without notice"
+
+
 def _node(node: NodeState, jobs: Iterable[LiveJob]) -> NodeModel:
-    users, leaving = [], []
-    for job in jobs:
-        ranks = sorted(rank for rank, home in job.view.ranks.nodes.items() if home == node.id)
-        if ranks:
-            users.append(User(job=job.name, ranks=ranks))
-        if job.view.ranks.going & {*ranks}:
-            leaving.append(job.name)
     return NodeModel(
         id=node.id,
         host=node.host,
@@ -129,10 +158,25 @@ def _node(node: NodeState, jobs: Iterable[LiveJob]) -> NodeModel:
         alive=node.alive,
         total=dict(node.total),
         available=dict(node.available),
-        users=users,
+        users=[user for job in jobs if (user := _user(job, node.id)) is not None],
         draining=node.draining,
         deadline_s=node.deadline_s,
-        leaving_jobs=leaving,
+    )
+
+
+def _user(job: LiveJob, node: str) -> User | None:
+    """A job on a node; None if it has no ranks there."""
+    known = job.view.ranks
+    ranks = sorted(rank for rank, home in known.nodes.items() if home == node)
+    if not ranks:
+        return None
+    leaving = bool(known.going & {*ranks})
+    deadlines = [each.deadline_s for each in known.notices if each.event.node == node]
+    return User(
+        job=job.name,
+        ranks=ranks,
+        leaving=leaving,
+        deadline_s=deadlines[-1] if leaving and deadlines else None,
     )
 
 
@@ -158,12 +202,14 @@ def _measured(view: JobView) -> Measured:
     profile = profile_in(view.folder)
     if profile is None:
         return Measured(devices=[], links=[])
-    found = profile.cluster
+    found, hosts = profile.cluster, view.ranks.hosts
+    nodes = [hosts.get(rank, device.machine) for rank, device in enumerate(found.devices)]
     return Measured(
         devices=[
             Device(
                 job=view.job,
                 rank=rank,
+                node=nodes[rank],
                 kind=device.kind,
                 name=device.name,
                 memory_bytes=device.memory_bytes,
@@ -175,7 +221,9 @@ def _measured(view: JobView) -> Measured:
             Link(
                 job=view.job,
                 source=source,
+                source_node=nodes[source],
                 target=target,
+                target_node=nodes[target],
                 latency_s=link.latency_s,
                 bytes_per_s=link.bytes_per_s,
             )

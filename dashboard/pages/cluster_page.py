@@ -54,6 +54,7 @@ def _devices(devices: list[Device]) -> Table | None:
         columns=(
             Column("Job"),
             Column("Rank", "number"),
+            Column("Node"),
             Column("Device", "text"),
             Column("Memory", "number"),
             Column("Times", "number"),
@@ -62,6 +63,7 @@ def _devices(devices: list[Device]) -> Table | None:
             (
                 each.job,
                 str(each.rank),
+                each.node or "–",
                 f"{each.name} ({each.kind})",
                 size(each.memory_bytes),
                 f"× {each.slowdown:.3g}",
@@ -81,7 +83,9 @@ def _links(links: list[Link]) -> Table | None:
         columns=(
             Column("Job"),
             Column("From rank", "number"),
+            Column("From node"),
             Column("To rank", "number"),
+            Column("To node"),
             Column("Latency", "number"),
             Column("Bandwidth", "number"),
         ),
@@ -89,7 +93,9 @@ def _links(links: list[Link]) -> Table | None:
             (
                 each.job,
                 str(each.source),
+                each.source_node or "–",
                 str(each.target),
+                each.target_node or "–",
                 seconds(each.latency_s),
                 f"{size(each.bytes_per_s)}/s",
             )

@@ -45,6 +45,7 @@ def _environment() -> Environment:
         "size": size,
         "runs": runs_text,
         "clock": clock,
+        "moment": moment,
     }
     return found
 
@@ -52,6 +53,11 @@ def _environment() -> Environment:
 def clock(time_s: float) -> str:
     """The time of day of seconds since the Unix epoch."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S UTC")
+
+
+def moment(time_s: float) -> str:
+    """The day and time of seconds since the Unix epoch."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def runs_text(numbers: Sequence[int]) -> str:

@@ -155,7 +155,7 @@ def test_a_service_takes_a_job_shows_it_and_may_die(tmp_path: Path) -> None:
                 assert late.get(f"/jobs/{JOB}{path}")
             cluster = late.get("/cluster")
             assert [user for node in cluster["nodes"] for user in node["users"]] == [
-                {"job": JOB, "ranks": [0, 1]}
+                {"job": JOB, "ranks": [0, 1], "leaving": False, "deadline_s": None}
             ]
             assert "freshet_step" in late.client.get(f"{late.address}/metrics").text
 
