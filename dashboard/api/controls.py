@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import Field, model_validator
 
+from dashboard.api.examples import example
+from dashboard.api.faults import Drill
 from dashboard.api.models import Answer, JobName, Key, Model
 from dashboard.api.plan_match import unchanged
 from dashboard.service.problems import documented
@@ -20,22 +22,22 @@ Wait = Annotated[
     float,
     Query(ge=0, le=60, description="How long to wait for the outcome; 0: answer once it is accepted."),
 ]
-ERRORS = documented(400, 401, 403, 404, 409, 413, 422, 429, 503)
+ERRORS = documented(400, 401, 403, 404, 408, 409, 413, 422, 429, 503)
 
 
-class Cancel(Model):
+class Cancel(Model, json_schema_extra=example({"abort": False})):
     """How to end a job."""
 
     abort: bool = False
     """End at once, without a checkpoint."""
 
 
-class Freeze(Model):
+class Freeze(Model, json_schema_extra=example({"method": "timelyfreeze", "r_max": 0.5})):
     """What to freeze from now on; what is left out stays as it is."""
 
-    method: str | None = Field(default=None, examples=["timely"])
-    """As `freeze.method` in a spec; `none` turns freezing off."""
-    r_max: float | None = Field(default=None, ge=0, le=1, examples=[0.5])
+    method: str | None = None
+    """As `freeze.method` in a spec: `none` turns freezing off."""
+    r_max: float | None = Field(default=None, ge=0, le=1)
     """Largest mean share of a stage's weight gradients to leave out."""
 
     @model_validator(mode="after")
@@ -45,21 +47,21 @@ class Freeze(Model):
         return self
 
 
-class Move(Model):
+class Move(Model, json_schema_extra=example({"layers": "3-4", "rank": 1})):
     """Layers to move."""
 
-    layers: str = Field(pattern=r"^\d{1,6}(-\d{1,6})?$", examples=["3-4"])
+    layers: str = Field(pattern=r"^\d{1,6}(-\d{1,6})?$")
     """A layer, or a run of them."""
-    rank: int = Field(ge=0, le=10**6, examples=[1])
+    rank: int = Field(ge=0, le=10**6)
     """Number of the rank that gets them; it has the layers before or after them."""
 
 
-class Scale(Model):
+class Scale(Model, json_schema_extra=example({"ranks": 4, "spares": 1})):
     """How many ranks to train with; what is left out stays as it is."""
 
-    ranks: int | None = Field(default=None, ge=1, le=10**6, examples=[4])
+    ranks: int | None = Field(default=None, ge=1, le=10**6)
     """Ranks of the job's pipelines."""
-    spares: int | None = Field(default=None, ge=0, le=10**6, examples=[1])
+    spares: int | None = Field(default=None, ge=0, le=10**6)
     """Idle ranks, ready to replace lost ones."""
 
     @model_validator(mode="after")
@@ -69,10 +71,10 @@ class Scale(Model):
         return self
 
 
-class Drain(Model):
+class Drain(Model, json_schema_extra=example({"node": "10.0.0.7", "deadline_s": 30.0})):
     """A node that the job must leave."""
 
-    node: str = Field(min_length=1, max_length=200, examples=["10.0.0.7"])
+    node: str = Field(min_length=1, max_length=200)
     """Its id in the cluster, the beginning of it, or its address."""
     deadline_s: float = Field(default=30.0, gt=0, le=86_400)
     """Seconds until it is gone."""
@@ -157,14 +159,15 @@ async def drain(
 @router.post("/faults", status_code=202, responses=ERRORS)
 async def fault(
     job: JobName,
-    body: dict[str, Any],
+    body: Drill,
     parts: Parts,
     by: From,
     key: Key = None,
     wait_s: Wait = 0.0,
 ) -> Answer:
     """Inject a fault, as `freshet fault` does, into a job that allows faults."""
-    return await outcome_of(parts, parts.client.fault(job, body, id=key, by=by.name), wait_s)
+    drill = body.model_dump(mode="json", exclude_defaults=True)
+    return await outcome_of(parts, parts.client.fault(job, drill, id=key, by=by.name), wait_s)
 
 
 @router.get("/commands/{id}", responses=documented(401, 403, 404, 409, 422, 503))

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from dashboard.api.examples import EVENTS, STREAM, answered, example
 from dashboard.api.models import JsonObject, Model
 from dashboard.api.sources import Live
 from dashboard.jobs.frames import Slice
@@ -37,7 +38,7 @@ MOST_AT_ONCE = 500
 """Most events in one sending: a client that cannot keep up is told what it missed, and nothing is kept for it."""
 
 
-class Page(Model):
+class Page(Model, json_schema_extra=example(EVENTS)):
     """Events, oldest first."""
 
     events: list[JsonObject]
@@ -101,7 +102,7 @@ class _Stream(StreamingResponse):
     "/stream",
     response_class=StreamingResponse,
     responses=documented(401, 403, 404, 422, 503)
-    | {200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."}},
+    | answered(STREAM, "Server-sent events.", "text/event-stream"),
 )
 async def stream(
     live: Live,

@@ -7,8 +7,8 @@ import math
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field
 
+from dashboard.api.examples import CHECKPOINTS, PROFILE, TELEMETRY, TIMELINE, TRACE, answered, example
 from dashboard.api.models import JsonObject, Model
 from dashboard.api.sources import Live, Past, Source
 from dashboard.service.problems import Problem, documented
@@ -21,6 +21,7 @@ from planner.profile import Profile
 
 router = APIRouter(tags=["history"])
 ERRORS = documented(401, 403, 404, 422, 503)
+PROFILE_ANSWER = answered(PROFILE, "As docs/profile.md describes it; the example is abridged.")
 
 Last = Annotated[int, Query(ge=1, le=5_000, description="How many of the newest steps.")]
 Step = Annotated[int | None, Query(ge=1, le=2**53, description="A measured step; unset: the newest one.")]
@@ -30,7 +31,7 @@ Format = Annotated[
 ]
 
 
-class Telemetry(Model):
+class Telemetry(Model, json_schema_extra=example(TELEMETRY)):
     """Curves over the newest steps; an older entry may stand for its neighbours too. Null: not finite."""
 
     step: list[int]
@@ -54,7 +55,7 @@ class Checkpoint(Model):
     error: str | None
 
 
-class Checkpoints(Model):
+class Checkpoints(Model, json_schema_extra=example(CHECKPOINTS)):
     """The newest checkpoints, oldest first."""
 
     checkpoints: list[Checkpoint]
@@ -64,12 +65,13 @@ class Span(Model):
     """What a rank did, in seconds since the step began."""
 
     rank: int
-    action: str = Field(examples=["2F0"])
+    action: str
+    """Its token, such as `2F0`: stage, kind, microbatch."""
     start_s: float
     end_s: float
 
 
-class TimelineModel(Model):
+class TimelineModel(Model, json_schema_extra=example(TIMELINE)):
     """One step of all ranks."""
 
     step: int
@@ -82,7 +84,7 @@ class TimelineModel(Model):
     """The steps of which a timeline is kept."""
 
 
-class Trace(Model):
+class Trace(Model, json_schema_extra=example(TRACE)):
     """A trace in Chrome's format, which ui.perfetto.dev opens."""
 
     displayTimeUnit: str
@@ -207,13 +209,13 @@ async def run_checkpoints(past: Past) -> Checkpoints:
     return await past.read(_checkpoints)
 
 
-@router.get("/jobs/{job}/profile", responses=ERRORS)
+@router.get("/jobs/{job}/profile", responses=ERRORS | PROFILE_ANSWER)
 async def job_profile(live: Live) -> dict[str, Any]:
     """The profile that the job was planned with: docs/profile.md describes it."""
     return await live.read(lambda view: _profile(live.folder(view)))
 
 
-@router.get("/runs/{run}/profile", responses=ERRORS)
+@router.get("/runs/{run}/profile", responses=ERRORS | PROFILE_ANSWER)
 async def run_profile(past: Past) -> dict[str, Any]:
     """The same of a past run."""
     return await past.read(lambda view: _profile(past.folder(view)))

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
-from dashboard.api.models import Model, Summary
+from dashboard.api.examples import SPEC, SUMMARY, VIEW, answered, example
+from dashboard.api.models import JobName, Model, Summary
 from dashboard.api.sources import Live, LiveSource, live_or_submitted
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.submission import Submission
@@ -22,7 +23,7 @@ from orchestrator.history.job_view import JobView
 router = APIRouter(tags=["jobs"])
 
 
-class Jobs(Model):
+class Jobs(Model, json_schema_extra=example({"jobs": [SUMMARY], "trouble": ""})):
     """All jobs of the cluster."""
 
     jobs: list[Summary]
@@ -30,15 +31,10 @@ class Jobs(Model):
     """Why the list may be old; empty if all is well."""
 
 
-class SubmitBody(Model):
+class SubmitBody(Model, json_schema_extra=example({"spec": SPEC, "resume": False})):
     """A job to start: its spec as tables or as TOML text."""
 
-    spec: dict[str, Any] | None = Field(
-        default=None,
-        examples=[
-            {"job": {"name": "gpt", "steps": 300}, "model": {"family": "gpt"}, "pipeline": {"ranks": 4}}
-        ],
-    )
+    spec: dict[str, Any] | None = Field(default=None, examples=[SPEC])
     toml: str | None = Field(default=None, examples=['[job]\nname = "gpt"\n'])
     resume: bool = False
     """Continue from the newest checkpoint in the job's folder."""
@@ -50,14 +46,17 @@ class SubmitBody(Model):
         return self
 
 
-class Submitted(Model):
+class Submitted(
+    Model,
+    json_schema_extra=example({"job": "gpt", "folder": "runs/gpt", "accepted": True, "page": "/jobs/gpt"}),
+):
     """A job that is being started."""
 
     job: str
     folder: str
     accepted: bool
     """Whether its controller has accepted it; false: it is being measured and planned, see GET /jobs/JOB."""
-    page: str = Field(examples=["/jobs/gpt"])
+    page: str
     """Path of the job's page."""
 
 
@@ -94,7 +93,7 @@ async def list_jobs(parts: Parts) -> Jobs:
     return Jobs(jobs=all_jobs(parts), trouble=parts.live.trouble)
 
 
-@router.post("/jobs", status_code=202, responses=documented(400, 401, 403, 409, 413, 422, 429))
+@router.post("/jobs", status_code=202, responses=documented(400, 401, 403, 408, 409, 413, 422, 429))
 async def submit_job(
     body: SubmitBody,
     parts: Parts,
@@ -128,7 +127,7 @@ async def submit_job(
 
 
 @router.get("/jobs/{job}", responses=documented(401, 403, 404, 422, 503))
-async def get_job(job: str, parts: Parts) -> Summary:
+async def get_job(job: JobName, parts: Parts) -> Summary:
     """A job in a few numbers."""
     found = await live_or_submitted(job, parts)
     return _summary_of_submission(found) if isinstance(found, Submission) else summary_of(found.job)
@@ -137,12 +136,7 @@ async def get_job(job: str, parts: Parts) -> Summary:
 @router.get(
     "/jobs/{job}/view",
     responses=documented(401, 403, 404, 422, 503)
-    | {
-        200: {
-            "content": {"application/json": {}},
-            "description": "A `JobView`, as the Python client reads it.",
-        }
-    },
+    | answered(VIEW, "A `JobView`, as the Python client reads it; the example is abridged."),
     response_class=Response,
 )
 async def get_view(live: Live) -> Response:

@@ -8,6 +8,7 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
+from dashboard.api.examples import METRICS, answered
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import documented
 from dashboard.service.services import Parts
@@ -23,8 +24,7 @@ router = APIRouter(tags=["metrics"])
 @router.get(
     "/metrics",
     response_class=Response,
-    responses=documented(401, 403)
-    | {200: {"content": {"text/plain": {}}, "description": "Prometheus's text format."}},
+    responses=documented(401, 403) | answered(METRICS, "Prometheus's text format.", "text/plain"),
 )
 async def metrics(parts: Parts) -> Response:
     """The metrics of all live jobs, in Prometheus's text format. The read token is enough."""

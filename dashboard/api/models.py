@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Header, Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+
+from dashboard.api.examples import SUMMARY, example
 
 JobName = Annotated[
     str,
@@ -32,7 +34,18 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
 
-class Answer(Model):
+class Answer(
+    Model,
+    json_schema_extra=example(
+        {
+            "job": "gpt",
+            "id": "5f2c",
+            "text": "writes a checkpoint after the step in flight",
+            "done": None,
+            "step": None,
+        }
+    ),
+):
     """A control that the job's controller has accepted."""
 
     job: str
@@ -45,26 +58,12 @@ class Answer(Model):
     step: int | None = None
     """Steps committed when it was done."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "job": "gpt",
-                    "id": "5f2c",
-                    "text": "writes a checkpoint after the step in flight",
-                    "done": None,
-                    "step": None,
-                }
-            ]
-        }
-    )
 
-
-class Summary(Model):
+class Summary(Model, json_schema_extra=example(SUMMARY)):
     """A job in a few numbers. Times are in seconds since the Unix epoch."""
 
     job: str
-    state: str = Field(examples=["training"])
+    state: str
     """`submitting`, `refused`, `starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or
     `lost`."""
     step: int

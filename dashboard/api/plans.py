@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from dashboard.api.controls import ERRORS, Wait, outcome_of
+from dashboard.api.examples import PLAN_ANSWER, PROPOSAL, example
 from dashboard.api.models import Answer, JobName, Key, Model
 from dashboard.api.plan_match import VERSION, Match, base_of, no_plan
 from dashboard.api.sources import Live
@@ -20,7 +21,7 @@ from orchestrator.history.job_view import Decision, JobView
 router = APIRouter(tags=["plans"], prefix="/jobs/{job}")
 
 
-class PlanAnswer(Model):
+class PlanAnswer(Model, json_schema_extra=example(PLAN_ANSWER)):
     """A plan, and what it was chosen from."""
 
     version: str = Field(examples=["1.2"])
@@ -34,7 +35,7 @@ class PlanAnswer(Model):
     """The plans that were considered, each with its predicted step; empty if there was no search."""
 
 
-class Plans(Model):
+class Plans(Model, json_schema_extra=example({"plans": [PLAN_ANSWER]})):
     """The newest plans, oldest first."""
 
     plans: list[PlanAnswer]
@@ -43,23 +44,23 @@ class Plans(Model):
 Layers = Annotated[int, Field(ge=1, le=100_000)]
 
 
-class Wanted(Model):
+class Wanted(Model, json_schema_extra=example({"partition": [3, 2, 1, 2]})):
     """A partition to look at."""
 
-    partition: list[Layers] | None = Field(default=None, max_length=4096, examples=[[3, 2, 1, 2]])
+    partition: list[Layers] | None = Field(default=None, max_length=4096)
     """Layers per stage; null: the planner's own best."""
 
 
-class Applied(Model):
+class Applied(Model, json_schema_extra=example({"partition": [3, 2, 1, 2], "version": "1.2"})):
     """A partition to take up."""
 
-    partition: list[Layers] = Field(min_length=1, max_length=4096, examples=[[3, 2, 1, 2]])
+    partition: list[Layers] = Field(min_length=1, max_length=4096)
     """Layers per stage."""
-    version: str | None = Field(default=None, pattern=VERSION, examples=["1.2"])
+    version: str | None = Field(default=None, pattern=VERSION)
     """The same as If-Match, for those who send no headers."""
 
 
-class ProposalAnswer(Model):
+class ProposalAnswer(Model, json_schema_extra=example(PROPOSAL)):
     """A partition that the ranks could have, validated and simulated. Nothing has changed yet."""
 
     partition: list[int]

@@ -7,6 +7,7 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
+from dashboard.api.examples import SUMMARY, VIEW, answered, example
 from dashboard.api.models import Model, Summary
 from dashboard.api.sources import Past
 from dashboard.jobs.past_runs import PastRun, PastRuns
@@ -31,7 +32,12 @@ class Run(Model):
     """Why not."""
 
 
-class Runs(Model):
+class Runs(
+    Model,
+    json_schema_extra=example(
+        {"runs": [{"run": "gpt", "folder": "/data/runs/gpt", "summary": SUMMARY, "problem": ""}]}
+    ),
+):
     """All past runs."""
 
     runs: list[Run]
@@ -73,12 +79,7 @@ async def get_run(past: Past) -> Summary:
 @router.get(
     "/runs/{run}/view",
     responses=documented(401, 403, 404, 422)
-    | {
-        200: {
-            "content": {"application/json": {}},
-            "description": "A `JobView`, as the Python client reads it.",
-        }
-    },
+    | answered(VIEW, "A `JobView`, as the Python client reads it; the example is abridged."),
     response_class=Response,
 )
 async def get_run_view(past: Past) -> Response:

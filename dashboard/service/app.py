@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 
 from dashboard.api import cluster, controls, events, history, jobs, metrics, plans, runs
+from dashboard.api.models import Model
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
 from dashboard.jobs.submission import Submissions
@@ -95,8 +96,13 @@ def _document(app: FastAPI) -> dict[str, object]:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
+        schemas = document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(name, None)
+            schemas.pop(name, None)
+        for model in Model.__subclasses__():
+            if model.__name__ in schemas and "json_schema_extra" in model.model_config:
+                # The framework has left out what is null in examples.
+                schemas[model.__name__] |= model.model_config["json_schema_extra"]
         app.openapi_schema = document
     return app.openapi_schema
 
