@@ -21,6 +21,7 @@ BENCHMARKS = (
     "freeze_program",
     "freezing",
     "redundancy",
+    "adaptation",
     "migration",
     "migration_network",
     "rehearsal",

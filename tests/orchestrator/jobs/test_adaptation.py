@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from adapting_job import AdaptingJob
 from made_profile import made_profile
 from process_hosts import ElasticJob, Ran
 from test_elastic_jobs import at_step, job
 
-from orchestrator.controller.adaptation import Adaptation
-from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
-from orchestrator.events.types import Record
-from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Finished
 from orchestrator.prepare.resolve import Resolved
 from planner.observed import StepTimes
@@ -45,34 +41,11 @@ def made(folder: Path, policy: str = "measured", steps: int = STEPS, **sections:
     )
 
 
-class AdaptingJob(ElasticJob):
-    """A job whose controller adapts its plans."""
-
-    def __init__(self, resolved: Resolved, act: Callable[[ElasticJob, events.Event], None]) -> None:
-        outline = resolved.outline
-        profile = made_profile(
-            outline.layers,
-            outline.parameters,
-            len(resolved.plan.stage_ranks),
-            weights=[PASS_S / 0.01] * LAYERS,
-        )
-        self.view = JobView()
-        self.adaptation: Adaptation | None = None
-        super().__init__(resolved, act, profile=profile)
-        reshaping = Reshaping(self.order, self.setup, self.loop, self.runtime, self.hosts)
-        self.adaptation = Adaptation(
-            self.setup, self.loop, lambda: self.view, self.runtime.planning, reshaping.migrate
-        )
-
-    def observe(self, observed: StepTimes) -> None:
-        if self.adaptation is not None:
-            self.adaptation.observe([observed])
-
-    def _take(self, event: events.Event) -> None:
-        self.view.take(Record(time_s=time.time(), event=event))
-        super()._take(event)
-        if self.adaptation is not None:
-            self.adaptation.take(event)
+def adapting(resolved: Resolved, act: Callable[[ElasticJob, events.Event], None]) -> AdaptingJob:
+    outline = resolved.outline
+    ranks = len(resolved.plan.stage_ranks)
+    profile = made_profile(outline.layers, outline.parameters, ranks, weights=[PASS_S / 0.01] * LAYERS)
+    return AdaptingJob(resolved, act, profile)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +78,7 @@ def test_a_rank_that_becomes_slow_is_relieved_and_loaded_again_with_the_same_bit
     tmp_path: Path, quiet: str
 ) -> None:
     with_faults = {"elastic": {"allow_faults": True}}
-    ran = AdaptingJob(made(tmp_path, **with_faults), slow(6, 3.0, steps=20)).run()
+    ran = adapting(made(tmp_path, **with_faults), slow(6, 3.0, steps=20)).run()
     assert isinstance(ran.state, Finished)
     assert ran.steps == list(range(1, STEPS + 1))
     assert ran.state_sha256 == quiet
@@ -136,7 +109,7 @@ def test_a_rank_that_becomes_slow_is_relieved_and_loaded_again_with_the_same_bit
 def test_switched_off_nothing_is_measured_and_nothing_moves(tmp_path: Path, quiet: str) -> None:
     with_faults = {"elastic": {"allow_faults": True}}
     seen: list[StepTimes] = []
-    running = AdaptingJob(made(tmp_path, "off", **with_faults), slow(8, 3.0, steps=10))
+    running = adapting(made(tmp_path, "off", **with_faults), slow(8, 3.0, steps=10))
     running.observe = seen.append  # pyright: ignore[reportAttributeAccessIssue]
     ran = running.run()
     assert ran.state_sha256 == quiet
@@ -155,7 +128,7 @@ def test_a_slow_rank_is_remembered_when_another_one_dies(tmp_path: Path, quiet: 
             killed.append(event.step)
             running.signal(0)
 
-    ran = AdaptingJob(made(tmp_path, **with_faults), act).run()
+    ran = adapting(made(tmp_path, **with_faults), act).run()
     assert killed
     assert ran.state_sha256 == quiet
     (regrouped,) = ran.of(events.Regrouped)
