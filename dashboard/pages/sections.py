@@ -21,6 +21,7 @@ from orchestrator.report.planning import planning
 from orchestrator.report.rank_memory import rank_memory
 from orchestrator.report.recovery import recovery
 from orchestrator.report.sections import checkpoints, notes, spec, training
+from orchestrator.report.speeds import speeds
 from orchestrator.report.timeline import timeline
 from orchestrator.report.what_ran import what_ran
 
@@ -28,6 +29,8 @@ LIFE = ("submitted", "formed", "paused", "finished", "failed", "regrouped", "req
 """Events after which most of a page is another one."""
 RANKS = (*LIFE, "placing", "rank_started", "rank_failed", "notice", "noticed")
 PLANS = (*LIFE, "plan", "switch", "migrated", "freeze_solved")
+SPEEDS = ("speeds", "adapted")
+"""Events about ranks that are slower or faster than the profile says."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,15 @@ SECTIONS = (
         late=True,
         every_ms=5000,
     ),
-    Section("freezing", lambda shown: freezing(shown.view), ("freeze", "freeze_solved", "freeze_started")),
+    Section(
+        "freezing",
+        lambda shown: freezing(shown.view),
+        ("freeze", "freeze_solved", "freeze_started", "plan", "submitted"),
+    ),
     Section("plan", lambda shown: planning(shown.view), PLANS),
-    Section("decisions", lambda shown: decision_log(shown.view) or None, PLANS),
+    Section("decisions", lambda shown: decision_log(shown.view) or None, (*PLANS, *SPEEDS, "freeze_started")),
     Section("recovery", lambda shown: recovery(shown.view), ("regrouped", "formed", "rehearsed")),
+    Section("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "plan", "migrated")),
     Section("moves", lambda shown: moves(shown.view), ("migrated",)),
     Section("checkpoints", lambda shown: checkpoints(shown.view), ("checkpoint",)),
     Section("what", lambda shown: what_ran(shown.view) or None, PLANS),

@@ -10,9 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 from markupsafe import escape
-from page_runs import HOSTILE, moving, page_settings, profile, training
+from page_runs import HOSTILE, moving, other_plan, page_settings, profile, training
 from report_page import Page
 from serving import live_job, show, token
+from synthetic_run import freezing_records
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale
 from dashboard.pages.control_form import Control, expectation
@@ -27,9 +28,10 @@ from dashboard.service.settings import Settings
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, PlanChanged, Refused
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
-from orchestrator.events.types import KINDS
+from orchestrator.events.types import KINDS, Adapted, Finished, Issued, Record, SpeedsChanged
 from orchestrator.history.job_view import JobView
 
+KIND_OF = {event: kind for kind, event in KINDS.items()}
 HEAVIEST = 150_000
 """Most bytes of a page, unpacked, without the chart library."""
 
@@ -215,6 +217,59 @@ def test_the_plan_s_changes_are_marked_in_the_curves() -> None:
     decisions = section("decisions", moving())
     assert decisions.text.index("plan 1.2") < decisions.text.index("plan 1.1")
     assert "layer 3 moves" in decisions.text
+
+
+KNOWN = SpeedsChanged(
+    step=4, slowdowns=((0, 1.0), (1, 2.5)), changes=("rank 1 is slower",), lasting_steps=200
+)
+STAYS = Adapted(
+    step=5, moves=False, reason="too little", now_s=0.2, then_s=0.2, cost_s=0.1, layers=(3, 2, 2, 3)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("decisions", {"freeze_started", "adapted", "plan"}),
+        ("freezing", {"freeze_started", "plan"}),
+        ("speeds", {"speeds", "adapted"}),
+    ],
+)
+def test_an_event_that_changes_a_section_is_one_that_makes_it_old(name: str, needed: set[str]) -> None:
+    log = [each for each in freezing_records(steps=60) if not isinstance(each.event, Finished)]
+    end_s = log[-1].time_s
+    log += [Record(time_s=end_s + 1, event=event) for event in (KNOWN, STAYS, Issued(plan=other_plan()))]
+    view, changed = JobView(), set()
+    for record in log:
+        kind = KIND_OF[type(record.event)]
+        if kind in ("step", "timeline", "validation", "freeze"):  # all of them would take long
+            view.take(record)
+            continue
+        before = render(BY_NAME[name], shown(view))
+        view.take(record)
+        if render(BY_NAME[name], shown(view)) != before:
+            changed.add(kind)
+    assert needed <= changed <= {*BY_NAME[name].kinds}
+
+
+def test_the_speeds_of_ranks_are_shown_with_what_was_decided_on_them() -> None:
+    text = section("speeds", training(KNOWN, STAYS)).text
+    assert "Slowdown per rank" in text
+    assert "too little" in text
+    assert not section("speeds", training()).text
+
+
+@pytest.mark.parametrize("role", Role)
+def test_what_if_is_a_link_away_for_every_reader_and_every_run(settings: Settings, role: Role) -> None:
+    ended = create_app(settings)
+    show(ended, live_job())
+    headers = {"Authorization": f"Bearer {token(settings, role)}"}
+    with TestClient(ended, base_url="http://127.0.0.1:8270", headers=headers) as client:
+        for base in ("/runs/gpt", "/jobs/gpt"):
+            links = [each["href"] for each in Page(client.get(base).text).all("a")]
+            assert links.count(f"{base}/what-if") == 1
+            assert f"{base}/what-if" in client.get(f"{base}/parts/head").text
+            assert client.get(f"{base}/what-if").status_code == 200
 
 
 class WithProfile(Shown):
