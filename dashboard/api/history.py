@@ -157,23 +157,18 @@ def step_of(view: JobView, folder: str, step: int | None) -> StepTimeline:
 
 def _timeline(view: JobView, folder: str, step: int | None, source: str) -> TimelineModel:
     found = step_of(view, folder, step)
-    timeline, step_s = found.measured, found.measured_s
-    if source == "simulated":
-        if found.predicted is None:
-            raise Problem(404, f"step {found.step} has no prediction: the plan was made without a profile")
-        timeline, step_s = found.predicted.timeline, found.predicted.step_s
-    return TimelineModel(
-        step=found.step,
-        source=source,
-        step_s=step_s,
-        title=found.title,
-        spans=[
-            Span(rank=rank, action=str(span.action), start_s=span.start_s, end_s=span.end_s)
-            for rank, spans in enumerate(timeline)
-            for span in spans
-        ],
-        steps=sorted(view.measured),
-    )
+    measured = TimelineModel.model_validate(found.values())
+    if source == "measured":
+        return measured
+    predicted = found.predicted
+    if predicted is None:
+        raise Problem(404, f"step {found.step} has no prediction: the plan was made without a profile")
+    spans = [
+        Span(rank=rank, action=str(span.action), start_s=span.start_s, end_s=span.end_s)
+        for rank, spans in enumerate(predicted.timeline)
+        for span in spans
+    ]
+    return measured.model_copy(update={"source": source, "step_s": predicted.step_s, "spans": spans})
 
 
 async def _timeline_answer(
