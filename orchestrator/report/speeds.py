@@ -13,8 +13,6 @@ from orchestrator.report.parts import Column, Explained, Table
 from orchestrator.report.what_ran import plan_changes
 
 MOST_ROWS = 30
-MOST_CURVES = 12
-"""Most ranks with a curve: those that were slowest at some time."""
 MEASURED_STEPS = 50
 """Most steps of which a plan's measured time is the median."""
 
@@ -28,22 +26,23 @@ class SpeedsPart:
 
 
 def speeds(run: JobView) -> SpeedsPart | None:
-    """The slowdown of each rank over the steps, and the decisions; None for a job that does not measure them."""
+    """The slowest and the median rank over the steps, and the decisions; None for a job that does not measure them."""
     known = run.adapt.speeds
     if not known:
         return None
-    curves: dict[int, list[tuple[float, float]]] = {}
-    for event in known:
-        for rank, slowdown in event.slowdowns:
-            curves.setdefault(rank, []).append((event.step, slowdown))
-    for rank, slowdown in known[-1].slowdowns:
-        curves[rank].append((max(run.step, known[-1].step), slowdown))
-    slowest = sorted(curves, key=lambda rank: -max(value for _, value in curves[rank]))[:MOST_CURVES]
+    steps = [event.step for event in known] + [max(run.step, known[-1].step)]
+    slowest = [max(slowdown for _, slowdown in event.slowdowns) for event in (*known, known[-1])]
+    typical = [median(slowdown for _, slowdown in event.slowdowns) for event in (*known, known[-1])]
     chart = Chart(
-        title="Slowdown per rank",
+        title="Slowdown of the ranks",
         unit="measured over expected time",
-        series=tuple(
-            Series(name=f"rank {rank}", points=tuple(curves[rank]), stepped=True) for rank in sorted(slowest)
+        series=(
+            Series(
+                name="slowest",
+                points=tuple(zip(steps, slowest, strict=True)),
+                stepped=True,
+            ),
+            Series(name="median", points=tuple(zip(steps, typical, strict=True)), stepped=True),
         ),
         format=significant,
         from_zero=True,

@@ -45,4 +45,3 @@ def timeline(run: JobView, profile: Profile | None = None, step: int | None = No
         view=found.view,
         idle=found.idle,
     )
-
