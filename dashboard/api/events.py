@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from itertools import accumulate
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
 
 from dashboard.api.examples import EVENTS, STREAM, answered, example
 from dashboard.api.models import JsonObject, Model
 from dashboard.api.sources import Live
+from dashboard.api.streams import BEAT, BEAT_S, BEGIN, Stream
 from dashboard.jobs.frames import Slice
 from dashboard.jobs.live_job import LiveJob
-from dashboard.service.problems import Problem, documented
+from dashboard.service.problems import documented
 from dashboard.service.services import Parts
 from orchestrator.client.errors import NoController
 
@@ -27,11 +26,6 @@ router = APIRouter(tags=["events"], prefix="/jobs/{job}")
 PAGE = 1_000
 TURN_S = 0.2
 """A stream sends at most this often; what came in between goes together."""
-BEAT_S = 15.0
-"""A stream says that it lives at least this often."""
-MOST_STREAMS = 500
-SLOW_S = 10.0
-"""A client that takes nothing for this long is dropped."""
 MOST_SENT = 2**16
 """Most characters of events in one sending, if there are several."""
 MOST_AT_ONCE = 500
@@ -75,29 +69,6 @@ async def events(
     )
 
 
-class _Streams:
-    """How many streams are open."""
-
-    open = 0
-
-
-class _Stream(StreamingResponse):
-    """A stream whose client must take what it is sent: nothing is kept for a slow one, and one that takes nothing for
-    `SLOW_S` is dropped. It may come back with Last-Event-ID."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(SLOW_S):
-                await send(message)
-
-        _Streams.open += 1
-        try:
-            with suppress(TimeoutError):
-                await super().__call__(scope, receive, bounded)
-        finally:
-            _Streams.open -= 1
-
-
 @router.get(
     "/stream",
     response_class=StreamingResponse,
@@ -117,13 +88,7 @@ async def stream(
 ) -> Response:
     """The job's events as they happen: `record` with a line of the log, `missed` with a number of events that are no
     longer kept, `start` when the job begins anew, `end` when it is over. Reconnect with Last-Event-ID."""
-    if _Streams.open >= MOST_STREAMS:
-        raise Problem(503, f"{MOST_STREAMS} streams are open", Retry_After="10")
-    return _Stream(
-        _lines(live.job, parts.closing, _start(live.job, last, after)),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},
-    )
+    return Stream(_lines(live.job, parts.closing, _start(live.job, last, after)))
 
 
 def _start(job: LiveJob, last: str | None, after: int | None) -> int:
@@ -137,7 +102,7 @@ def _start(job: LiveJob, last: str | None, after: int | None) -> int:
 
 async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncIterator[str]:
     runs = job.view.runs
-    yield "retry: 1000\n\n"
+    yield BEGIN
     beat_s = 0.0
     while not closing.is_set():
         if job.view.runs != runs:
@@ -150,7 +115,7 @@ async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncItera
             beat_s, after = 0.0, found.next
         elif beat_s >= BEAT_S:
             beat_s = 0.0
-            yield ": \n\n"
+            yield BEAT
         if after >= job.frames.newest:
             if job.gone:
                 yield "event: end\ndata: {}\n\n"

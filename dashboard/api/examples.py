@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Example = dict[str, Any]
@@ -119,6 +120,11 @@ EVENTS: Example = {
 STREAM = (
     "id: 1-971\nevent: record\n"
     'data: {"time_s": 1763628033.4, "kind": "warned", "text": "the disk is nearly full"}\n\n'
+)
+JOBS_STREAM = (
+    f"event: summary\ndata: {json.dumps(SUMMARY)}\n\n"
+    'event: gone\ndata: {"job": "old"}\n\n'
+    'event: trouble\ndata: {"trouble": "the cluster does not answer"}\n\n'
 )
 TELEMETRY: Example = {
     "step": [199, 200],

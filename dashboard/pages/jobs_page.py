@@ -1,4 +1,5 @@
-"""The start page: all jobs, each in a card. The page's script fetches the cards alone every second."""
+"""The start page: all jobs, each in a card. The page's script fetches the cards alone when the stream of summaries says
+that they have changed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from browser import Browser, browser, needs_browser, wait_for
 from selenium.webdriver.common.by import By
 from serving import Made, listening, settings_in, show, token
 
-import dashboard.api.events
+import dashboard.api.streams
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
@@ -134,7 +134,7 @@ def says(window: Browser, words: str) -> None:
 
 
 def streams() -> int:
-    return dashboard.api.events._Streams.open
+    return dashboard.api.streams.Stream.open
 
 
 def fetched(window: Browser) -> int:
@@ -172,6 +172,18 @@ def test_hidden_pages_leave_their_connections_to_others(service: Service, window
             window.driver.close()
     window.driver.switch_to.window(first)
     shows(window, missed)
+
+
+def test_the_list_of_jobs_is_fetched_when_a_job_has_changed(service: Service, window: Browser) -> None:
+    window.open("/")
+    wait_for(lambda: streams() == 1, "the page's stream")
+    wait_for(lambda: fetched(window) == 1, "what has changed before the stream began")
+    for fetches in (2, 3):
+        step = service.step()
+        window.until(
+            f"return document.querySelector('article.job .progress').textContent.includes('step {step} of')"
+        )
+        assert fetched(window) == fetches
 
 
 def test_a_page_whose_job_has_ended_is_quiet_until_the_job_goes_on(service: Service, window: Browser) -> None:

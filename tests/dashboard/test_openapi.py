@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from serving import listening, live_job, settings_in, show, token
 
+import dashboard.api.jobs_stream
 import dashboard.service.guard
 from dashboard.service.app import create_app
 from dashboard.service.limits import RateLimit
@@ -54,6 +55,7 @@ def document(settings: Settings, headers: dict[str, str]) -> Iterator[Any]:
     """The document of a service of past runs and one live job, which has no controller, on a socket."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dashboard.service.guard, "RateLimit", lambda per_s, burst: RateLimit(1e6, 10**9))
+        patch.setattr(dashboard.api.jobs_stream, "LONGEST_S", 0.1)
         app = create_app(settings)
         show(app, live_job())
         with listening(app) as address:

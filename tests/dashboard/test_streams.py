@@ -10,15 +10,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import synthetic_run
 import uvicorn
+from fastapi import FastAPI
 from report_page import Page
 from serving import Made, settings_in, show, token
 
-import dashboard.api.events
+import dashboard.api.jobs_stream
+import dashboard.api.streams
 from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
 from orchestrator.events.types import Record
@@ -39,6 +42,13 @@ async def serving(settings: Settings, job: Made) -> AsyncIterator[tuple[httpx.As
     """A service that shows `job`; yields a client and its port."""
     app = create_app(settings)
     show(app, job)
+    async with serving_app(settings, app) as client:
+        yield client, client.base_url.port or 0
+
+
+@asynccontextmanager
+async def serving_app(settings: Settings, app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of `app` on a socket."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -46,7 +56,7 @@ async def serving(settings: Settings, job: Made) -> AsyncIterator[tuple[httpx.As
     port = server.servers[0].sockets[0].getsockname()[1]
     headers = {"Authorization": f"Bearer {token(settings)}"}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
-        yield client, port
+        yield client
     server.should_exit = True
     await task
 
@@ -127,8 +137,56 @@ def test_what_is_no_longer_kept_is_told(settings: Settings, monkeypatch: pytest.
     asyncio.run(run())
 
 
+def test_all_jobs_are_followed_by_their_summaries(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First every job, then those that have changed, and those that are gone; then why it may be old."""
+    monkeypatch.setattr(dashboard.api.jobs_stream, "TURN_S", 0.01)
+
+    async def run() -> None:
+        job, other = Made("made"), Made("other")
+        for each in (job, other):
+            each.view.job = each.name
+        app = create_app(settings)
+        show(app, job)
+        live = app.state.services.live
+        live.jobs = lambda: [job, other]
+        async with serving_app(settings, app) as client, client.stream("GET", "/api/v1/stream") as answer:
+            events = events_of(answer)
+            assert [(await anext(events))["job"] for _ in range(2)] == ["made", "other"]
+            for number in range(1, 4):
+                job.take(step(number))
+                summary = await anext(events)
+                assert (summary["job"], summary["step"]) == ("made", number)
+            live.jobs = lambda: [job]
+            assert await anext(events) == {"job": "other"}
+            live.trouble = "the cluster does not answer"
+            assert await anext(events) == {"trouble": "the cluster does not answer"}
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_stream_of_all_jobs_ends_so_that_its_session_is_looked_at_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard.api.jobs_stream, "LONGEST_S", 0.01)
+
+    async def run() -> None:
+        async with serving_app(settings, create_app(settings)) as client:
+            assert (await client.get("/api/v1/stream")).text == "retry: 1000\n\n"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+async def events_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The data of each event."""
+    async for line in answer.aiter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
 def test_a_client_that_takes_nothing_is_dropped(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard.api.events, "SLOW_S", 0.5)
+    monkeypatch.setattr(dashboard.api.streams, "SLOW_S", 0.5)
 
     async def run() -> None:
         job = Made("made")
@@ -142,16 +200,16 @@ def test_a_client_that_takes_nothing_is_dropped(settings: Settings, monkeypatch:
             slow.sendall(request.encode())
             reading = asyncio.create_task(read(client, 40))
             await asyncio.sleep(0.3)
-            assert dashboard.api.events._Streams.open == 2
+            assert dashboard.api.streams.Stream.open == 2
             for number in range(1, 41):
                 job.take(step(number, size=400_000))
                 await asyncio.sleep(0.02)
             assert (await reading)[1][-1] == 40
             for _ in range(100):
-                if dashboard.api.events._Streams.open == 0:
+                if dashboard.api.streams.Stream.open == 0:
                     break
                 await asyncio.sleep(0.1)
-            assert dashboard.api.events._Streams.open == 0
+            assert dashboard.api.streams.Stream.open == 0
             slow.close()
 
     asyncio.run(run())

@@ -1,6 +1,6 @@
 // Keeps a page's sections fresh. A section names where it is fetched from (data-from) and either the kinds of events
-// that make it old (data-kinds, heard on the page's stream), or how often it is fetched (data-poll, in ms). The stream
-// itself is in stream.js.
+// that make it old (data-kinds, heard on the page's stream), or how often it is fetched (data-poll, in ms), where
+// there is nothing to hear. The stream itself is in stream.js.
 "use strict";
 
 (() => {

@@ -1,4 +1,4 @@
-// Follows a job's events while someone can see the page. A hidden page keeps no stream: over HTTP/1.1 a browser has six
+// Follows the events of a job, or of all jobs, while someone can see the page. A hidden page keeps no stream: over HTTP/1.1 a browser has six
 // connections to one service, and a stream takes one of them for as long as it lasts. Knows nothing of sections.
 "use strict";
 
@@ -42,6 +42,7 @@ function freshetStream(address, page) {
       else page.heard(/"kind": ?"(\w+)"/.exec(event.data)?.[1]);
       over = false;
     });
+    for (const kind of ["summary", "gone", "trouble"]) opened.addEventListener(kind, () => page.heard(kind));
     for (const kind of ["missed", "start"]) opened.addEventListener(kind, () => page.missed());
     opened.addEventListener("end", () => {
       opened.close();
