@@ -52,8 +52,8 @@ class Control(Generic[B]):
     fields: tuple[Field, ...] = ()
     says: Callable[[JobView, B], str]
     """What will happen."""
-    change: Callable[[JobView, B], Change | None] | None = None
-    """The change that the simulator is asked about; no function, or none for these fields: there is nothing to
+    change: Callable[[JobView, B], Change | str] | None = None
+    """The change that the simulator is asked about, or why it is asked nothing; no function: there is nothing to
     simulate."""
     send: Callable[[Sending, B], Awaitable[Answer]]
     danger: bool = False
@@ -79,17 +79,19 @@ class Control(Generic[B]):
 def simulates(control: Control[B], view: JobView, body: B) -> bool:
     """Whether `expectation` asks the simulator."""
     try:
-        return control.change is not None and control.change(view, body) is not None
+        return control.change is not None and isinstance(control.change(view, body), Change)
     except JobError:
         return False
 
 
 def expectation(control: Control[B], shown: Shown, body: B) -> str:
-    """What the simulator expects, in words; empty if it has nothing to say."""
+    """What the simulator expects, or why it is asked nothing, in words; empty if there is nothing to simulate."""
     try:
         change = control.change(shown.view, body) if control.change is not None else None
         if change is None:
             return ""
+        if isinstance(change, str):
+            return f"Nothing is simulated: {change}."
         found = what_if(shown.view, shown.profile(), change)
     except JobError as error:
         return f"The simulator says: {error}."

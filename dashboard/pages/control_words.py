@@ -1,7 +1,9 @@
-"""What a control will do to a job, in words, the change that the simulator is asked about, and what to do about a
-refusal. Pure."""
+"""What a control will do to a job, in words, the change that the simulator is asked about or why there is none, and
+what to do about a refusal. Pure."""
 
 from __future__ import annotations
+
+from pydantic import ValidationError
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale
 from dashboard.api.plans import Applied
@@ -10,9 +12,12 @@ from orchestrator.analysis.what_if import KEEP, Change
 from orchestrator.client.errors import CommandIdReused, JobError, NoController, PlanChanged, Refused
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import seconds
+from orchestrator.spec.job_spec import Spec
 from planner.plan import Plan, PlanError
 from planner.search.layer_move import parse_layers, with_layers
 from planner.wording import counted
+
+NO_PLAN = "the job has no plan yet"
 
 
 def plan_of(view: JobView) -> Plan | None:
@@ -59,7 +64,7 @@ def move_says(view: JobView, body: Move) -> str:
     )
 
 
-def move_change(view: JobView, body: Move) -> Change | None:
+def move_change(view: JobView, body: Move) -> Change | str:
     """The cut after the move.
 
     Raises:
@@ -67,7 +72,7 @@ def move_change(view: JobView, body: Move) -> Change | None:
     """
     plan, members = plan_of(view), view.ranks.members
     if plan is None:
-        return None
+        return NO_PLAN
     if body.rank not in members:
         there = ", ".join(map(str, sorted(members))) or "none"
         raise JobError(f"rank {body.rank} has no place in the pipeline; ranks with a place: {there}")
@@ -90,7 +95,7 @@ def drain_says(view: JobView, body: Drain) -> str:
     )
 
 
-def drain_change(view: JobView, body: Drain) -> Change | None:
+def drain_change(view: JobView, body: Drain) -> Change | str:
     """As many ranks fewer as leave and no spare replaces.
 
     Raises:
@@ -98,8 +103,13 @@ def drain_change(view: JobView, body: Drain) -> Change | None:
     """
     plan, there = plan_of(view), _on_node(view, body.node)
     lost = len(there & {*view.ranks.members}) - len(view.ranks.spares - there)
-    if plan is None or plan.pipeline_count != 1:
-        return None
+    if plan is None:
+        return NO_PLAN
+    if plan.pipeline_count != 1:
+        return (
+            f"the job has {plan.pipeline_count} pipelines, and how many the ranks that stay form is decided once they"
+            " have left"
+        )
     if lost >= plan.pipeline_ranks:
         raise JobError("no rank would be left: the job waits until it has room elsewhere")
     return Change(ranks=plan.pipeline_ranks - lost) if lost > 0 else Change(cut=KEEP)
@@ -114,8 +124,10 @@ def scale_says(view: JobView, body: Scale) -> str:
     )
 
 
-def scale_change(view: JobView, body: Scale) -> Change | None:
-    return Change(ranks=body.ranks) if body.ranks is not None else None
+def scale_change(view: JobView, body: Scale) -> Change | str:
+    if body.ranks is None:
+        return "spares hold no layers and compute nothing, so that the step stays as it is"
+    return Change(ranks=body.ranks)
 
 
 def freeze_says(view: JobView, body: Freeze) -> str:
@@ -129,10 +141,22 @@ def freeze_says(view: JobView, body: Freeze) -> str:
     )
 
 
-def freeze_change(view: JobView, body: Freeze) -> Change | None:
-    if body.method == "none":
+def freeze_change(view: JobView, body: Freeze) -> Change | str:
+    """What the freeze program would freeze: of no other method it is known beforehand."""
+    if plan_of(view) is None:
+        return NO_PLAN
+    section = {**view.freeze_section_at(view.step), **body.model_dump(exclude_none=True)}
+    try:
+        then = Spec.model_validate({**view.spec, "freeze": section}).freeze
+    except ValidationError:
+        return f"{body.method} is no freeze method"
+    if then.timely:
+        return Change(cut=KEEP, r_max=then.r_max)
+    if body.r_max is not None:
+        return f"r_max changes nothing with method {then.method}: only a timelyfreeze method has a budget"
+    if then.method == "none":
         return Change(cut=KEEP, r_max=0.0)
-    return Change(cut=KEEP, r_max=body.r_max) if body.r_max is not None else None
+    return f"{then.method} freezes what has settled, which only training shows"
 
 
 def cut_says(view: JobView, body: Applied) -> str:
@@ -145,7 +169,7 @@ def cut_says(view: JobView, body: Applied) -> str:
     )
 
 
-def cut_change(view: JobView, body: Applied) -> Change | None:
+def cut_change(view: JobView, body: Applied) -> Change | str:
     return Change(cut=tuple(body.partition))
 
 

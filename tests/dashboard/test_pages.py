@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,10 +14,10 @@ from markupsafe import escape
 from page_runs import HOSTILE, moving, other_plan, page_settings, profile, training
 from report_page import Page
 from serving import live_job, show, token
-from synthetic_run import freezing_records
+from synthetic_run import freezing_records, plan
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale
-from dashboard.pages.control_form import Control, expectation
+from dashboard.pages.control_form import Control, expectation, simulates
 from dashboard.pages.controls import CONTROLS, Cut
 from dashboard.pages.sections import BY_NAME, SECTIONS, render
 from dashboard.pages.shown import Shown
@@ -294,9 +295,13 @@ def expected(control: str, body: object) -> str:
         ("move", Move(layers="8-7", rank=2), "runs backwards: write 7-8"),
         ("scale", Scale(ranks=2), "trains with 2 ranks .* longer"),
         ("scale", Scale(ranks=1), "nothing fits the memory"),
-        ("scale", Scale(spares=1), "trains with 1 spare "),
-        ("freeze", Freeze(r_max=0.5), "r_max 0.5 .* shorter"),
-        ("freeze", Freeze(method="none"), "Nothing is frozen any more"),
+        ("scale", Scale(spares=1), "trains with 1 spare .* Nothing is simulated: spares hold no layers"),
+        ("freeze", Freeze(r_max=0.5), "Nothing is simulated: r_max changes nothing with method none"),
+        ("freeze", Freeze(method="none"), "Nothing is frozen any more.* The simulator expects"),
+        ("freeze", Freeze(method="timelyfreeze", r_max=0.5), "r_max 0.5 .* shorter"),
+        ("freeze", Freeze(method="timelyfreeze"), "method timelyfreeze .* shorter"),
+        ("freeze", Freeze(method="apf"), "Nothing is simulated: apf freezes what has settled"),
+        ("freeze", Freeze(method="timely"), "Nothing is simulated: timely is no freeze method"),
         ("drain", Drain(node="5f0c"), r"ranks there \(0, 1\) move .* longer"),
         ("drain", Drain(node="elsewhere"), "no ranks on elsewhere"),
         ("plan", Cut(partition="3+3+3+1", version=None), "take up 3 .* 3 .* 3 .* 1 .* shorter"),  # type: ignore[arg-type]
@@ -307,6 +312,23 @@ def test_each_control_says_what_it_will_do_and_what_the_simulator_expects(
     control: str, body: object, said: str
 ) -> None:
     assert re.search(said, expected(control, body)), expected(control, body)
+
+
+def test_a_drain_of_one_of_several_pipelines_says_why_nothing_is_simulated() -> None:
+    view = training()
+    view.followed = replace(plan(), replicas=2)
+    found: Control[object] = CONTROLS["drain"]  # type: ignore[assignment]
+    said = expectation(found, shown(view), Drain(node="5f0c"))
+    assert said.startswith("Nothing is simulated: the job has 2 pipelines")
+    assert not simulates(found, view, Drain(node="5f0c"))
+
+
+@pytest.mark.parametrize("name", ["move", "freeze", "drain"])
+def test_a_job_without_a_plan_says_that_nothing_is_simulated(name: str) -> None:
+    found: Control[object] = CONTROLS[name]  # type: ignore[assignment]
+    body = {"move": Move(layers="1", rank=0), "freeze": Freeze(r_max=0.5), "drain": Drain(node="5f0c")}[name]
+    said = expectation(found, shown(JobView(job="gpt")), body)
+    assert said == "Nothing is simulated: the job has no plan yet."
 
 
 def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
