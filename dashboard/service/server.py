@@ -34,7 +34,7 @@ CLUSTER_LOST_S = 3600
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM. Returns after SIGTERM; SIGINT raises `KeyboardInterrupt`.
 
     Args:
         say: receives the address and where the token is, for people.
@@ -69,7 +69,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         server = uvicorn.Server(config)
         if settings.until_input_ends:
             _end_with_input(server)
-        with _announced(settings.address, url):
+        with _announced(settings.address, url), _sigterm_ends(server):
             server.run(sockets=[listener])
 
 
@@ -115,6 +115,17 @@ def _announced(address: str | None, url: str) -> Iterator[None]:
                 "the service ends without withdrawing its address from the cluster at %s: %s", address, why
             )
             _end_process(ended_by)
+
+
+@contextmanager
+def _sigterm_ends(server: uvicorn.Server) -> Iterator[None]:
+    """Have SIGTERM end `server`, as it asks, and do no more: the server raises it again once it has ended, and Ray's
+    handler would make a failure of that."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: setattr(server, "should_exit", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _do_within(limit_s: float, work: Callable[[], None]) -> None:

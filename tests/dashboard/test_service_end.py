@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from dashboard.service import server
 from orchestrator.client.errors import JobError
@@ -71,6 +75,37 @@ def test_without_its_cluster_the_process_ends_as_the_service_did(
     assert ended.value.code == code
     failures = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [record.exc_info and record.exc_info[1] for record in failures] == [error] * logged
+
+
+@pytest.fixture
+def rays_handler() -> Iterator[None]:
+    """SIGTERM is a failure, as Ray has it in a driver."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("rays_handler")
+def test_a_service_that_is_asked_to_end_has_not_failed(
+    withdraw_with: Callable[[Callable[[str], None]], None],
+) -> None:
+    """With its cluster it ends in order, without it at once: both as a service that has done what it was asked."""
+    end = uvicorn.Server(uvicorn.Config(FastAPI()))
+
+    def serve() -> None:
+        with server._announced(ADDRESS, URL), server._sigterm_ends(end), end.capture_signals():
+            signal.raise_signal(signal.SIGTERM)
+
+    withdraw_with(lambda url: None)
+    serve()
+    assert end.should_exit
+    withdraw_with(refuse)
+    with pytest.raises(ProcessEnded) as ended:
+        serve()
+    assert ended.value.code == 0
+    # From then on it is Ray's again.
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_refusal_is_told_at_once(
