@@ -1,0 +1,186 @@
+"""What a controller does with observed step times: it learns, tells, decides, remembers, and ignores what makes no
+sense."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bare_controller import controller_of
+
+from orchestrator.controller.actor import Controller
+from orchestrator.controller.adaptation import SAID_REFUSALS, Adaptation
+from orchestrator.events.types import Adapted, SpeedsChanged, Warned
+from orchestrator.lifecycle.migration import Migration, Move
+from orchestrator.lifecycle.states import Training
+from orchestrator.lifecycle.stimuli import Noted
+from planner.adapt.speeds import Slowdowns
+from planner.observed import StageTime, StepTimes
+from planner.plan import Plan
+
+PASS_S = 0.01
+"""Of each pass of each layer in the profile made by hand."""
+MEASURED: dict[str, Any] = {"adapt": {"policy": "measured"}}
+
+
+def times(controller: Controller, place: int, step: int, factor: float) -> StepTimes:
+    """Of a step in which the rank at `place` took `factor` times as long as the profile says."""
+    state = controller._loop.state
+    assert isinstance(state, Training)
+    plan, members = state.job.progress.plan, state.job.membership.members
+    layers = plan.layers_per_stage[place]
+    return StepTimes(
+        rank=members[place],
+        place=place,
+        step=step,
+        plan=(plan.epoch, plan.version),
+        times=(StageTime(kind="F", stage=place, seconds=4 * PASS_S * layers * factor, count=4),),
+        frozen=False,
+    )
+
+
+def see(controller: Controller, steps: Sequence[int], *factors: float) -> None:
+    for step in steps:
+        for place, factor in enumerate(factors):
+            controller._adaptation.observe([times(controller, place, step, factor)])
+
+
+def told(controller: Controller) -> list[object]:
+    """The events that were posted to the event loop, in order; they are taken out."""
+    queue, events = controller._loop._stimuli, []
+    while not queue.empty():
+        stimulus = queue.get_nowait()
+        if isinstance(stimulus, Noted):
+            events.append(stimulus.event)
+    return events
+
+
+def run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, check: Callable[[Controller], Any], **sections: Any
+) -> None:
+    async def inside() -> None:
+        async with controller_of(folder, monkeypatch, memory_bytes=10**9, **sections) as (_, controller):
+            outcome = check(controller)
+            if asyncio.iscoroutine(outcome):
+                await outcome
+
+    asyncio.run(inside())
+
+
+def test_speeds_are_told_once_they_are_complete_and_again_when_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(controller: Controller) -> None:
+        see(controller, range(1, 4), 1.0, 1.0)
+        assert not [event for event in told(controller) if isinstance(event, SpeedsChanged)]
+        see(controller, range(4, 10), 1.0, 1.02)
+        (first,) = [event for event in told(controller) if isinstance(event, SpeedsChanged)]
+        assert (first.changes, [rank for rank, _ in first.slowdowns]) == ((), [0, 1])
+        see(controller, range(10, 13), 1.0, 2.5)
+        (second,) = [event for event in told(controller) if isinstance(event, SpeedsChanged)]
+        assert second.changes[0].startswith("rank 1 is 2.4")
+        assert controller._runtime.planning.known.of((0, 1)) == (pytest.approx(1.0), pytest.approx(2.5))
+
+    run(tmp_path, monkeypatch, check, **MEASURED)
+
+
+def test_off_or_without_training_ranks_nothing_is_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(controller: Controller) -> None:
+        see(controller, range(1, 9), 1.0, 2.0)
+        assert told(controller) == []
+        assert controller._runtime.planning.known == Slowdowns()
+
+    run(tmp_path, monkeypatch, check)
+
+
+def test_garbage_is_ignored_and_told_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(controller: Controller) -> None:
+        see(controller, [1], 1.0, 1.0)
+        for step in range(2, 20):
+            odd = times(controller, 0, step, 1.0)
+            nan = replace(odd, times=(replace(odd.times[0], seconds=math.nan),))
+            controller._adaptation.observe([nan, replace(odd, rank=1), replace(odd, plan=(0, 99))])
+        warned = [event.text for event in told(controller) if isinstance(event, Warned)]
+        assert len(warned) == SAID_REFUSALS
+        assert "the times of rank 0 in step 2 are ignored: F of stage 0 took nan s" in warned[0]
+        assert controller._runtime.planning.known == Slowdowns()
+
+    run(tmp_path, monkeypatch, check, **MEASURED)
+
+
+def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrated: list[Plan] = []
+
+    async def migrate(plan: Plan) -> str:
+        migrated.append(plan)
+        return ""
+
+    async def check(controller: Controller) -> None:
+        monkeypatch.setattr(controller._adaptation, "_migrate", migrate)
+        state = controller._loop.state
+        assert isinstance(state, Training)
+        plan = state.job.progress.plan
+        move = Move(plan=plan, schedule=state.job.progress.schedule, mode="live", asked_s=0.0)
+        migration = Migration(move=move, path=(plan,), began=0, now=plan)
+        busy = replace(state.job, intents=replace(state.job.intents, migration=migration))
+        controller._loop.state = replace(state, job=busy)
+        see(controller, range(1, 9), 1.0, 3.0)
+        assert controller._adaptation._deciding is None
+        controller._loop.state = state
+        see(controller, [9], 1.0, 3.0)
+        deciding = controller._adaptation._deciding
+        assert deciding is not None
+        await deciding
+        (decided,) = [event for event in told(controller) if isinstance(event, Adapted)]
+        assert decided.now_s > decided.then_s
+        assert decided.moves == bool(migrated)
+        assert [plan.layers_per_stage for plan in migrated] == [decided.layers] * decided.moves
+
+    run(tmp_path, monkeypatch, check, **MEASURED)
+
+
+def test_the_cut_stays_while_steps_are_monitored_for_freezing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze = {"method": "timelyfreeze", "warm_up": 2, "monitoring": 4}
+
+    def check(controller: Controller) -> None:
+        see(controller, range(1, 12), 1.0, 3.0)
+        assert [event for event in told(controller) if isinstance(event, SpeedsChanged)]
+        assert controller._adaptation._deciding is None
+
+    run(tmp_path, monkeypatch, check, freeze=freeze, job={"steps": 100}, **MEASURED)
+
+
+def test_the_next_controller_knows_what_this_one_knew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(controller: Controller) -> None:
+        known = SpeedsChanged(step=5, slowdowns=((0, 1.0), (1, 2.5)), changes=(), lasting_steps=200)
+        controller._record(known)
+        planning = controller._runtime.planning
+        after = Adaptation(
+            controller._setup,
+            controller._loop,
+            lambda: controller._view,
+            planning,
+            controller._reshaping.migrate,
+        )
+        after.go_on()
+        assert planning.known.of((0, 1)) == (1.0, 2.5)
+        controller._adaptation = after
+        # The first step warms up; from then on one measurement per rank is enough.
+        see(controller, range(6, 9), 1.0, 1.0)
+        changed = [event for event in told(controller) if isinstance(event, SpeedsChanged)]
+        assert [each.changes[0] for each in changed] == [
+            "rank 1 is 2.50 times faster since step 7 (2.50 -> 1.00)"
+        ]
+
+    run(tmp_path, monkeypatch, check, **MEASURED)
