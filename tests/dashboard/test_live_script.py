@@ -221,3 +221,22 @@ def test_a_page_whose_session_has_expired_leads_to_the_login(tmp_path: Path, win
     service.settings.tokens.unlink()
     with service.open():
         window.until("return location.pathname === '/login'")
+
+
+def test_a_page_goes_on_with_a_service_that_was_started_again(tmp_path: Path, window: Browser) -> None:
+    """Its session is as valid there, and what has happened meanwhile is shown."""
+    service = Service(tmp_path)
+    with service.open() as address:
+        logged_in(window, address, service)
+        window.driver.get(f"{address}/jobs/gpt")
+        shows(window, service.step())
+        window.script("window.before = true")
+    says(window, "reconnecting")
+    missed = service.job.view.step + 1
+    report = synthetic_run.step_report(missed, random.Random(missed))
+    service.job.take(Record(time_s=service.job.view.ended_s + 0.1, event=report))
+    with service.open():
+        shows(window, missed)
+        window.until("return document.querySelector('.connection').hidden")
+        shows(window, service.step())
+        assert window.script("return [window.before, location.pathname]") == [True, "/jobs/gpt"]

@@ -143,7 +143,7 @@ def test_a_service_takes_a_job_shows_it_and_may_die(tmp_path: Path) -> None:
         assert re.search("a job 'served' is running|holds a run of 'served'", again.json()["detail"])
         until(lambda: first.get(f"/jobs/{JOB}")["step"] > 12)
 
-        with service(tmp_path) as late:
+        with service(tmp_path, "--root", str(tmp_path)) as late:
             # Both follow the job: what the late one shows once it is as far is what the first one showed.
             for _ in range(200):
                 one, other = seen(first.view()), seen(late.view())
@@ -167,14 +167,33 @@ def test_a_service_takes_a_job_shows_it_and_may_die(tmp_path: Path) -> None:
             assert answer.json()["done"] is True, answer.text
             until(lambda: late.get(f"/jobs/{JOB}")["state"] == "stopped")
             shown = seen(late.view())
+            folder = JobFolder(str(tmp_path / JOB))
+            assert shown == seen(view_in(folder))
+
+            # It goes on from its checkpoint, until an abort ends it at once.
+            resumed = late.client.post("/jobs", json=sent | {"resume": True}, params={"wait_s": 60})
+            assert resumed.status_code == 202, resumed.text
+            until(lambda: late.get(f"/jobs/{JOB}")["step"] > shown["step"])
+            aborted = late.client.post(f"/jobs/{JOB}/cancel", json={"abort": True}, params={"wait_s": 60})
+            assert (aborted.status_code, aborted.json()["done"]) == (202, True), aborted.text
+            assert "aborted on request" in aborted.json()["text"]
+            until(lambda: late.get(f"/jobs/{JOB}")["state"] == "failed")
+            (entry,) = late.view().commands.entries.values()
         assert late.process.returncode == 0
 
-    folder = JobFolder(str(tmp_path / JOB))
-    assert shown == seen(view_in(folder))
+    assert (entry.command.name, entry.command.by) == ("abort", "control from 127.0.0.1")
     step, sha256 = shown["outcome"]["step"], shown["outcome"]["state_sha256"]
     assert run_threads(replace(job_of(job(tmp_path / "again", 0.0)), stop_at=step)).state_sha256 == sha256
     audit = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert [line["status"] for line in audit if line["method"] == "POST"] == [422, 422, 202, 422, 202]
+    assert [line["status"] for line in audit if line["method"] == "POST"] == [
+        422,
+        422,
+        202,
+        422,
+        202,
+        202,
+        202,
+    ]
     assert shown["commands"]["entries"].popitem()[1]["command"]["by"] == "control from 127.0.0.1"
     BlockingJobClient().dismiss(JOB)
 
