@@ -55,7 +55,7 @@ class NodeModel(Model):
 
 
 class Preemption(Model):
-    """A node that left a job, or is about to: by a notice, or without one."""
+    """Ranks that a job lost with their node, or is about to lose: by a notice, or without one."""
 
     time_s: float
     """When the notice came, or the job lost its ranks, in seconds since the Unix epoch."""
