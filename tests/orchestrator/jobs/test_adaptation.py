@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import pytest
 from adapting_job import AdaptingJob
 from made_profile import made_profile
-from process_hosts import ElasticJob, Ran
+from process_hosts import ElasticJob
 from test_elastic_jobs import at_step, job
 
 from orchestrator.events import types as events
@@ -24,20 +22,21 @@ from workers.protocol import FaultReport, StepReport
 
 LAYERS = 10
 PASS_S = 0.004
-STEPS = 44
+STEPS = 40
+KILLED_AT = 18
 SLOW = 2
 """The place, and so the rank, that becomes slow."""
 
 
-def made(folder: Path, policy: str = "measured", steps: int = STEPS, **sections: dict[str, Any]) -> Resolved:
-    modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), PASS_S)
+def made(folder: Path, policy: str = "measured", *, steps: int = STEPS, pass_s: float = PASS_S) -> Resolved:
+    modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), pass_s)
     return job(
         folder,
         job={"steps": steps},
         model={"layers": LAYERS - 2},
         cluster={"device": "emulated", "emulated": modelled},
+        elastic={"allow_faults": True},
         adapt={"policy": policy},
-        **sections,
     )
 
 
@@ -46,12 +45,6 @@ def adapting(resolved: Resolved, act: Callable[[ElasticJob, events.Event], None]
     ranks = len(resolved.plan.stage_ranks)
     profile = made_profile(outline.layers, outline.parameters, ranks, weights=[PASS_S / 0.01] * LAYERS)
     return AdaptingJob(resolved, act, profile)
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
-    done = made(tmp_path_factory.mktemp("quiet"), "off")
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
 
 
 def slow(step: int, factor: float, steps: int | None = None) -> Callable[[ElasticJob, events.Event], None]:
@@ -64,24 +57,22 @@ def slow(step: int, factor: float, steps: int | None = None) -> Callable[[Elasti
     return act
 
 
-def layers_at(ran: Ran, step: int) -> tuple[int, ...]:
-    """Layers per stage that the ranks trained `step` with, by the moves that were over."""
-    plans = {(event.plan.version): event.plan for event in ran.of(events.Issued)}
-    layers = ran.of(events.Issued)[0].plan.layers_per_stage
-    for moved in ran.of(events.Migrated):
-        if moved.step < step:
-            layers = plans[moved.version].layers_per_stage
-    return layers
+def quiet(folder: Path, steps: int = STEPS) -> str:
+    """The state in which an undisturbed job ends."""
+    done = made(folder, "off", steps=steps, pass_s=0.0)
+    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
 
 
-def test_a_rank_that_becomes_slow_is_relieved_and_loaded_again_with_the_same_bits(
-    tmp_path: Path, quiet: str
-) -> None:
-    with_faults = {"elastic": {"allow_faults": True}}
-    ran = adapting(made(tmp_path, **with_faults), slow(6, 3.0, steps=20)).run()
+def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_again(tmp_path: Path) -> None:
+    def act(running: ElasticJob, event: events.Event) -> None:
+        slow(6, 3.0, steps=20)(running, event)
+        if at_step(KILLED_AT)(event):
+            running.signal(0)
+
+    ran = adapting(made(tmp_path / "slow"), act).run()
     assert isinstance(ran.state, Finished)
     assert ran.steps == list(range(1, STEPS + 1))
-    assert ran.state_sha256 == quiet
+    assert ran.state_sha256 == quiet(tmp_path / "quiet")
 
     first, *changed = ran.of(events.SpeedsChanged)
     assert not first.changes
@@ -91,49 +82,33 @@ def test_a_rank_that_becomes_slow_is_relieved_and_loaded_again_with_the_same_bit
     slower = next(event for event in changed if dict(event.slowdowns)[SLOW] > 2)
     assert slower.step - fault.step <= 3
     assert any(f"rank {SLOW} is " in said and " times slower since step " in said for said in slower.changes)
-    away = next(
-        decision for decision in ran.of(events.Adapted) if decision.moves and decision.layers[SLOW] == 1
-    )
+    decisions = [decision for decision in ran.of(events.Adapted) if decision.moves]
+    away = next(decision for decision in decisions if decision.layers[SLOW] == 1)
     assert away.step - fault.step <= 4
     assert away.then_s < 0.8 * away.now_s
-    assert layers_at(ran, fault.step + 19)[SLOW] == 1
-    assert layers_at(ran, STEPS)[SLOW] >= 2
 
     took = {report.step: report.step_s for report in ran.of(StepReport)}
     moved = next(event for event in ran.of(events.Migrated) if event.step > fault.step)
     before = median(took[step] for step in range(fault.step, moved.step + 1))
-    after = median(took[step] for step in range(fault.step + 8, fault.step + 20))
+    after = median(took[step] for step in range(moved.step + 2, KILLED_AT + 1))
     assert after < 0.85 * before, "of emulated layers, with a margin that any machine keeps"
 
+    (regrouped,) = ran.of(events.Regrouped)
+    assert regrouped.lost == (0,)
+    # Rank 2 takes place 1 of the three that are left.
+    for_three = [event.plan for event in ran.of(events.Issued) if event.plan.world_size == 3]
+    counts = for_three[0].layers_per_stage
+    assert counts[1] < min(counts[0], counts[2])
+    assert for_three[-1].layers_per_stage[1] > counts[1]
 
-def test_switched_off_nothing_is_measured_and_nothing_moves(tmp_path: Path, quiet: str) -> None:
-    with_faults = {"elastic": {"allow_faults": True}}
+
+def test_switched_off_nothing_is_measured_and_nothing_moves(tmp_path: Path) -> None:
     seen: list[StepTimes] = []
-    running = adapting(made(tmp_path, "off", **with_faults), slow(8, 3.0, steps=10))
+    running = adapting(made(tmp_path / "slow", "off", steps=12), slow(4, 3.0))
     running.observe = seen.append  # pyright: ignore[reportAttributeAccessIssue]
     ran = running.run()
-    assert ran.state_sha256 == quiet
+    assert ran.state_sha256 == quiet(tmp_path / "quiet", steps=12)
+    assert ran.of(FaultReport)
     assert seen == []
     assert not ran.of(events.SpeedsChanged)
     assert not ran.of(events.Migrated)
-
-
-def test_a_slow_rank_is_remembered_when_another_one_dies(tmp_path: Path, quiet: str) -> None:
-    with_faults = {"elastic": {"allow_faults": True}}
-    killed: list[int] = []
-
-    def act(running: ElasticJob, event: events.Event) -> None:
-        slow(5, 3.0)(running, event)
-        if isinstance(event, StepReport) and event.step == 20:
-            killed.append(event.step)
-            running.signal(0)
-
-    ran = adapting(made(tmp_path, **with_faults), act).run()
-    assert killed
-    assert ran.state_sha256 == quiet
-    (regrouped,) = ran.of(events.Regrouped)
-    assert regrouped.lost == (0,)
-    issued = [event.plan for event in ran.of(events.Issued) if event.plan.world_size == 3]
-    # Rank 2 takes place 1 of the three that are left.
-    counts = issued[0].layers_per_stage
-    assert counts[1] < min(counts[0], counts[2])
