@@ -7,7 +7,6 @@ and so do the examples with a user's own model and data.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -33,8 +32,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 SMALL = ("job.steps=2", "job.sample_tokens=0", "model.width=16", "model.context=16", "cluster.wait_s=240")
 """Makes the first job take about a second; `cluster.wait_s` allows for a busy machine."""
-ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-"""Of a process that starts a cluster of its own."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +118,11 @@ def test_the_first_job_runs_as_typed(
 ) -> None:
     """Run `freshet train my.toml` as a separate process, then the guide's commands on its folder."""
     write_files(tmp_path)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", "train", "my.toml", *(f"--set={key}" for key in SMALL)],
         cwd=tmp_path,
-        env={**ENVIRONMENT, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env={**environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
@@ -142,32 +140,6 @@ def test_the_first_job_runs_as_typed(
         assert freshet_here(*shlex.split(line)[1:]) in (0, None), line
     assert "proved" in capsys.readouterr().out
     assert {"step.svg", "mine.safetensors", "1f1b.csv"} <= {file.name for file in tmp_path.iterdir()}
-
-
-@pytest.mark.xdist_group("test_guides")
-def test_the_python_of_the_guide_trains_the_first_job(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    tables = tomllib.loads((tmp_path / "my.toml").read_text())
-    for override in SMALL:
-        (table, key), value = parse_override(override)
-        tables.setdefault(table, {})[key] = value
-    lines = [
-        line
-        for table, keys in tables.items()
-        for line in (f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items()))
-    ]
-    (tmp_path / "my.toml").write_text("\n".join(lines))
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env={**ENVIRONMENT, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    loss, checkpoint = done.stdout.splitlines()[-1].split(maxsplit=1)
-    assert 0 < float(loss) < 10
-    assert str(tmp_path / "runs" / "from-python" / "checkpoints") in checkpoint
 
 
 @pytest.mark.parametrize(
