@@ -35,7 +35,9 @@ def speeds_text(changed: SpeedsChanged) -> str:
     if changed.changes:
         return "; ".join(changed.changes)
     slowest_rank, slowest = max(changed.slowdowns, key=lambda entry: entry[1])
-    return f"speeds are known: rank {slowest_rank}, the slowest, takes {slowest:.2f} times the profile's times"
+    return (
+        f"speeds are known: rank {slowest_rank}, the slowest, takes {slowest:.2f} times the profile's times"
+    )
 
 
 def adapted_text(adapted: Adapted) -> str:
