@@ -278,7 +278,7 @@ class AdaptConfig(Section):
 
     policy: Literal["measured", "off"] = "off"
     """`measured`: each rank's slowdown is measured in every step; another cut is taken up where it pays. `off`: cuts
-    change only when ranks fail, join or leave, and every device counts as the profile's median one."""
+    change only when ranks fail, join or leave, or on request, and every device counts as the profile's median one."""
 
 
 Precision = Literal["float32", "bfloat16"]

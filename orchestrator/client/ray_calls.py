@@ -59,9 +59,14 @@ class RayCalls:
             await asyncio.sleep(LOOK_S)
         outcome: Future[T] = Future()
         outcome.set_running_or_notify_cancel()  # a waiter that gives up must not cancel it
-        threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(outcome, work, arguments), name="call into Ray", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be started
+            self._free.release()
+            raise
         waiting = asyncio.wrap_future(outcome)
         try:
             done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline_s - time.monotonic()))

@@ -49,7 +49,6 @@ from orchestrator.lifecycle.states import Order
 from orchestrator.lifecycle.stimuli import Noted, Reported
 from orchestrator.lifecycle.takeover import start_of, taken_over
 from planner.observed import StepTimes
-from planner.plan import Plan
 from workers.actor import check_folder
 from workers.protocol import JobError, Report
 
@@ -350,15 +349,6 @@ class Controller:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left_s)
-
-    async def migrate(self, plan: Plan) -> str:
-        """Have the ranks follow `plan`, in the same places; return in words what will happen.
-
-        Raises:
-            JobError: it does not fit the memory, or the job does not train.
-        """
-        await self._taken_on()
-        return await self._reshaping.migrate(plan)
 
     async def propose(self, partition: list[int] | None) -> Proposal:
         """Return what another partition would bring; None: the planner's own best. Nothing changes.

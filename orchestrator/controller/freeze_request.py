@@ -90,7 +90,9 @@ def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
     control = Control(method=method, r_max=r_max)
     if not method.startswith("timelyfreeze"):
         return Adopt(control=control)
-    if (open_control := _monitoring(job)) is not None and not _monitored(open_control, job.view.step):
+    if (open_control := _monitoring(job.spec, job.view)) is not None and not _monitored(
+        open_control, job.view.step
+    ):
         return Adopt(control=replace(open_control, method=method, r_max=r_max))
     for since, phases in _measured_phases(job):
         control = replace(control, phases=phases, since=since, solved=True)
@@ -224,16 +226,23 @@ def _current(job: Running) -> tuple[str, float]:
     return job.spec.method, job.spec.r_max
 
 
-def _monitoring(job: Running) -> Control | None:
+def monitors(spec: FreezeConfig, view: JobView) -> bool:
+    """Whether ratios are still to be solved from the times of steps that are, or will be, monitored: with another cut
+    these times would be void."""
+    control = _monitoring(spec, view)
+    return control is not None and not _monitored(control, view.step)
+
+
+def _monitoring(spec: FreezeConfig, view: JobView) -> Control | None:
     """Return what the ranks follow if their monitoring has no solution yet; None: there is one, or no monitoring."""
-    proposed, newest = job.view.freeze.proposed, job.view.freeze.newest
+    proposed, newest = view.freeze.proposed, view.freeze.newest
     if proposed is not None:
         control = proposed.control
         return control if control is not None and control.phases is not None and not control.solved else None
     if newest is None:
-        if job.spec.phases is None:
+        if spec.phases is None:
             return None
-        return Control(method=job.spec.method, r_max=job.spec.r_max, phases=job.spec.phases, since=1)
+        return Control(method=spec.method, r_max=spec.r_max, phases=spec.phases, since=1)
     control = newest.control
     if control is None or control.phases is None or control.solved:
         return None

@@ -29,7 +29,8 @@ from orchestrator.controller.resize_request import (
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events.types import Commanded, Event, Noticed, Scaled
 from orchestrator.history.proposal import Proposal
-from orchestrator.lifecycle.migration import Move
+from orchestrator.lifecycle.migration import Move, same
+from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.scaling import size_of
 from orchestrator.lifecycle.states import Job, Live, Order, Paused, Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, Scale, Stimulus
@@ -88,14 +89,21 @@ class Reshaping:
                     return await self._drain(node, float(deadline_s), command.id)
         raise JobError(f"no such command: {command.name} {command.arguments}")
 
-    async def migrate(self, plan: Plan) -> str:
+    async def migrate(self, plan: Plan, decided_for: Job) -> str:
         """Have the ranks follow `plan`, in the same places; return in words what will happen.
 
+        Args:
+            decided_for: the job when `plan` was decided on: if its plan or its ranks have changed, nothing moves.
+
         Raises:
-            JobError: it does not fit the memory, or the job does not train.
+            JobError: they have, it does not fit the memory, or the job does not train.
         """
         async with self._turn:
             job = self._training()
+            if job.membership.members != decided_for.membership.members or not same(
+                expected(job)[0], expected(decided_for)[0]
+            ):
+                raise JobError("the job's plan or its ranks have changed meanwhile")
             try:
                 move = await asyncio.to_thread(
                     move_to,

@@ -311,11 +311,13 @@ class SpeedsChanged:
     step: int
     """Steps committed."""
     slowdowns: tuple[tuple[int, float], ...]
-    """(rank, factor on the profile's times) of every rank that is known."""
+    """(rank, factor on the profile's times) of every rank with a place."""
     changes: tuple[str, ...]
-    """What changed, in words; empty: the first measurements are complete."""
+    """What changed, in words; empty: all ranks are known for the first time, or their speeds have drifted."""
     lasting_steps: int
     """How many steps a speed lasts, by what has been seen."""
+    since: int
+    """The step since which no speed has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,21 @@ Reads event values only; part of a `JobView`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 
 from orchestrator.events.types import Adapted, SpeedsChanged
 
 KEPT = 300
 """How many of the newest changes and decisions are kept, of each."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """The ranks' slowdowns from a step on, in two figures."""
+
+    step: int
+    slowest: float
+    median: float
 
 
 @dataclass(frozen=True)
@@ -23,23 +33,24 @@ class Decided:
 
 @dataclass
 class AdaptRecord:
-    """The changes and decisions of a job."""
+    """The changes and decisions of the newest start."""
 
-    speeds: list[SpeedsChanged] = field(default_factory=list)
-    """The newest last: it has every rank that is known."""
+    known: tuple[tuple[int, float], ...] = ()
+    """(rank, slowdown) of the ranks that were known last."""
+    since: int = 0
+    """The step since which no speed has changed."""
+    speeds: list[Speeds] = field(default_factory=list)
+    """Ascending steps."""
     decisions: list[Decided] = field(default_factory=list)
-
-    @property
-    def known(self) -> tuple[tuple[int, float], ...]:
-        """(rank, slowdown) of the ranks that were known last."""
-        return self.speeds[-1].slowdowns if self.speeds else ()
 
     def take(self, event: SpeedsChanged | Adapted, time_s: float) -> None:
         """Add one event."""
         match event:
-            case SpeedsChanged():
-                self.speeds.append(event)
-                del self.speeds[:-KEPT]
+            case SpeedsChanged(slowdowns=known):
+                self.known, self.since = known, event.since
+                slowdowns = [slowdown for _, slowdown in known]
+                # After a return to a checkpoint steps come again.
+                kept = [each for each in self.speeds if each.step < event.step]
+                self.speeds = [*kept, Speeds(event.step, max(slowdowns), median(slowdowns))][-KEPT:]
             case Adapted():
-                self.decisions.append(Decided(time_s, event))
-                del self.decisions[:-KEPT]
+                self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]

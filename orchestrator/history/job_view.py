@@ -67,7 +67,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 11
+VERSION = 12
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -362,6 +362,8 @@ class JobView:
         self.ranks, self.formed, self.followed = RanksView(), None, None
         self.stopping = self.pausing = False
         self.validated = 0
+        # Its ranks are others, whatever their numbers.
+        self.adapt = AdaptRecord()
         self.freeze.begin(submitted.spec.get("freeze", {}), resume=submitted.resume)
 
     def _request(self, request: str) -> None:

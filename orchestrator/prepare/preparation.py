@@ -62,13 +62,13 @@ def prepare(
     epoch, _ = folder.incarnations()
     newest = folder.newest_plan() if resume and profile_file is None else None
     if newest is not None and still_right(newest, settled):
-        resolved = resolve(settled, epoch=epoch + 1, plan=newest)
         known = _kept(settled, folder)
+        if known is None and spec.adapt.policy != "off":
+            known = _obtained(settled, profile_file, say)
+        resolved = resolve(settled, epoch=epoch + 1, plan=newest)
         prepared = Prepared(resolved=resolved, profile=known, replanner=replanner_of(resolved, known))
     elif profile_file is not None or needs_profile(spec):
-        room = capacity(cluster.nodes(), spec.cluster.resources_per_rank or {})
-        ranks = ranks_to_profile(spec, len(found.layers), room)
-        profile = obtain(spec, found, ranks=ranks, profile_file=profile_file, say=say)
+        profile = _obtained(settled, profile_file, say)
         choice = first_plan(settled, profile)
         resolved = resolve(settled, epoch=epoch + 1, plan=choice.plan)
         prepared = Prepared(
@@ -84,6 +84,14 @@ def prepare(
         # No node will join a cluster of our own: there is no point in waiting.
         _check_room(prepared.resolved)
     return prepared
+
+
+def _obtained(settled: SettledSpec, profile_file: Path | None, say: Callable[[str], None]) -> Profile:
+    """The profile from the file or the cache, or measured now."""
+    spec, found = settled.spec, settled.outline
+    room = capacity(cluster.nodes(), spec.cluster.resources_per_rank or {})
+    ranks = ranks_to_profile(spec, len(found.layers), room)
+    return obtain(spec, found, ranks=ranks, profile_file=profile_file, say=say)
 
 
 def _kept(settled: SettledSpec, folder: JobFolder) -> Profile | None:

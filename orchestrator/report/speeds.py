@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from orchestrator.history.adapt_record import Decided
@@ -30,19 +30,17 @@ def speeds(run: JobView) -> SpeedsPart | None:
     known = run.adapt.speeds
     if not known:
         return None
-    steps = [event.step for event in known] + [max(run.step, known[-1].step)]
-    slowest = [max(slowdown for _, slowdown in event.slowdowns) for event in (*known, known[-1])]
-    typical = [median(slowdown for _, slowdown in event.slowdowns) for event in (*known, known[-1])]
+    shown = [*known, replace(known[-1], step=max(run.step, known[-1].step))]
     chart = Chart(
         title="Slowdown of the ranks",
         unit="measured over expected time",
         series=(
             Series(
                 name="slowest",
-                points=tuple(zip(steps, slowest, strict=True)),
+                points=tuple((each.step, each.slowest) for each in shown),
                 stepped=True,
             ),
-            Series(name="median", points=tuple(zip(steps, typical, strict=True)), stepped=True),
+            Series(name="median", points=tuple((each.step, each.median) for each in shown), stepped=True),
         ),
         format=significant,
         from_zero=True,

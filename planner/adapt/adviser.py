@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.adapt.detection import Change, Watch, after
+from planner.adapt.detection import Change, Watch, after, rebased
 from planner.adapt.speeds import Slowdowns, slowdown_of
 from planner.observed import StepTimes
 from planner.plan import Plan
@@ -38,14 +38,18 @@ class Adviser:
         known: what is known already, such as from the log.
     """
 
-    def __init__(self, profile: Profile, known: Slowdowns | None = None) -> None:
+    def __init__(self, profile: Profile, known: Slowdowns | None = None, since: int | None = None) -> None:
         self._profile = profile
         self.known = known or Slowdowns()
         self._watches: dict[int, Watch] = {rank: Watch(level=level) for rank, level in self.known.by_rank}
         self._changed_at: dict[int, int] = {}
+        if since is not None:
+            self._changed_at = {rank: since for rank, _ in self.known.by_rank}
         self._durations: list[int] = []
         self._first_steps: dict[tuple[int, int], int] = {}
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
+        self._measured_on: dict[int, tuple[tuple[int, ...], bool]] = {}
+        """Rank -> its layers, and whether weight gradients counted: the profile's errors differ between them."""
 
     def take(
         self, observed: StepTimes, plans: Iterable[Plan], members: Sequence[int]
@@ -72,7 +76,12 @@ class Adviser:
         )
         if slowdown is None:
             return None, Ignored(f"the times of {who} in step {observed.step} are ignored: {why}")
-        watch, change = after(self._watches.get(observed.rank, Watch()), observed.step, slowdown)
+        measured_on = plan.layers_of_place(observed.place), observed.frozen
+        watch = self._watches.get(observed.rank, Watch())
+        if self._measured_on.setdefault(observed.rank, measured_on) != measured_on:
+            watch = rebased(watch, slowdown)
+        self._measured_on[observed.rank] = measured_on
+        watch, change = after(watch, observed.step, slowdown)
         self._watches[observed.rank] = watch
         if change is not None:
             self._note(observed.rank, change)
@@ -80,16 +89,17 @@ class Adviser:
             self.known = self.known.but([(observed.rank, watch.level)])
         return change, None
 
-    def with_known(self, known: Slowdowns) -> Adviser:
-        """Another one for the same job that begins with what is `known`."""
-        return Adviser(self._profile, known)
+    def with_known(self, known: Slowdowns, since: int) -> Adviser:
+        """Another one for the same job, which begins with what is `known` and has not changed since step `since`."""
+        return Adviser(self._profile, known, since)
 
-    def keep(self, ranks: Iterable[int], plans: Iterable[Plan]) -> None:
-        """Forget all but `ranks` and `plans`."""
-        kept, versions = frozenset(ranks), {(plan.epoch, plan.version) for plan in plans}
+    def keep(self, ranks: Iterable[int]) -> None:
+        """Forget all but `ranks`: a new generation begins, and steps warm up again."""
+        kept = frozenset(ranks)
         self._watches = {rank: watch for rank, watch in self._watches.items() if rank in kept}
         self._changed_at = {rank: step for rank, step in self._changed_at.items() if rank in kept}
-        self._first_steps = {plan: step for plan, step in self._first_steps.items() if plan in versions}
+        self._measured_on = {rank: on for rank, on in self._measured_on.items() if rank in kept}
+        self._first_steps = {}
         self.known = self.known.among(kept)
 
     def lasting_steps(self, step: int) -> int:
@@ -99,16 +109,18 @@ class Adviser:
         return max(round(usual), self.age(step))
 
     def age(self, step: int) -> int:
-        """For how many steps no rank's speed has changed; 0 before the first change."""
+        """For how many steps no rank's speed has changed."""
         return max(0, step - max(self._changed_at.values())) if self._changed_at else 0
 
     def _note(self, rank: int, change: Change) -> None:
         before = self._changed_at.get(rank)
-        # The first level of a rank ends nothing.
-        if before is not None and change.before is not None:
+        if change.before is None:
+            # A level, and no change: the rank is known now, or is measured on other layers.
+            self._changed_at.setdefault(rank, change.since)
+            return
+        if before is not None:
             self._durations = [*self._durations, max(1, change.since - before)][-REMEMBERED:]
-        if change.before is not None:
-            self._changed_at[rank] = change.since
+        self._changed_at[rank] = change.since
 
 
 def _version(plan: tuple[int, int]) -> str:

@@ -15,13 +15,15 @@ DRIFT = 0.03
 """Deviation (of the logarithm) that counts as none: changes of less than twice this are not looked for."""
 THRESHOLD = 0.40
 """Sum of deviations beyond the drift that is a change."""
-CLIP = 0.24
-"""Most that one measurement adds, drift included: two of them are needed, and two in a row are enough."""
+CLIPPED_SHARE = 0.55
+"""Most that one measurement adds to a sum, as a share of the threshold: two are needed, and two in a row are enough."""
 NOISE_DRIFT, NOISE_THRESHOLD = 0.75, 8.0
 """The same two in standard deviations of the noise, where these are larger."""
 SMOOTHING = 0.05
 """Weight of one measurement in the level while no change is in sight; of the first ones it is larger."""
 NOISE_SMOOTHING = 0.05
+REBASED = 1.25
+"""Factor between two bases of measurement that the profile's errors explain."""
 WINDOW = 12
 """Most measurements that a new level is the median of."""
 SETTLING = 3
@@ -82,7 +84,7 @@ def after(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | Non
     noise_sd = 1.25 * watch.noise
     drift = max(DRIFT, NOISE_DRIFT * noise_sd)
     threshold = max(THRESHOLD, NOISE_THRESHOLD * noise_sd)
-    clip = max(CLIP, 0.55 * threshold + drift)
+    clip = CLIPPED_SHARE * threshold + drift
     bounded = max(-clip, min(clip, deviation))
     up, down = max(0.0, watch.up + bounded - drift), max(0.0, watch.down - bounded - drift)
     watch = replace(
@@ -107,6 +109,14 @@ def after(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | Non
         return watch, None
     weight = max(SMOOTHING, 1 / (SETTLING + 1 + watch.count))
     return replace(watch, level=level * math.exp(weight * bounded), count=watch.count + 1), None
+
+
+def rebased(watch: Watch, slowdown: float) -> Watch:
+    """The watch where `slowdown` is the first measurement on another basis, such as other layers. If it is near the
+    level, the profile's errors explain the difference: the level follows, and nothing has changed."""
+    if watch.level is None or abs(math.log(slowdown / watch.level)) > math.log(REBASED):
+        return watch
+    return Watch(level=slowdown, noise=watch.noise)
 
 
 def _settle(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | None]:

@@ -87,7 +87,11 @@ def decide(
         f"over {counted(steps, 'step')} that saves {gain_s * steps:.2f} s, and the move costs {cost_s:.2f} s"
     )
     if gain_s * steps <= cost_s:
-        return replace(found, reason=f"{said}; {over}: it does not pay", too_short=steps < remaining_steps)
+        return replace(
+            found,
+            reason=f"{said}; {over}: it does not pay",
+            too_short=gain_s * max(0, remaining_steps - IN_FORCE_STEPS) > cost_s,
+        )
     return replace(found, plan=best, reason=f"{said}; {over}")
 
 
@@ -95,11 +99,11 @@ def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int]
     """(source, target) -> bytes of layer state that must move there, by place; copies that are there already do not."""
     moved: dict[tuple[int, int], int] = {}
     for layer, costs in enumerate(profile.model.layers):
-        source, target = now.rank_of_layer(layer), then.rank_of_layer(layer)
+        sources, targets = (plan.siblings(plan.rank_of_layer(layer)) for plan in (now, then))
         copies = now.standbys[layer] if now.standbys else ()
-        if source == target or target in copies:
-            continue
-        moved[source, target] = moved.get((source, target), 0) + costs.state_bytes
+        for source, target in zip(sources, targets, strict=True):
+            if target not in (source, *copies):
+                moved[source, target] = moved.get((source, target), 0) + costs.state_bytes
     return moved
 
 

@@ -50,7 +50,7 @@ class Replanner:
     profile: Profile | None = None
     """With at least one rank's device and the job's memory limits; without a profile the cut is by parameters."""
     _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The newest answers, the newest last."""
+    """The newest answers."""
 
     def plan_for(
         self,
@@ -178,10 +178,12 @@ class Replanner:
         return saved_s > cost_s, f"{summary}, and the change costs {_seconds(cost_s)}"
 
     def _answer(self, sites: Sites) -> _Answer:
-        answer = self._known.pop(sites, None) or self._new_answer(sites)
-        self._known[sites] = answer
-        while len(self._known) > _ANSWERS:
-            del self._known[next(iter(self._known))]
+        answer = self._known.get(sites)
+        if answer is None:
+            answer = self._known[sites] = self._new_answer(sites)
+            # Several threads may be here at once.
+            for oldest in list(self._known)[:-_ANSWERS]:
+                self._known.pop(oldest, None)
         return answer
 
     def _new_answer(self, sites: Sites) -> _Answer:
@@ -243,7 +245,8 @@ class Replanner:
                 try:
                     choice = chosen(part)
                 except PlanError as error:
-                    refusals.append(error)
+                    # Without its frames, which would keep the evaluators alive.
+                    refusals.append(error.with_traceback(None))
                     continue
                 return _Answer(choice.plan, choice.schedule, self._why(choice.plan, why_not, len(pattern)))
         # The second refusal is of the option with the most ranks.

@@ -13,18 +13,39 @@ from typing import Any
 import pytest
 from bare_controller import controller_of
 
+from orchestrator.controller import adaptation
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adaptation import SAID_REFUSALS, Adaptation
-from orchestrator.events.types import Adapted, SpeedsChanged, Warned
+from orchestrator.controller.freeze_request import GRACE_STEPS
+from orchestrator.events.types import Adapted, FreezeChanged, Record, SpeedsChanged, Warned
 from orchestrator.lifecycle.migration import Migration, Move
-from orchestrator.lifecycle.states import Training
+from orchestrator.lifecycle.states import Job, Training
 from orchestrator.lifecycle.stimuli import Noted
+from planner.adapt.policy import Decision
 from planner.adapt.speeds import Slowdowns
+from planner.freezing import Control, FreezePlan, Phases
 from planner.observed import StageTime, StepTimes
 from planner.plan import Plan
+from workers.protocol import JobError
 
 PASS_S = 0.01
 """Of each pass of each layer in the profile made by hand."""
+MOVES = Decision(
+    plan=Plan(
+        epoch=1,
+        version=1,
+        reason="",
+        layers=((0, 1), (1, 6)),
+        stage_ranks=(0, 1),
+        schedule="1f1b",
+        chunks=1,
+        microbatches=4,
+        replicas=1,
+    ),
+    reason="it pays",
+    now_s=0.4,
+    then_s=0.2,
+)
 MEASURED: dict[str, Any] = {"adapt": {"policy": "measured"}}
 
 
@@ -118,7 +139,7 @@ def test_garbage_is_ignored_and_told_a_few_times(tmp_path: Path, monkeypatch: py
 def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     migrated: list[Plan] = []
 
-    async def migrate(plan: Plan) -> str:
+    async def migrate(plan: Plan, decided_for: Job) -> str:
         migrated.append(plan)
         return ""
 
@@ -140,8 +161,8 @@ def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: py
         await deciding
         (decided,) = [event for event in told(controller) if isinstance(event, Adapted)]
         assert decided.now_s > decided.then_s
-        assert decided.moves == bool(migrated)
-        assert [plan.layers_per_stage for plan in migrated] == [decided.layers] * decided.moves
+        assert decided.moves
+        assert [plan.layers_per_stage for plan in migrated] == [decided.layers]
 
     run(tmp_path, monkeypatch, check, **MEASURED)
 
@@ -149,21 +170,121 @@ def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: py
 def test_the_cut_stays_while_steps_are_monitored_for_freezing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    freeze = {"method": "timelyfreeze", "warm_up": 2, "monitoring": 4}
+    freeze = {"method": "timelyfreeze", "warm_up": 2, "monitoring": 6, "ramp": 10}
 
-    def check(controller: Controller) -> None:
+    async def check(controller: Controller) -> None:
+        monkeypatch.setattr(controller._adaptation, "_migrate", nothing_moves)
         see(controller, range(1, 12), 1.0, 3.0)
         assert [event for event in told(controller) if isinstance(event, SpeedsChanged)]
         assert controller._adaptation._deciding is None
+        controller._view.step = 6 + GRACE_STEPS
+        see(controller, [12], 1.0, 3.0)
+        assert controller._adaptation._deciding is not None
+        await controller._adaptation._deciding
+        # A request begins to monitor again.
+        control = Control(method="timelyfreeze", r_max=0.5, phases=Phases(warm_up=0, monitoring=8, ramp=12))
+        plan = FreezePlan(epoch=1, version=9, ratios=(), control=control)
+        request = FreezeChanged(from_step=9, method="timelyfreeze", r_max=0.5, by="a test", plan=plan, id="a")
+        controller._view.take(Record(time_s=1.0, event=request))
+        see(controller, range(13, 20), 1.0, 1.0)
+        assert controller._adaptation._due
+        assert controller._adaptation._deciding is None
 
     run(tmp_path, monkeypatch, check, freeze=freeze, job={"steps": 100}, **MEASURED)
+
+
+async def nothing_moves(plan: Plan, decided_for: Job) -> str:
+    return ""
+
+
+def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(controller: Controller) -> None:
+        state = controller._loop.state
+        assert isinstance(state, Training)
+        job = state.job
+        smaller = replace(job, membership=replace(job.membership, members=(0,), alive=frozenset({0})))
+        controller._loop.state = replace(state, job=smaller)
+        with pytest.raises(JobError, match="the job's plan or its ranks have changed meanwhile"):
+            await controller._reshaping.migrate(job.progress.plan, job)
+        other = replace(job.progress.plan, layers=((0, 1), (1, job.progress.plan.layers[-1][1])))
+        controller._loop.state = replace(state, job=replace(job, progress=replace(job.progress, plan=other)))
+        with pytest.raises(JobError, match="have changed meanwhile"):
+            await controller._reshaping.migrate(job.progress.plan, job)
+
+        async def refuses(plan: Plan, decided_for: Job) -> str:
+            raise JobError("the job's plan or its ranks have changed meanwhile")
+
+        controller._loop.state = state
+        monkeypatch.setattr(controller._adaptation, "_migrate", refuses)
+        monkeypatch.setattr(adaptation, "decide", lambda *given, **more: MOVES)
+        see(controller, range(1, 9), 1.0, 3.0)
+        deciding = controller._adaptation._deciding
+        assert deciding is not None
+        await deciding
+        (decided,) = [event for event in told(controller) if isinstance(event, Adapted)]
+        assert (decided.moves, decided.reason) == (
+            False,
+            "it pays; but the job's plan or its ranks have changed meanwhile",
+        )
+        assert controller._adaptation._due
+
+    run(tmp_path, monkeypatch, check, **MEASURED)
+
+
+def test_a_bug_in_a_decision_costs_the_adaptation_and_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object, **more: object) -> Decision:
+        raise ValueError("a bug")
+
+    async def check(controller: Controller) -> None:
+        monkeypatch.setattr(adaptation, "decide", fails)
+        see(controller, range(1, 9), 1.0, 3.0)
+        assert controller._adaptation._deciding is not None
+        await controller._adaptation._deciding
+        said = told(controller)
+        assert [event.text for event in said if isinstance(event, Warned)] == [
+            "the adaptation failed (ValueError: a bug): the job trains on with its cut"
+        ]
+        see(controller, range(9, 20), 1.0, 1.0)
+        assert told(controller) == []
+        assert isinstance(controller._loop.state, Training)
+
+    run(tmp_path, monkeypatch, check, **MEASURED)
+
+
+def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def too_short(*given: object, lasting_steps: int, **more: object) -> Decision:
+        asked.append(lasting_steps)
+        return replace(MOVES, plan=None, too_short=True)
+
+    async def check(controller: Controller) -> None:
+        monkeypatch.setattr(adaptation, "decide", too_short)
+        state = controller._loop.state
+        assert isinstance(state, Training)
+        for step in range(1, 60):
+            progress = replace(state.job.progress, step=step)
+            controller._loop.state = replace(state, job=replace(state.job, progress=progress))
+            see(controller, [step], 1.0, 3.0)
+            if controller._adaptation._deciding is not None:
+                await controller._adaptation._deciding
+        # Each time after as long as the speeds have lasted by then.
+        assert 3 <= len(asked) <= 6
+
+    run(tmp_path, monkeypatch, check, **MEASURED)
 
 
 def test_the_next_controller_knows_what_this_one_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(controller: Controller) -> None:
-        known = SpeedsChanged(step=5, slowdowns=((0, 1.0), (1, 2.5)), changes=(), lasting_steps=200)
+        known = SpeedsChanged(step=5, slowdowns=((0, 1.0), (1, 2.5)), changes=(), lasting_steps=200, since=3)
         controller._record(known)
         planning = controller._runtime.planning
         after = Adaptation(

@@ -129,6 +129,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         slowdowns=((0, 1.0), (3, 2.5)),
         changes=("rank 3 is 2.50 times slower since step 5 (1.00 -> 2.50)",),
         lasting_steps=200,
+        since=5,
     ),
     events.Adapted(step=7, moves=True, reason="it pays", now_s=0.5, then_s=0.3, cost_s=0.1, layers=(4, 2, 4)),
     events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),

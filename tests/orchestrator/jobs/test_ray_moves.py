@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 from command_line import freshet_here
 from ray_jobs import Log, assert_nothing_left, state_sha256
 from tiny_jobs import tiny
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.controller.actor import find
+from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
@@ -43,7 +40,7 @@ def job(folder: Path, name: str) -> Spec:
 
 
 def test_layers_move_while_the_job_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Layers move by the command, then to a complete plan as by the planner; neither forms a generation."""
+    """Layers move by the command, then to a complete plan; neither forms a generation."""
     expected = state_sha256(job(tmp_path / "plain", "plain"))
     said: list[str] = []
 
@@ -60,10 +57,7 @@ def test_layers_move_while_the_job_trains(tmp_path: Path, capsys: pytest.Capture
             ask(USER_ERROR, "moving", "--layers", "10", "--to", "3")
             ask(DONE, "moving", "--layers", "3-4", "--to", "2")
         if isinstance(record.event, events.Migrated) and len(log.of(events.Migrated)) == 1:
-            now = log.of(events.Issued)[-1].plan
-            other = replace(now, layers=((0, 3), (3, 5), (5, 7), (7, 10)), reason="cut otherwise")
-            controller: Any = find("moving")
-            said.append(ray.get(controller.migrate.remote(other), timeout=30))
+            said.append(BlockingJobClient().apply("moving", [3, 2, 2, 3]).text)
 
     log = Log(see)
     result = PipelineTrainer(job(tmp_path, "moving"), observe=log).fit()

@@ -11,12 +11,13 @@ from orchestrator.report.page import render
 from orchestrator.report.parts import Explained
 from orchestrator.report.speeds import speeds
 
-KNOWN = SpeedsChanged(step=4, slowdowns=((0, 1.0), (1, 1.1)), changes=(), lasting_steps=200)
+KNOWN = SpeedsChanged(step=4, slowdowns=((0, 1.0), (1, 1.1)), changes=(), lasting_steps=200, since=4)
 SLOW = SpeedsChanged(
     step=20,
     slowdowns=((0, 1.0), (1, 2.5)),
     changes=("rank 1 is 2.27 times slower since step 19 (1.10 -> 2.50)",),
     lasting_steps=200,
+    since=19,
 )
 STAYS = Adapted(
     step=5, moves=False, reason="no cut saves 3%", now_s=0.2, then_s=0.2, cost_s=0.1, layers=(2, 2)

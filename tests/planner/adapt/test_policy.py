@@ -91,6 +91,7 @@ def test_what_ends_soon_does_not_pay() -> None:
     assert decision.reason.endswith(
         "over 0 steps that saves 0.00 s, and the move costs 0.10 s: it does not pay"
     )
+    assert not decision.too_short, "no longer speed would help a job that ends"
     assert decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS + 1).plan is not None
 
 
@@ -102,6 +103,9 @@ def test_a_move_costs_what_its_bytes_take_on_their_links() -> None:
     assert move_cost_s(replanner.profile, replanner.first, then) == pytest.approx(0.1 * 24 + STALL_S)
     copied = replace(replanner.first, standbys=((1,),) * 4 + ((0,),) * 4)
     assert moved_bytes(replanner.profile, copied, then) == {}
+    twice = replace(then, replicas=2)
+    both = moved_bytes(replanner.profile, replace(replanner.first, replicas=2), twice)
+    assert both == {(0, 1): 2 * 120, (2, 3): 2 * 120}
     dear = decided(replanner, 1.1, 1.0, lasting=IN_FORCE_STEPS + 1)
     assert dear.plan is None
 
