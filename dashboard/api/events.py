@@ -87,7 +87,7 @@ async def stream(
     ] = None,
 ) -> Response:
     """The job's events as they happen: `record` with a line of the log, `missed` with a number of events that are no
-    longer kept, `start` when the job begins anew, `end` when it is over. Reconnect with Last-Event-ID."""
+    longer kept, `start` when the job starts again, `end` when it is over. Reconnect with Last-Event-ID."""
     return Stream(_lines(live.job, parts.closing, _start(live.job, last, after)))
 
 

@@ -16,7 +16,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.telemetry.exposition import CONTENT_TYPE, exposition
 
 TOLD_S = 1_800.0
-"""How long an ended job is told of: longer than any rule looks back."""
+"""How long the metrics of an ended job are exported: longer than any rule looks back."""
 
 router = APIRouter(tags=["metrics"])
 
@@ -30,7 +30,7 @@ async def metrics(parts: Parts) -> Response:
     """The metrics of all live jobs, in Prometheus's text format. The read token is enough."""
     told_since_s = time.time() - TOLD_S
     jobs = parts.live.jobs()
-    # A snapshot copies all that is kept of a job: none is taken of those that are not told of.
+    # A snapshot copies all that is kept of a job: none is taken of those that are left out.
     views = [_view(job) for job in jobs if job.view.outcome is None or job.view.ended_s > told_since_s]
     return Response(await parts.threads.read(partial(exposition, views)), media_type=CONTENT_TYPE)
 

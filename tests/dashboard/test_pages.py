@@ -221,7 +221,7 @@ def test_the_plan_s_changes_are_marked_in_the_curves() -> None:
 
 
 KNOWN = SpeedsChanged(
-    step=4, slowdowns=((0, 1.0), (1, 2.5)), changes=("rank 1 is slower",), lasting_steps=200
+    step=4, slowdowns=((0, 1.0), (1, 2.5)), changes=("rank 1 is slower",), lasting_steps=200, since=0
 )
 STAYS = Adapted(
     step=5, moves=False, reason="too little", now_s=0.2, then_s=0.2, cost_s=0.1, layers=(3, 2, 2, 3)

@@ -94,7 +94,7 @@ def test_a_live_job_is_watched_paused_moved_and_drained(window: Browser) -> None
     window.shoot("live-jobs")
     window.press("article.job a")
 
-    # It follows the job: figures and curves grow, and the curves are not drawn anew.
+    # It follows the job: figures and curves grow, and the curves are not drawn again.
     window.until("return document.querySelector('#training figure.drawn')")
     window.script("window.first = document.querySelector('#training canvas')")
     window.press("#training details summary")
