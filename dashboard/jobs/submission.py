@@ -17,6 +17,7 @@ from typing import Any
 
 import tomli_w
 
+from orchestrator.client.cluster_state import own_address
 from orchestrator.client.errors import JobError
 from orchestrator.spec.job_spec import Spec
 
@@ -42,7 +43,7 @@ class Submissions:
     """The newest submissions.
 
     Args:
-        address: the cluster.
+        address: of the cluster. This process is its driver.
     """
 
     def __init__(self, address: str) -> None:
@@ -109,7 +110,11 @@ class Submissions:
     async def _start(self, file: Path, resume: bool) -> str:
         """Start the job; return why it was refused, or an empty text."""
         command = [sys.executable, "-m", "orchestrator", "train", str(file), "--detach"]
-        command += ["--set", f"cluster.address={self._address}", *(["--resume"] if resume else [])]
+        command += [
+            "--set",
+            f"cluster.address={own_address(self._address)}",
+            *(["--resume"] if resume else []),
+        ]
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,

@@ -54,3 +54,13 @@ def _plain(resources: Mapping[str, float]) -> dict[str, float]:
         for name, amount in sorted(resources.items())
         if not name.startswith("node:") and "_group_" not in name
     }
+
+
+def own_address(address: str) -> str:
+    """`address`; in place of `auto`, that of the cluster that this process is a driver of: another process may find
+    another cluster on this machine."""
+    import ray
+
+    if address != "auto" or not ray.is_initialized():
+        return address
+    return ray.get_runtime_context().gcs_address
