@@ -25,7 +25,7 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.parts.process_jobs import ElasticJob
-from orchestrator.controller.move_request import move_of_layers
+from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode, path
 from orchestrator.lifecycle.states import Finished, Training

@@ -1,4 +1,4 @@
-"""The `freshet` command: what each command does, progress lines and texts for the terminal.
+"""The `freshet` command: what each command does with its arguments, and what it prints.
 
-Not here: What a command does beyond reading arguments and printing.
+Not here: the commands' signatures (`orchestrator/cli/commands/`), and their effects on a job (`orchestrator/client/`).
 """

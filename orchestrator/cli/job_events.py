@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from orchestrator.cli.event_lines import event_line
 from orchestrator.cli.exit_codes import DONE, FAILED
+from orchestrator.cli.text.event_lines import event_line
 from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.jobs import POLL_S, opened
 from orchestrator.events.types import Failed, Record

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.analysis.job_summary import JobSummary
-from orchestrator.cli.job_details import detail_lines, details, rank_table
+from orchestrator.cli.text.job_details import detail_lines, details, rank_table
 from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
 from orchestrator.client.jobs import POLL_S, opened

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.analysis.outlook import Outlook, convergence_of, outlook
-from orchestrator.cli.plan_text import show
+from orchestrator.cli.text.plan_text import show
 from orchestrator.pictures.forms import check_suffix
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, redundancy

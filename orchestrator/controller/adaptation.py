@@ -15,8 +15,8 @@ from typing import Any
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.freeze_request import monitors
-from orchestrator.controller.move_request import domains_of
+from orchestrator.controller.requests.freeze_request import monitors
+from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.events.types import Adapted, Event, Formed, SpeedsChanged, Warned
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Job, Training

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.adapt.speeds import Slowdowns
-from planner.profile import Profile
 from planner.search.replan import Replanner
 
 
@@ -39,31 +38,21 @@ class CurrentReplanner:
         """The speeds of the ranks that have been measured."""
         return self._known
 
-    def set(
-        self,
-        *,
-        profile: Profile | None = None,
-        method: str | None = None,
-        known: Slowdowns | None = None,
-    ) -> None:
-        """Plan by another profile, for the copies of another freeze method, or with other speeds, from now on; each
-        independent of the others.
+    def set(self, *, method: str | None = None, known: Slowdowns | None = None) -> None:
+        """Plan for the copies of another freeze method, or with other speeds, from now on.
 
         Args:
-            profile: of this job's layers on its devices, with the job's memory limits; its copies do not count. None:
-                as before.
             method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
             known: the speeds of the ranks. None: as before.
         """
         known = self._known if known is None else known
         other, self._known = known != self._known, known
-        self._profile = self._profile if profile is None else profile
         self._method = self._method if method is None else method
         planned = self._profile
         if planned is not None and self._method is not None:
             planned = planned.frozen_by(self._method)
         if planned != self._replanner.profile:
-            # A new one, which remembers no answers: those of the old one are for the profile that it has.
+            # A new one, which remembers no answers: those of the old one are for the copies that it counts.
             self._replanner = replace(self._replanner, profile=planned)
         elif not other:
             return

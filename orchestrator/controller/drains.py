@@ -5,26 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from orchestrator.cluster.draining import Table, draining
 from orchestrator.events.types import Warned
 from orchestrator.lifecycle.stimuli import Going, Noted
+from workers.actor import Home
 
 EVERY_S = 0.5
 """Between two queries of Ray's table."""
-
-
-class Home(Protocol):
-    """Where a rank runs."""
-
-    @property
-    def node(self) -> str: ...
-
-    @property
-    def host(self) -> str: ...
-
-
 Homes = Mapping[int, Home]
 """Rank number -> where it runs, for every rank that is not gone."""
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.freeze_request import (
+from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
+from orchestrator.controller.requests.freeze_request import (
     Running,
     Solve,
     Wanted,
@@ -22,8 +23,7 @@ from orchestrator.controller.freeze_request import (
     method_to_plan_for,
     plan_of,
 )
-from orchestrator.controller.move_request import domains_of
-from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
+from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Submitted
 from orchestrator.history.command_table import Entry
 from orchestrator.history.copying import copied

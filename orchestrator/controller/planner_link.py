@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.freeze_request import GRACE_STEPS, open_question
+from orchestrator.controller.requests.freeze_request import GRACE_STEPS, open_question
 from orchestrator.events.types import Event, FreezeSolved, PlannerStarted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation
 from orchestrator.history.job_view import JobView

@@ -16,9 +16,9 @@ from orchestrator.cluster.hosts import Hosts
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.move_request import described, move_of_layers, move_to
-from orchestrator.controller.proposing import check_base, move_to_partition, propose
-from orchestrator.controller.resize_request import (
+from orchestrator.controller.requests.move_request import described, move_of_layers, move_to
+from orchestrator.controller.requests.proposing import check_base, move_to_partition, propose
+from orchestrator.controller.requests.resize_request import (
     Capacity,
     check_plan,
     check_refuge,

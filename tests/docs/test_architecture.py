@@ -50,7 +50,14 @@ def imports(source: str, target: str) -> bool:
     """Whether a module of `source`, apart from its sub-rooms, imports one of `target`."""
     folder = ROOT / source.replace(".", "/")
     files = folder.rglob("*.py") if source in PACKAGES else folder.glob("*.py")
-    return any(name == target or name.startswith(target + ".") for file in files for name in imported(file))
+    names = {name for file in files for name in imported(file)}
+    if within(source, target):  # a room's imports of itself are not imports of the room around it
+        names = {name for name in names if not within(name, source)}
+    return any(within(name, target) for name in names)
+
+
+def within(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
 
 
 def imported(file: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ from bare_controller import controller_of
 from lifecycle_jobs import step_report
 
 from orchestrator.controller import freeze_control
-from orchestrator.controller.freeze_request import Adopt, Running
+from orchestrator.controller.requests.freeze_request import Adopt, Running
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.types import Answered, Commanded, Finished, Submitted

@@ -1,4 +1,4 @@
-"""A job's plans are made by its newest profile and for the copies that are kept now, and none that is out of date."""
+"""A job's plans are made for the copies that are kept now, and none that is out of date."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from orchestrator.controller.precomputed_plans import PrecomputedPlans
 from orchestrator.lifecycle.commands import MakePlan
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import Planned, Unplannable
+from planner.adapt.speeds import Slowdowns
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.schedule.registry import build
@@ -33,7 +34,7 @@ FIRST = Plan(
     microbatches=2,
     replicas=1,
 )
-ROOMY, TIGHT = 10**9, 100_000_000
+TIGHT = 100_000_000
 """On one rank the four layers take some 64 MB, and 112 MB with three copies of their weights."""
 
 
@@ -71,16 +72,6 @@ def test_what_was_planned_before_a_change_does_not_hold_after_it() -> None:
     assert len(changes) == 2
 
 
-def test_a_profile_and_a_method_are_set_independently() -> None:
-    planning = CurrentReplanner(replanner(profiled()))
-    planning.set(method="apf")
-    planning.set(profile=profiled(ROOMY))
-    assert planning.replanner.profile == profiled(ROOMY).frozen_by("apf")
-    assert plan_for_one(planning).world_size == 1
-    planning.set(method="none")
-    assert planning.replanner.profile == profiled(ROOMY)
-
-
 def test_what_changes_nothing_keeps_the_plans() -> None:
     changes: list[str] = []
     for profile in (profiled(), None):
@@ -88,7 +79,6 @@ def test_what_changes_nothing_keeps_the_plans() -> None:
         before = planning.replanner
         planning.set(method="none")
         planning.set(method="timelyfreeze")
-        planning.set(profile=profile)
         assert planning.replanner is before
     assert not changes
 
@@ -111,23 +101,27 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
 def test_a_change_while_ranks_train_has_plans_made_ahead_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[Replanner, int]] = []
-    monkeypatch.setattr(Replanner, "plan_for", lambda self, ranks, **_: made.append((self, ranks)))
+    made: list[tuple[int, tuple[float | None, ...]]] = []
+    monkeypatch.setattr(
+        Replanner, "plan_for", lambda self, ranks, **told: made.append((ranks, told["slowdowns"]))
+    )
 
     async def change() -> None:
         job = ElasticJob(resolved(tiny(tmp_path, "ahead", pipeline={"ranks": 2})))
         planning = job.runtime.planning
-        planning.set(profile=profiled())  # before they train there is nothing to look ahead to
+        planning.set(
+            known=Slowdowns(((0, 1.5), (1, 1.5)))
+        )  # before they train there is nothing to look ahead to
         await asyncio.sleep(0.05)
         assert made == []
         for rank, node in enumerate(("a", "b")):
             job.runtime._homes[rank] = Home(node=node, host="h", pid=1)
             job.runtime._training[rank] = asyncio.get_running_loop().create_future()
-        planning.set(profile=profiled(ROOMY))
-        planning.set(method="apf")
+        planning.set(known=Slowdowns(((0, 2.0), (1, 2.0))))
+        planning.set(known=Slowdowns(((0, 3.0), (1, 3.0))))
         await asyncio.sleep(0.1)
         await job.loop.close()
-        # None by a profile that did not hold any more.
-        assert [(by is planning.replanner, ranks) for by, ranks in made] == [(True, 1)] * 4 * 2
+        # None by speeds that did not hold any more.
+        assert made == [(1, (3.0,))] * 4 * 2
 
     asyncio.run(change())

@@ -12,7 +12,7 @@ from bare_controller import controller_of, training
 from lifecycle_jobs import step_report
 
 from orchestrator.controller.actor import Controller
-from orchestrator.controller.freeze_request import plan_of
+from orchestrator.controller.requests.freeze_request import plan_of
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Record, Submitted
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.takeover import taken_over

@@ -16,7 +16,7 @@ from bare_controller import controller_of
 from orchestrator.controller import adaptation
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adaptation import SAID_REFUSALS, Adaptation
-from orchestrator.controller.freeze_request import GRACE_STEPS
+from orchestrator.controller.requests.freeze_request import GRACE_STEPS
 from orchestrator.events.types import Adapted, FreezeChanged, Record, SpeedsChanged, Warned
 from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.states import Job, Training

@@ -19,7 +19,7 @@ from ray_jobs import resolved
 from resting import Resting
 from tiny_jobs import tiny
 
-from orchestrator.controller.move_request import move_of_layers
+from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Live
 from orchestrator.lifecycle.stimuli import Migrate

@@ -11,7 +11,7 @@ import pytest
 from process_hosts import ElasticJob, Ran
 from test_elastic_jobs import both, job
 
-from orchestrator.controller.move_request import move_of_layers
+from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Finished, Training

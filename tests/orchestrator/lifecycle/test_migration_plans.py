@@ -10,7 +10,7 @@ from made_profile import made_profile
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
-from orchestrator.controller.move_request import described, move_of_layers
+from orchestrator.controller.requests.move_request import described, move_of_layers
 from orchestrator.lifecycle.migration import Move, arrivals, moved_layers, path
 from orchestrator.lifecycle.states import Job, Membership, Progress
 from orchestrator.prepare.planning import replanner_of

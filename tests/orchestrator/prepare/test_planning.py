@@ -11,7 +11,7 @@ from made_profile import made_profile
 from resolving import resolve_spec, settle_spec
 from rich.console import Console
 
-from orchestrator.cli.plan_text import show
+from orchestrator.cli.text.plan_text import show
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, ranks_to_profile
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec

@@ -338,7 +338,8 @@ def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None
 
 
 def test_the_report_needs_no_torch() -> None:
-    code = "import sys, orchestrator.report.page, orchestrator.cli.progress; print({'torch', 'ray'} & set(sys.modules))"
+    modules = "orchestrator.report.page, orchestrator.cli.text.progress"
+    code = f"import sys, {modules}; print({{'torch', 'ray'}} & set(sys.modules))"
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
     assert done.stdout == "set()\n"

@@ -6,7 +6,7 @@ import json
 from dataclasses import fields
 from datetime import datetime
 
-from orchestrator.cli.progress import checkpoint_text, skipped_text, step_fields
+from orchestrator.cli.text.progress import checkpoint_text, skipped_text, step_fields
 from orchestrator.events import types as events
 from orchestrator.events.types import KINDS, Event, Record, named_floats
 from orchestrator.history.notes import note_of

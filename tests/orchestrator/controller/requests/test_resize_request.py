@@ -11,7 +11,7 @@ from ray_jobs import resolved
 from tiny_jobs import tiny
 
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.resize_request import (
+from orchestrator.controller.requests.resize_request import (
     Capacity,
     check_plan,
     check_refuge,

@@ -9,7 +9,7 @@ import pytest
 from lifecycle_jobs import step_report
 from made_profile import made_profile
 
-from orchestrator.controller.freeze_request import (
+from orchestrator.controller.requests.freeze_request import (
     Adopt,
     Running,
     Solve,

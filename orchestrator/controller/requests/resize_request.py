@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.cluster.placement import Node
-from orchestrator.controller.drains import Home
 from orchestrator.events.types import Scaled
 from orchestrator.lifecycle.states import Job, Size
 from planner.adapt.speeds import NONE_KNOWN, Slowdowns
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
 from planner.wording import counted
+from workers.actor import Home
 from workers.config import ElasticConfig
 from workers.protocol import JobError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.cli.progress import BarProgress, LineProgress
+from orchestrator.cli.text.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
 from orchestrator.events.wording import adapted_text, injected_text, noticed_text, solved_text, speeds_text
 from orchestrator.quantities import seconds

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.progress import BarProgress, LineProgress, open_progress
+from orchestrator.cli.text.progress import BarProgress, LineProgress, open_progress
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from planner.wording import counted
 from workers.protocol import CheckpointReport, FreezeReport, FrozenAction, StepReport, ValidationReport

@@ -8,9 +8,9 @@ import pytest
 from elastic_run import eventful
 from synthetic_run import freezing_records, records
 
-from orchestrator.cli.event_lines import LONGEST, event_line
-from orchestrator.cli.job_details import detail_lines, details
 from orchestrator.cli.plan_of_job import parse_partition, proposal_lines
+from orchestrator.cli.text.event_lines import LONGEST, event_line
+from orchestrator.cli.text.job_details import detail_lines, details
 from orchestrator.events import types as events
 from orchestrator.events.types import KINDS, Record
 from orchestrator.history.job_view import fold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.controller.move_request import domains_of, move_to
+from orchestrator.controller.requests.move_request import domains_of, move_to
 from orchestrator.history.proposal import PlanChanged, Proposal
 from orchestrator.lifecycle.migration import Mode, Move, moved_layers
 from orchestrator.lifecycle.moves import expected, newest_version

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from orchestrator.cli.freeze_status import FreezeStatus
+from orchestrator.cli.text.freeze_status import FreezeStatus
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
 

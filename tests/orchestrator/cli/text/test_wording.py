@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.progress import LineProgress
-from orchestrator.cli.wording import observer
+from orchestrator.cli.text.progress import LineProgress
+from orchestrator.cli.text.wording import observer
 from orchestrator.events import types as events
 from planner.freezing import FreezePlan
 from workers.protocol import Generation
