@@ -31,7 +31,7 @@ from workers.protocol import JobError
 MATERIAL = 1.05
 """Factor by which a slowdown must change for new plans to be made."""
 SOONEST_STEPS = 8
-"""Steps after a decision against a move until the next one, if speeds last longer than expected."""
+"""Steps after a decision against a move, or a move that was refused, until the next decision."""
 SAID_REFUSALS = 3
 """How many observations that make no sense are warned of, for each rank."""
 
@@ -69,7 +69,7 @@ class Adaptation:
         self._due = False
         """Whether a decision waits for the move under way, or for the freeze program."""
         self._again_at: int | None = None
-        """The step at which to decide again, if the speeds lasted too short for a move so far."""
+        """The step at which to decide again, if the speeds lasted too short for a move so far, or it was refused."""
         self._deciding: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
 
@@ -172,8 +172,9 @@ class Adaptation:
             try:
                 await self._migrate(replace(decision.plan, reason=decision.reason), job)
             except JobError as error:
+                # Perhaps for good, such as for the memory of the plans in between: not at every step again.
                 refused = str(error)
-                self._due = True
+                self._again_at = step + SOONEST_STEPS
         self._loop.post(Noted(_adapted(decision, step, refused)))
 
 

@@ -24,7 +24,7 @@ from orchestrator.client.errors import ClusterSilent
 from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Event, Finished, Record
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.xdist_group("live script")]
 
 FASTER = 10
 """Factor on the page's clock: it waits this many times shorter."""
@@ -159,6 +159,7 @@ def test_a_timeline_that_someone_reads_is_looked_at_again_by_one_timer(
 
 def test_hidden_pages_leave_their_connections_to_others(service: Service, window: Browser) -> None:
     """A browser has six connections to a service."""
+    window.open("/jobs/gpt")
     first = window.driver.current_window_handle
     for _ in range(7):
         window.driver.switch_to.new_window("tab")

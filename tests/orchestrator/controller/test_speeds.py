@@ -15,7 +15,7 @@ from bare_controller import controller_of
 
 from orchestrator.controller import adaptation
 from orchestrator.controller.actor import Controller
-from orchestrator.controller.adaptation import SAID_REFUSALS, Adaptation
+from orchestrator.controller.adaptation import SAID_REFUSALS, SOONEST_STEPS, Adaptation
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
 from orchestrator.events.types import Adapted, FreezeChanged, Record, SpeedsChanged, Warned
 from orchestrator.lifecycle.migration import Migration, Move
@@ -197,7 +197,7 @@ async def nothing_moves(plan: Plan, decided_for: Job) -> str:
     return ""
 
 
-def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again(
+def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again_some_steps_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(controller: Controller) -> None:
@@ -228,7 +228,13 @@ def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again(
             False,
             "it pays; but the job's plan or its ranks have changed meanwhile",
         )
-        assert controller._adaptation._due
+        see(controller, range(9, 20), 1.0, 3.0)
+        assert controller._adaptation._deciding is None
+        later = replace(job.progress, step=job.progress.step + SOONEST_STEPS)
+        controller._loop.state = replace(state, job=replace(job, progress=later))
+        see(controller, [20], 1.0, 3.0)
+        assert controller._adaptation._deciding is not None
+        await controller._adaptation._deciding
 
     run(tmp_path, monkeypatch, check, **MEASURED)
 
