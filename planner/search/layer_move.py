@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 from planner.plan import Plan, PlanError
-from planner.wording import counted
 
 
 def parse_layers(text: str) -> tuple[int, int]:
@@ -25,11 +24,8 @@ def parse_layers(text: str) -> tuple[int, int]:
     return first, stop
 
 
-def with_layers(now: Plan, first: int, stop: int, rank: int, *, frozen_stages: int = 0) -> Plan:
+def with_layers(now: Plan, first: int, stop: int, rank: int) -> Plan:
     """`now` with the layers `first` to `stop` - 1 in the stage of pipeline rank `rank` that is next to them.
-
-    Args:
-        frozen_stages: how many of the first stages run forward only.
 
     Raises:
         PlanError: there is no such layer or rank, or a stage would be empty or no run of layers; says what
@@ -55,11 +51,6 @@ def with_layers(now: Plan, first: int, stop: int, rank: int, *, frozen_stages: i
             taken[stage][1] = taken[giver][0] = stop
         else:
             continue
-        if min(stage, giver) < frozen_stages:
-            raise PlanError(
-                f"the schedule's first {counted(frozen_stages, 'stage')} only go forward: no layer can enter or"
-                " leave them"
-            )
         return replace(now, layers=tuple((begin, end) for begin, end in taken))
     raise PlanError(
         f"{asked} cannot go there: a stage is a run of layers, and none may be left empty. {_choices(now, rank)}"

@@ -18,23 +18,16 @@ from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
 
 
-def with_counts(now: Plan, counts: Sequence[int], *, frozen_stages: int = 0) -> Plan:
+def with_counts(now: Plan, counts: Sequence[int]) -> Plan:
     """`now` with `counts` layers in its stages.
 
-    Args:
-        frozen_stages: how many of the first stages run forward only.
-
     Raises:
-        PlanError: not one count per stage, a stage with no layer, other layers than the model's, or a layer that would
-            enter or leave a stage that only runs forward.
+        PlanError: not one count per stage, a stage with no layer, or other layers than the model's.
     """
     try:
         layers = explicit.partition(counts, now.layers[-1][1], now.stages)
     except ValueError as error:
         raise PlanError(str(error)) from error
-    if layers[:frozen_stages] != now.layers[:frozen_stages]:
-        kept = list(now.layers_per_stage[:frozen_stages])
-        raise PlanError(f"the schedule's first stages only run forward: they keep their layers, {kept}")
     return replace(now, layers=layers, partition="explicit")
 
 

@@ -33,10 +33,10 @@ def move_of_layers(
     if rank not in job.membership.members:
         there = ", ".join(str(one) for one in sorted(job.membership.members))
         raise JobError(f"rank {rank} has no place in the pipeline; ranks with a place: {there}")
-    now, schedule = expected(job)
+    now = expected(job)[0]
     place = now.place(job.membership.members.index(rank)).rank
     try:
-        plan = with_layers(now, *layers, place, frozen_stages=schedule.frozen_stages)
+        plan = with_layers(now, *layers, place)
         moved = moved_layers(now, plan)
         listed = ", ".join(map(str, moved))
         what = f"layer {listed} moves" if len(moved) == 1 else f"layers {listed} move"

@@ -28,7 +28,7 @@ def propose(
     Args:
         slowdowns: by place, as far as they are known.
     """
-    now, schedule = expected(job)
+    now = expected(job)[0]
     domains = domains_of(job)
     base, current = newest_version(job), now.layers_per_stage
     before = recut.predicted(replanner, now, domains, slowdowns)
@@ -51,7 +51,7 @@ def propose(
     try:
         plan = own
         if partition is not None or plan is None:
-            plan = recut.with_counts(now, partition or (), frozen_stages=schedule.frozen_stages)
+            plan = recut.with_counts(now, partition or ())
     except PlanError as error:
         return replace(unchanged, problem=str(error))
     return _simulated(job, replanner, now, plan, unchanged, slowdowns)
@@ -115,8 +115,8 @@ def move_to_partition(
     proposal = propose(job, replanner, partition, slowdowns)
     if proposal.problem is not None:
         raise JobError(proposal.problem)
-    now, schedule = expected(job)
-    plan = recut.with_counts(now, partition, frozen_stages=schedule.frozen_stages)
+    now = expected(job)[0]
+    plan = recut.with_counts(now, partition)
     reason = f"partition {list(partition)}, requested by {by or 'a client'}"
     if proposal.predicted_step_s is not None and proposal.current_predicted_step_s is not None:
         reason += (

@@ -70,11 +70,6 @@ def test_what_cannot_be_is_said_with_what_can(first: int, stop: int, rank: int, 
     assert told in str(refused.value)
 
 
-def test_a_forward_only_prefix_keeps_its_layers() -> None:
-    with pytest.raises(PlanError, match=r"first 1 stage only go forward"):
-        with_layers(PLAN, 2, 3, 0, frozen_stages=1)
-
-
 def test_copies_come_first_and_go_last() -> None:
     then = replace(
         with_layers(PLAN, 3, 5, 2), standbys=((1,), (1,), (0,), (0,), (3,), (1,), (3,), (3,), (2,))
