@@ -1,4 +1,5 @@
-"""The `freshet` command: what each command does with its arguments, and what it prints.
+"""The `freshet` command: `main.py`, and a file per command with what it does.
 
-Not here: the commands' signatures (`orchestrator/cli/commands/`), and their effects on a job (`orchestrator/client/`).
+Not here: the commands' signatures (`orchestrator/cli/commands/`), what the terminal shows (`orchestrator/cli/text/`),
+and effects on a job (`orchestrator/client/`).
 """

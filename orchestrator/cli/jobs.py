@@ -46,7 +46,7 @@ def jobs_command(address: str | None, *, as_json: bool, show: Callable[[str], No
 
 
 def _table(found: tuple[JobSummary, ...]) -> Table:
-    table = Table("job", "state", "step", "loss", "speed", "ranks", "effective", "losses of ranks", box=None)
+    table = Table("job", "state", "step", "loss", "speed", "ranks", "effective", "recoveries", box=None)
     for each in found:
         spares = f" + {each.spares}" if each.spares else ""
         table.add_row(

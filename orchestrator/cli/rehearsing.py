@@ -16,7 +16,7 @@ from rich.console import Console
 
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.text.progress import open_progress
-from orchestrator.cli.text.wording import observer
+from orchestrator.cli.text.training_lines import observer
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.rehearsal.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse

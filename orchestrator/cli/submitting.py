@@ -10,13 +10,17 @@ import typer
 
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.job_events import follow_events
-from orchestrator.cli.submitting_over_rest import is_service, submit_over_rest
+from orchestrator.cli.submitting_over_rest import answers_as_service, submit_over_rest
 from orchestrator.client.job_package import job_package
 from orchestrator.client.page_address import page_address
 from orchestrator.client.ray_submission import RayCluster
+from workers.protocol import JobError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
+
+HERE = Path(".")
+"""The working directory if none is given."""
 
 
 def submit_command(
@@ -34,7 +38,12 @@ def submit_command(
     Raises:
         JobError: something that the user can fix.
     """
-    if is_service(address):
+    if answers_as_service(address):
+        if working_dir != HERE:
+            raise JobError(
+                f"--working-dir {working_dir}: a service takes no folder, and reads the files that a spec names on its"
+                " own machine. Leave --working-dir out, or name the cluster's Ray dashboard with --address"
+            )
         return _submit_to_service(path, address, overrides, follow=follow, resume=resume, name=name)
     package = job_package(path, overrides, working_dir=working_dir, resume=resume, name=name)
     cluster = RayCluster(address)

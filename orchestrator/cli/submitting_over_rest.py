@@ -14,7 +14,7 @@ from orchestrator.spec.job_spec import load
 ANSWER_S = 5.0
 
 
-def is_service(address: str) -> bool:
+def answers_as_service(address: str) -> bool:
     """Whether a Freshet service answers at the URL `address`. Sends no token: a service refuses in its own words, and
     Ray's dashboard, which has URLs too, knows no such path."""
     if not address.startswith(("http://", "https://")):

@@ -12,7 +12,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.cli.beside import beside
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.text.progress import open_progress
-from orchestrator.cli.text.wording import observer
+from orchestrator.cli.text.training_lines import observer
 from orchestrator.client.following import Run, attached
 from orchestrator.client.running import detach, run
 from orchestrator.events import types as events

@@ -9,7 +9,7 @@ import difflib
 from pathlib import Path
 
 from workers.config import DataConfig, ModelConfig
-from workers.data.adapt import as_open_data
+from workers.data.user_source import as_open_data
 from workers.data.corpus import (
     JSONL_SUFFIXES,
     TEXT_SUFFIXES,

@@ -60,7 +60,7 @@ def detail_lines(view: JobView) -> Iterator[str]:
         yield f"plan {found.plan_version}: {plan.schedule}, layers per stage {counts}: {plan.reason}"
     if found.recoveries:
         yield (
-            f"{counted(found.recoveries, 'recovery', 'recoveries')} from losses of ranks, {seconds(found.recovery_s)},"
+            f"{counted(found.recoveries, 'recovery', 'recoveries')} in {seconds(found.recovery_s)},"
             f" {counted(found.steps_rerun, 'step')} run again"
         )
     for entry in view.commands.pending():

@@ -110,3 +110,13 @@ def test_without_follow_the_command_that_follows_is_named(
         assert freshet_here("submit", str(spec), "--address", address) == DONE
     told = capsys.readouterr().out.splitlines()
     assert told[-1] == f"follow: freshet events --follow gpt --address {address}"
+
+
+def test_a_service_takes_no_folder_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with service(tmp_path, Failed(reason="never seen", user_error=False)) as address:
+        spec = write_spec(tmp_path, "gpt")
+        words = ("submit", str(spec), "--address", address, "--working-dir", str(tmp_path))
+        assert freshet_here(*words) == USER_ERROR
+    assert f"--working-dir {tmp_path}: a service takes no folder" in capsys.readouterr().err

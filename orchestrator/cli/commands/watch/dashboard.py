@@ -20,10 +20,13 @@ def dashboard(
         list[Path] | None,
         typer.Option(help="Show the past runs in this folder, with no cluster unless --address names one."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0, which is all of them, wants --host-name too.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8270,
     host_name: Annotated[
-        list[str] | None, typer.Option(help="Another name under which a proxy reaches the service.")
+        list[str] | None,
+        typer.Option(help="Another name or address under which the service is reached, such as a proxy's."),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Where the tokens are; made if not there.")] = None,
     audit_log: Annotated[Path | None, typer.Option(help="Where controls are logged.")] = None,

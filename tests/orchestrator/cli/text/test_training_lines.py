@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli.text.progress import LineProgress
-from orchestrator.cli.text.wording import observer
+from orchestrator.cli.text.training_lines import observer
 from orchestrator.events import types as events
 from planner.freezing import FreezePlan
 from workers.protocol import Generation

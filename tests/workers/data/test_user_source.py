@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
-from workers.data.adapt import as_open_data
+from workers.data.user_source import as_open_data
 from workers.data.dataset import Batch, OpenData
 from workers.protocol import JobError
 

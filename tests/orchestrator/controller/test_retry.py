@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orchestrator.controller.persistence import persist
+from orchestrator.controller.retry import persist
 from orchestrator.controller.publisher import Publisher
 from orchestrator.events.log import DamagedLogError
 
