@@ -30,7 +30,7 @@ from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.garbage import exclude_kept_objects
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
-from orchestrator.controller.persistence import persist
+from orchestrator.controller.retry import persist
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.controller.runtime import Runtime
