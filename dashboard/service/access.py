@@ -11,12 +11,11 @@ import hmac
 import json
 import os
 import secrets
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from orchestrator.client.access_token import Role, read_tokens
 from orchestrator.client.errors import JobError
 
 SESSION_S = 12 * 3600.0
@@ -24,15 +23,6 @@ SESSION_S = 12 * 3600.0
 COOKIE = "freshet_session"
 LEAST_TOKEN = 16
 """Fewest characters of a token."""
-
-
-class Role(StrEnum):
-    """What a caller may do."""
-
-    READ = "read"
-    """See everything, change nothing."""
-    CONTROL = "control"
-    """See and control everything."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ def open_tokens(path: Path) -> dict[Role, str]:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            return _read(path)
+            return _checked(read_tokens(path), path)
         made = {role: secrets.token_urlsafe(32) for role in Role}
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(made, file, indent=1)
@@ -108,17 +98,7 @@ def open_tokens(path: Path) -> dict[Role, str]:
     return made
 
 
-def _read(path: Path) -> dict[Role, str]:
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            raise JobError(f"others may read the token file {path} (mode {mode:o}): chmod 600 it")
-        known = json.loads(path.read_text(encoding="utf-8"))
-        tokens = {Role(role): str(token) for role, token in known.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise JobError(
-            f"cannot read the token file {path}: {error}; remove it, and a new one is made"
-        ) from error
+def _checked(tokens: dict[Role, str], path: Path) -> dict[Role, str]:
     short = [role for role, token in tokens.items() if len(token) < LEAST_TOKEN]
     if short or Role.CONTROL not in tokens:
         what = (

@@ -1,4 +1,5 @@
-"""Which token to send to a Freshet service, and where it may go. Tokens are never part of a message."""
+"""The file of a service's tokens; which token to send to a service, and where it may go. Tokens are never part of a
+message."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,8 +17,15 @@ from workers.protocol import JobError
 TOKEN, TOKEN_FILE, PLAIN_HTTP = "FRESHET_TOKEN", "FRESHET_TOKEN_FILE", "FRESHET_PLAIN_HTTP"
 DEFAULT_FILE = ".freshet/tokens.json"
 """In the home folder, where a service on this machine keeps its tokens."""
-ROLES = ("control", "read")
-"""The roles of a token, the one that may do more first."""
+
+
+class Role(StrEnum):
+    """What the holder of a token may do."""
+
+    READ = "read"
+    """See everything, change nothing."""
+    CONTROL = "control"
+    """See and control everything."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +74,37 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def find_credentials(environment: Mapping[str, str], home: Path) -> Credentials:
-    """The token of `FRESHET_TOKEN`; else of the file of `FRESHET_TOKEN_FILE`; else of the file in `home`, if it exists.
+def find_credentials(url: str, environment: Mapping[str, str], home: Path) -> Credentials:
+    """The token for the service at `url`: that of `FRESHET_TOKEN`; else of the file of `FRESHET_TOKEN_FILE`; else, for
+    a service on this machine, of the file in `home`, if it exists.
 
     Raises:
-        JobError: a file that was named cannot be read, holds no token, or others may read it.
+        JobError: a file that was named cannot be read, holds no token, or others may read it; or the service is
+            elsewhere, and none is named.
     """
     if token := environment.get(TOKEN):
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise JobError(f"{TOKEN} holds no token: one is a single word of ASCII characters")
         return Credentials(token, TOKEN)
-    named = environment.get(TOKEN_FILE)
-    path = Path(named) if named else home / DEFAULT_FILE
-    if not named and not path.exists():
-        return Credentials("", "")
-    return Credentials(_read(path), str(path))
+    path = Path(environment.get(TOKEN_FILE) or home / DEFAULT_FILE)
+    if not environment.get(TOKEN_FILE):
+        if not is_loopback(urlsplit(url).hostname or ""):
+            raise JobError(
+                f"there is no token for {url}: set {TOKEN}, or {TOKEN_FILE} to a file of that service's tokens ({path}"
+                " is for a service on this machine, and sent nowhere else)"
+            )
+        if not path.exists():
+            return Credentials("", "")
+    tokens = read_tokens(path)
+    return Credentials(tokens.get(Role.CONTROL) or tokens[Role.READ], str(path))
 
 
-def _read(path: Path) -> str:
+def read_tokens(path: Path) -> dict[Role, str]:
+    """The tokens in the file `path`: one, or both.
+
+    Raises:
+        JobError: it cannot be read, holds no tokens, or others may read it.
+    """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
@@ -93,7 +115,9 @@ def _read(path: Path) -> str:
     except ValueError:
         # Not the parser's words: they may quote the file.
         known = None
-    found = [known[role] for role in ROLES if role in known] if isinstance(known, dict) else []
-    if not found or not isinstance(found[0], str) or not found[0].isascii():
+    tokens = {role: known[role] for role in Role if role in known} if isinstance(known, dict) else {}
+    if not tokens or not all(
+        isinstance(token, str) and token and token.isascii() for token in tokens.values()
+    ):
         raise JobError(f'{path} is no token file: expected {{"read": "...", "control": "..."}}')
-    return found[0]
+    return tokens

@@ -37,7 +37,7 @@ class RestTransport:
 
     Args:
         environment: has the token, or the file that has it.
-        home: the folder with the file that is looked for otherwise.
+        home: the folder with the file that is looked for otherwise, for a service on this machine.
 
     Raises:
         JobError: the address is none, the token must not be sent there, or its file cannot be used.
@@ -45,7 +45,7 @@ class RestTransport:
 
     def __init__(self, address: str, environment: Mapping[str, str], home: Path) -> None:
         self.address = checked_url(address, environment)
-        self._credentials = find_credentials(environment, home)
+        self._credentials = find_credentials(self.address, environment, home)
         self._secure = self.address.lower().startswith("https:")
         self._verify: ssl.SSLContext | bool = httpx.create_ssl_context() if self._secure else False
 

@@ -171,12 +171,30 @@ def test_the_token_comes_from_the_environment_then_a_named_file_then_the_home_fo
         asyncio.run(rest(address, tmp_path).jobs())
 
 
+@pytest.mark.parametrize(
+    "address", ["https://example.com", "https://10.0.0.7:8270", "https://127.0.0.1.example.com"]
+)
+def test_the_token_of_this_machine_s_service_stays_on_it(address: str, tmp_path: Path) -> None:
+    file = tmp_path / ".freshet" / "tokens.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"control": SECRET}))
+    file.chmod(0o600)
+    for here in ("https://localhost:8270", "http://127.0.0.1:8270", "http://[::1]:8270"):
+        assert find_credentials(here, {}, tmp_path).token == SECRET
+    with pytest.raises(
+        JobError, match=f"no token for {address}: set FRESHET_TOKEN, or FRESHET_TOKEN_FILE"
+    ) as none:
+        rest(address, tmp_path)
+    assert SECRET not in str(none.value)
+    assert find_credentials(address, {TOKEN_FILE: str(file)}, tmp_path).token == SECRET
+
+
 def test_the_control_token_is_preferred_and_a_read_token_reads(
     service: tuple[str, Path], tmp_path: Path
 ) -> None:
     address, tokens = service
     known = json.loads(tokens.read_text())
-    assert find_credentials({TOKEN_FILE: str(tokens)}, tmp_path).token == known["control"]
+    assert find_credentials(address, {TOKEN_FILE: str(tokens)}, tmp_path).token == known["control"]
     only = tmp_path / "read.json"
     only.write_text(json.dumps({"read": known["read"]}))
     only.chmod(0o600)
@@ -226,7 +244,7 @@ def test_an_address_that_a_token_must_not_go_to_is_refused(address: str, said: s
         rest(address, tmp_path, FRESHET_TOKEN=SECRET)
     assert SECRET not in str(refused.value)
     if "10.0.0.7" in address:
-        rest(address, tmp_path, FRESHET_PLAIN_HTTP="1")
+        rest(address, tmp_path, FRESHET_TOKEN=SECRET, FRESHET_PLAIN_HTTP="1")
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
