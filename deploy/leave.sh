@@ -1,6 +1,6 @@
 #!/bin/sh
 # Leaves the Ray cluster in order: tells Ray that this node is about to go, and waits until it has gone, or for SECONDS.
-# Jobs hear of it as of any notice, and move their ranks away; the node's raylet ends by itself once it is idle.
+# Jobs get a notice, as from a cloud, and move their ranks away; the node's raylet ends by itself once it is idle.
 # Wants RAY_ADDRESS, and the token where RAY_AUTH_MODE is token.
 set -eu
 seconds=${1:?usage: leave.sh SECONDS}

@@ -14,11 +14,11 @@ from fastapi.responses import StreamingResponse
 from dashboard.api.examples import EVENTS, STREAM, answered, example
 from dashboard.api.models import JsonObject, Model
 from dashboard.api.sources import Live
-from dashboard.api.streams import BEAT, BEAT_S, BEGIN, Stream
+from dashboard.api.streams import BEAT, BEAT_S, BEGIN, LONGEST_S, Stream
 from dashboard.jobs.frames import Slice
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import documented
-from dashboard.service.services import Parts
+from dashboard.service.services import From, Parts
 from orchestrator.client.errors import NoController
 
 router = APIRouter(tags=["events"], prefix="/jobs/{job}")
@@ -72,12 +72,13 @@ async def events(
 @router.get(
     "/stream",
     response_class=StreamingResponse,
-    responses=documented(401, 403, 404, 422, 503)
+    responses=documented(401, 403, 404, 422, 429, 503)
     | answered(STREAM, "Server-sent events.", "text/event-stream"),
 )
 async def stream(
     live: Live,
     parts: Parts,
+    caller: From,
     last: Annotated[
         str | None,
         Header(alias="Last-Event-ID", description="As the browser sends it: go on after that event."),
@@ -88,7 +89,8 @@ async def stream(
 ) -> Response:
     """The job's events as they happen: `record` with a line of the log, `missed` with a number of events that are no
     longer kept, `start` when the job starts again, `end` when it is over. Reconnect with Last-Event-ID."""
-    return Stream(_lines(live.job, parts.closing, _start(live.job, last, after)))
+    lines = _lines(live.job, parts.closing, _start(live.job, last, after))
+    return Stream(lines, parts.streams, caller)
 
 
 def _start(job: LiveJob, last: str | None, after: int | None) -> int:
@@ -101,10 +103,11 @@ def _start(job: LiveJob, last: str | None, after: int | None) -> int:
 
 
 async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncIterator[str]:
-    runs = job.view.runs
+    loop = asyncio.get_running_loop()
+    end_s, runs = loop.time() + LONGEST_S, job.view.runs
     yield BEGIN
     beat_s = 0.0
-    while not closing.is_set():
+    while not closing.is_set() and loop.time() < end_s:
         if job.view.runs != runs:
             runs, after = job.view.runs, 0
             yield "event: start\ndata: {}\n\n"

@@ -12,28 +12,27 @@ from fastapi.responses import StreamingResponse
 from dashboard.api.examples import JOBS_STREAM, answered
 from dashboard.api.jobs import all_jobs
 from dashboard.api.models import Summary
-from dashboard.api.streams import BEAT, BEAT_S, BEGIN, Stream
+from dashboard.api.streams import BEAT, BEAT_S, BEGIN, LONGEST_S, Stream
 from dashboard.service.problems import documented
-from dashboard.service.services import Parts, Services
+from dashboard.service.services import From, Parts, Services
 
 router = APIRouter(tags=["jobs"])
 
 TURN_S = 0.5
 """All streams look for changes at the same moments, this far apart: a summary is made once for all of them."""
-LONGEST_S = 3600.0
-"""A stream ends after this long; its client opens another one, for which it needs a valid session."""
 
 
 @router.get(
     "/stream",
     response_class=StreamingResponse,
-    responses=documented(401, 403, 503) | answered(JOBS_STREAM, "Server-sent events.", "text/event-stream"),
+    responses=documented(401, 403, 429, 503)
+    | answered(JOBS_STREAM, "Server-sent events.", "text/event-stream"),
 )
-async def jobs_stream(parts: Parts) -> Response:
+async def jobs_stream(parts: Parts, caller: From) -> Response:
     """All jobs as they change: `summary` with a job in a few numbers, first of every job, then whenever it is another
     one; `gone` with the name of a job that is shown no longer; `trouble` with why all this may be old, empty when all
     is well again."""
-    return Stream(_lines(parts))
+    return Stream(_lines(parts), parts.streams, caller)
 
 
 async def _lines(parts: Services) -> AsyncIterator[str]:

@@ -1,5 +1,5 @@
-"""Streams of server-sent events: how many there may be, and how long a client may take nothing. Knows nothing of what
-they send."""
+"""Streams of server-sent events: how many there may be, how long they last, and how long a client may take nothing.
+Knows nothing of what they send."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import suppress
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from dashboard.service.access import Caller
+from dashboard.service.limits import AtOnce
 from dashboard.service.problems import Problem
 
 BEGIN = "retry: 1000\n\n"
@@ -19,6 +21,10 @@ BEAT = ": \n\n"
 BEAT_S = 15.0
 """A stream says that it lives at least this often."""
 MOST_STREAMS = 500
+MOST_STREAMS_EACH = 250
+"""Most streams of one caller: nobody holds them all."""
+LONGEST_S = 3600.0
+"""A stream ends after this long; its client opens another one, for which it needs a valid session."""
 SLOW_S = 10.0
 """A client that takes nothing for this long is dropped."""
 
@@ -27,26 +33,33 @@ class Stream(StreamingResponse):
     """A stream whose client must take what it is sent: nothing is kept for a slow one, and one that takes nothing for
     `SLOW_S` is dropped. It may come back.
 
-    Raises:
-        Problem: too many are open.
+    Args:
+        streams: counts the open ones.
+        caller: who reads it.
     """
 
-    open = 0
-    """How many there are."""
-
-    def __init__(self, lines: AsyncIterator[str]) -> None:
-        if Stream.open >= MOST_STREAMS:
-            raise Problem(503, f"{MOST_STREAMS} streams are open", Retry_After="10")
+    def __init__(self, lines: AsyncIterator[str], streams: AtOnce, caller: Caller) -> None:
         super().__init__(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._streams = streams
+        self._caller = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises:
+        Problem: too many are open.
+        """
+
         async def bounded(message: Message) -> None:
             async with asyncio.timeout(SLOW_S):
                 await send(message)
 
-        Stream.open += 1
+        client = self._caller.name
+        reached = self._streams.take(client)
+        if reached == self._streams.most_each:
+            raise Problem(429, f"{reached} streams of {client} are open", Retry_After="10")
+        if reached:
+            raise Problem(503, f"{reached} streams are open", Retry_After="10")
         try:
             with suppress(TimeoutError):
                 await super().__call__(scope, receive, bounded)
         finally:
-            Stream.open -= 1
+            self._streams.give_back(client)

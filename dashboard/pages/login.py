@@ -43,7 +43,8 @@ async def log_in(
         max_age=int(SESSION_S),
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        # The browser's own word where a proxy ends TLS.
+        secure=request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:"),
     )
     return answer
 

@@ -14,6 +14,7 @@ from fastapi.security import HTTPBearer
 
 from dashboard.api import cluster, controls, events, history, jobs, jobs_stream, metrics, plans, runs
 from dashboard.api.models import Model
+from dashboard.api.streams import MOST_STREAMS, MOST_STREAMS_EACH
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
 from dashboard.jobs.submission import Submissions
@@ -23,6 +24,7 @@ from dashboard.service.access import Access, open_tokens
 from dashboard.service.audit import Audit
 from dashboard.service.guard import Guard, hosts_of
 from dashboard.service.guarded import Guarded
+from dashboard.service.limits import AtOnce
 from dashboard.service.services import Services
 from dashboard.service.settings import MOST_BODY_BYTES, Settings
 from dashboard.service.threads import Threads
@@ -49,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         past=PastRuns(settings.runs),
         submissions=Submissions(settings.address) if settings.address is not None else None,
         threads=Threads(),
+        streams=AtOnce(MOST_STREAMS, MOST_STREAMS_EACH),
         closing=asyncio.Event(),
     )
 

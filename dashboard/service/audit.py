@@ -1,4 +1,5 @@
-"""The audit log: every control and every refused request, with who sent it and from where. No tokens, no bodies."""
+"""The audit log: every control, and in a file beside it every refused request, with who sent it and from where. No
+tokens, no bodies."""
 
 from __future__ import annotations
 
@@ -12,20 +13,35 @@ from dashboard.service.limits import RateLimit
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 16 * 2**20
-"""Size at which the log is set aside as `NAME.1`, in place of the one before."""
+"""Size at which a file of the log is set aside as `NAME.1`, in place of the one before."""
 LONGEST = 300
 """Most characters of each text that are kept."""
-REFUSED_PER_S = 1.0
+OTHERS_PER_S, OTHERS_AT_ONCE = 1.0, 100
+
+
+def other_audit(path: Path) -> Path:
+    """Where the log whose controls are in `path` has all else: refusals, logins and logouts, failures."""
+    return path.with_name(f"{path.stem}.other{path.suffix}")
+
+
+def audit_files(path: Path) -> tuple[Path, ...]:
+    """Every file of the log whose controls are in `path`."""
+    return tuple(file for each in (path, other_audit(path)) for file in (each, _set_aside(each)))
+
+
+def _set_aside(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
 
 
 class Audit:
-    """Appends to the file `path`, which only its owner may read. Strangers cannot flood it: of what is refused without
-    a token, `REFUSED_PER_S` lines per second are kept."""
+    """Appends controls to the file `path` and all else to `other_audit(path)`; only their owner may read them. Whoever
+    may not control cannot push controls out, which have a file of their own. Nor can a caller flood the other file: of
+    each, `OTHERS_PER_S` lines per second are kept there; callers without a token count as one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failed = False
-        self._refused = RateLimit(per_s=REFUSED_PER_S, burst=100)
+        self._others = RateLimit(per_s=OTHERS_PER_S, burst=OTHERS_AT_ONCE)
 
     def write(
         self,
@@ -37,30 +53,37 @@ class Audit:
         status: int,
         about: str = "",
         why: str = "",
-        refused: bool = False,
+        control: bool,
+        known: bool,
     ) -> None:
         """Append one line. A disk that cannot be written stops no control: the service's log says so, once.
 
         Args:
             about: the job that the path does not name.
             why: why it was refused.
-            refused: whether its sender had no token.
+            control: whether it passed the guard as a control.
+            known: whether its sender has a token.
         """
-        if refused and self._refused.wait_s("", time_s):
+        if not control and self._others.wait_s(caller if known else "", time_s):
             return
         texts = {"caller": caller, "method": method, "path": path, "about": about, "why": why}
         line = {"time_s": round(time_s, 3), "status": status} | {
             name: text[:LONGEST] for name, text in texts.items() if text
         }
+        file = self._path if control else other_audit(self._path)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if self._path.exists() and self._path.stat().st_size > MOST_BYTES:
-                self._path.replace(self._path.with_name(self._path.name + ".1"))
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            _append(file, json.dumps(line) + "\n")
             self._failed = False
         except OSError as error:
             if not self._failed:
-                log.warning("the audit log %s cannot be written: %s", self._path, error)
+                log.warning("the audit log %s cannot be written: %s", file, error)
             self._failed = True
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists() and path.stat().st_size > MOST_BYTES:
+        path.replace(_set_aside(path))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+        file.write(line)

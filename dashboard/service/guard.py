@@ -5,6 +5,8 @@ Not here: Bodies, answers and the audit log, see `guarded.py`.
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import time
 from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
@@ -57,40 +59,45 @@ class Guard:
         role = self._access.role_of_cookie(value, time.time()) if value else None
         return Caller(role, host, cookie=True) if role is not None else None
 
-    def check(self, scope: Scope, headers: Headers, caller: Caller | None, host: str) -> None:
-        """Raises:
-        Problem: the request is refused.
+    def check(self, scope: Scope, headers: Headers, caller: Caller | None, host: str) -> bool:
+        """Whether the request is a control: one that may change a job.
+
+        Raises:
+            Problem: it is refused.
         """
         path, method = scope["path"], scope["method"]
         if _name_of(headers.get("host", "")) not in self._hosts:
             raise Problem(
                 403,
                 f"this service is not {headers.get('host', '')!r}",
-                action="Use its own address, or start it with --host-name for a proxy's name.",
+                action="Use its own address, or start it with --host-name for another name of it.",
             )
         safe = method in SAFE
-        if not safe and not _same_origin(headers, scope):
+        if not safe and not _same_origin(headers):
             raise Problem(403, "the request comes from another site", action="Use the service's own pages.")
         if not safe and path == "/login":
-            self._limit(self._logins, host)
+            self._limit(self._logins, host, host)
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._most_bytes:
             raise Problem(413, f"the body is larger than {self._most_bytes:,} bytes")
         if path in OPEN or path.startswith(OPEN_FOLDER):
-            return
+            return False
         if caller is None:
             raise Problem(401, "no valid token or session", WWW_Authenticate="Bearer")
         if path.endswith(SIMULATIONS.get(method, ())):
-            self._limit(self._simulations, host)
-        if not safe and not path.endswith(READERS_MAY_POST):
-            if caller.role != Role.CONTROL:
-                raise Problem(403, "the read token changes nothing")
-            self._limit(self._controls, host)
+            self._limit(self._simulations, host, host)
+        if safe or path.endswith(READERS_MAY_POST):
+            return False
+        # By role too: a reader behind the same proxy takes no control away.
+        self._limit(self._controls, caller.name, host)
+        if caller.role != Role.CONTROL:
+            raise Problem(403, "the read token changes nothing")
+        return True
 
-    def _limit(self, limit: RateLimit, host: str) -> None:
-        wait_s = limit.wait_s(host, time.monotonic())
+    def _limit(self, limit: RateLimit, client: str, host: str) -> None:
+        wait_s = limit.wait_s(client, time.monotonic())
         if wait_s:
-            raise Problem(429, f"too many requests from {host}", Retry_After=f"{wait_s:.0f}")
+            raise Problem(429, f"too many requests from {host}", Retry_After=f"{math.ceil(wait_s)}")
 
 
 def _name_of(host: str) -> str:
@@ -99,7 +106,7 @@ def _name_of(host: str) -> str:
     return name if name and port.isdecimal() else host.lower()
 
 
-def _same_origin(headers: Headers, scope: Scope) -> bool:
+def _same_origin(headers: Headers) -> bool:
     """Whether the request comes from one of our pages, or from no page at all."""
     site = headers.get("sec-fetch-site")
     if site is not None and site not in ("same-origin", "none"):
@@ -110,5 +117,18 @@ def _same_origin(headers: Headers, scope: Scope) -> bool:
 
 def hosts_of(host: str, more: Sequence[str]) -> tuple[str, ...]:
     """The names of a service that listens on `host`."""
-    own = () if host in ("0.0.0.0", "::", "") else ((f"[{host}]" if ":" in host else host),)
-    return (*own, *more)
+    own = () if is_wildcard(host) else (host,)
+    return tuple(map(in_url, (*own, *more)))
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a service that listens on `host` listens on every address, and so has none that it could answer to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""
+
+
+def in_url(host: str) -> str:
+    """`host` as URLs and Host headers have it."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -61,6 +61,7 @@ class Guarded:
         host = scope["client"][0] if scope.get("client") else "unknown"
         caller = self._guard.caller(headers, host)
         audited = scope["method"] not in SAFE
+        control = False
         status = 0
 
         async def answer(message: Message) -> None:
@@ -79,7 +80,7 @@ class Guarded:
         why = ""
         state = scope.setdefault("state", {})
         try:
-            self._guard.check(scope, headers, caller, host)
+            control = self._guard.check(scope, headers, caller, host)
             if scope["method"] not in SAFE:
                 receive = await self._body(receive)
             state["caller"] = caller
@@ -110,7 +111,8 @@ class Guarded:
                     status=status,
                     about=state.get("about", ""),
                     why=why or state.get("why", ""),
-                    refused=caller is None and "who" not in state,
+                    control=control,
+                    known=caller is not None or "who" in state,
                 )
 
     async def _body(self, receive: Receive) -> Receive:

@@ -1,8 +1,8 @@
-"""Bounds how often a client may do something. Pure: the caller brings the clock."""
+"""Bounds how often a client may do something, and how much of it at once. Pure: the caller brings the clock."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 MOST_CLIENTS = 10_000
 
@@ -30,3 +30,37 @@ class RateLimit:
         if len(self._left) > MOST_CLIENTS:
             self._left.popitem(last=False)
         return 0.0 if granted else (1.0 - left) / self._per_s
+
+
+class AtOnce:
+    """At most `most` at once of all clients, and `most_each` of each.
+
+    Args:
+        most: how many of all clients.
+        most_each: how many of one.
+    """
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self.most = most
+        self.most_each = most_each
+        self._open: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """How many there are."""
+        return self._open.total()
+
+    def take(self, client: str) -> int:
+        """Take one, and give it back later; return 0, or the limit that `client` has reached."""
+        if self._open[client] >= self.most_each:
+            return self.most_each
+        if self.open >= self.most:
+            return self.most
+        self._open[client] += 1
+        return 0
+
+    def give_back(self, client: str) -> None:
+        """One of those taken for `client` has ended."""
+        self._open[client] -= 1
+        if not self._open[client]:
+            del self._open[client]

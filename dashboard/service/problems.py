@@ -151,9 +151,6 @@ def problem_of(error: JobError) -> Problem:
     return Problem(422, str(error))
 
 
-PROBLEM = {"model": ProblemModel, "content": {"application/problem+json": {}}}
-
-
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may answer with these errors."""
     schema = {"$ref": "#/components/schemas/ProblemModel"}

@@ -17,6 +17,7 @@ from typing import NoReturn
 import uvicorn
 
 from dashboard.service.app import create_app
+from dashboard.service.guard import in_url, is_wildcard
 from dashboard.service.settings import Settings
 from orchestrator.client.access_token import is_loopback
 from orchestrator.client.asking import joined
@@ -48,12 +49,16 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     with listener, _cluster(settings.address):
         app = create_app(settings)
         scheme = "https" if settings.tls_certificate is not None else "http"
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        url = f"{scheme}://{host}:{listener.getsockname()[1]}/"
+        url = f"{scheme}://{in_url(_reached_at(settings))}:{listener.getsockname()[1]}/"
         say(f"dashboard: {url}  token in {settings.tokens}")
         if scheme == "http" and not is_loopback(settings.host):
             say(
                 "warning: without TLS the token crosses the network in the clear: use --tls-cert and --tls-key"
+            )
+        if is_wildcard(settings.host) and not settings.hosts:
+            say(
+                "warning: it listens on every address but answers only to requests for this machine's loopback: give"
+                " its other names and addresses with --host-name"
             )
         config = uvicorn.Config(
             app,
@@ -71,6 +76,13 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             _end_with_input(server)
         with _announced(settings.address, url), _sigterm_ends(server):
             server.run(sockets=[listener])
+
+
+def _reached_at(settings: Settings) -> str:
+    """A name or address of the service that it answers to."""
+    if not is_wildcard(settings.host):
+        return settings.host
+    return next(iter(settings.hosts), "::1" if ":" in settings.host else "127.0.0.1")
 
 
 @contextmanager

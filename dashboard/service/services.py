@@ -12,6 +12,7 @@ from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
 from dashboard.jobs.submission import Submission, Submissions
 from dashboard.service.access import Access, Caller
+from dashboard.service.limits import AtOnce
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
 from dashboard.service.threads import Threads
@@ -29,6 +30,8 @@ class Services:
     submissions: Submissions | None
     """None without a cluster."""
     threads: Threads
+    streams: AtOnce
+    """The open ones."""
     closing: asyncio.Event
     """Set when the service ends: streams end then."""
 

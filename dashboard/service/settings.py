@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dashboard.service.audit import audit_files
+from orchestrator.client.access_token import DEFAULT_FILE
+
 PORT = 8270
-HOME = Path.home() / ".freshet"
-TOKENS = HOME / "tokens.json"
-AUDIT = HOME / "audit.jsonl"
+TOKENS = Path.home() / DEFAULT_FILE
+AUDIT = TOKENS.with_name("audit.jsonl")
 MOST_BODY_BYTES = 2**20
 
 
@@ -30,12 +32,18 @@ class Settings:
     tokens: Path = TOKENS
     """File of the bearer tokens; made if it does not exist."""
     audit: Path = AUDIT
-    """File to which every control and every refused request is appended, as JSON lines."""
+    """File to which every control is appended, as JSON lines; `other_audit` beside it has refused requests."""
     hosts: tuple[str, ...] = ()
-    """Names under which a proxy may reach the service, besides its own address and loopback."""
+    """Names and addresses under which the service may be reached, besides `host` and loopback. With a `host` that
+    listens on every address, the first is announced."""
     trust_specs: bool = False
     """Whether submitted specs may name import paths, and files outside `roots`."""
     roots: tuple[Path, ...] = field(default_factory=lambda: (Path.cwd(),))
     """Folders in which a submitted spec may name files."""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+
+    @property
+    def own_files(self) -> tuple[Path, ...]:
+        """The service's own files, which no submitted spec may name."""
+        return (self.tokens, *audit_files(self.audit))

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -79,6 +80,36 @@ def test_over_tls_until_it_is_ended(tmp_path: Path) -> None:
     finally:
         service.send_signal(signal.SIGTERM)
         assert service.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--host-name", "freshet-service", "--host-name", "10.0.0.7"), "freshet-service"),
+        ((), "127.0.0.1"),
+    ],
+)
+def test_on_every_address_it_names_one_that_it_answers_to(
+    tmp_path: Path, words: tuple[str, ...], name: str
+) -> None:
+    command = [sys.executable, "-m", "orchestrator", "dashboard", "--port", "0", "--host", "0.0.0.0", *words]
+    command += ["--runs", str(tmp_path)]
+    command += ["--token-file", str(tmp_path / "t.json"), "--audit-log", str(tmp_path / "a.jsonl")]
+    service = subprocess.Popen(
+        [*command, "--until-input-ends"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert service.stdout is not None
+    try:
+        address = urlsplit(service.stdout.readline().split()[1])
+        assert address.hostname == name
+        url = f"http://127.0.0.1:{address.port}/healthz"
+        answer = httpx.get(url, headers={"Host": address.netloc}, trust_env=False, timeout=30)
+        assert answer.status_code == 200
+    finally:
+        said, _ = service.communicate(timeout=20)
+    assert service.returncode == 0
+    assert "without TLS" in said
+    assert ("answers only to requests for this machine's loopback" in said) is (not words)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +16,10 @@ from fastapi import FastAPI
 from serving import audited, client_of, live_job, settings_in, show, token
 
 from dashboard.pages.controls import CONTROLS
-from dashboard.service import guard
+from dashboard.service import audit, guard
 from dashboard.service.access import COOKIE, SESSION_S, Access, Role, open_tokens
 from dashboard.service.app import create_app
+from dashboard.service.audit import other_audit
 from dashboard.service.guard import SIMULATIONS
 from dashboard.service.guarded import POLICY
 from dashboard.service.settings import MOST_BODY_BYTES, Settings
@@ -55,15 +58,23 @@ def cookie(value: str) -> dict[str, str]:
     return {"Cookie": f"{COOKIE}={value}"}
 
 
-def refused(settings: Settings, answer: httpx.Response, status: int, why: str) -> None:
-    """Assert that the answer is a problem, and that the audit log has it."""
+def others(settings: Settings) -> list[dict[str, object]]:
+    """The lines of the audit log that tell of no control."""
+    file = other_audit(settings.audit)
+    return list(map(json.loads, file.read_text().splitlines())) if file.exists() else []
+
+
+def refused(
+    settings: Settings, answer: httpx.Response, status: int, why: str, *, control: bool = False
+) -> None:
+    """Assert that the answer is a problem, and that the audit log has it, among the controls if it is one."""
     assert answer.status_code == status, answer.text
     problem = answer.json()
     assert problem["status"] == status
     assert why in problem["detail"]
     assert problem["action"]
     assert answer.headers["content-type"] == "application/problem+json"
-    line = audited(settings)[-1]
+    line = (audited(settings) if control else others(settings))[-1]
     assert line["status"] == status
     assert line["path"] == answer.request.url.path
     assert why in str(line["why"])
@@ -78,22 +89,23 @@ def test_no_token(settings: Settings, app: FastAPI) -> None:
 def test_wrong_token(settings: Settings, app: FastAPI) -> None:
     wrong = token(settings)[:-1] + "?"
     refused(settings, ask(app, "GET", RUNS, headers=bearer(wrong)), 401, "no valid token")
-    assert wrong not in settings.audit.read_text()
+    assert wrong not in other_audit(settings.audit).read_text()
 
 
 def test_tokens_get_in_and_are_never_logged(settings: Settings, app: FastAPI) -> None:
     for role in Role:
         assert ask(app, "GET", RUNS, headers=bearer(token(settings, role))).status_code == 200
     ask(app, "POST", CANCEL, headers=bearer(token(settings)))
-    log = settings.audit.read_text()
-    assert "control from 127.0.0.1" in log
+    ask(app, "POST", "/logout", headers=bearer(token(settings)))
+    assert audited(settings)[-1]["caller"] == others(settings)[-1]["caller"] == "control from 127.0.0.1"
+    log = settings.audit.read_text() + other_audit(settings.audit).read_text()
     assert not any(value in log for value in open_tokens(settings.tokens).values())
 
 
 def test_the_read_token_changes_nothing(settings: Settings, app: FastAPI) -> None:
     answer = ask(app, "POST", CANCEL, headers=bearer(token(settings, Role.READ)))
     refused(settings, answer, 403, "the read token changes nothing")
-    assert audited(settings)[-1]["caller"] == "read from 127.0.0.1"
+    assert others(settings)[-1]["caller"] == "read from 127.0.0.1"
 
 
 def test_sessions(settings: Settings, app: FastAPI) -> None:
@@ -119,6 +131,16 @@ def test_foreign_host(settings: Settings, app: FastAPI) -> None:
     refused(settings, answer, 403, "this service is not 'evil.example")
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0:0::0"])
+def test_a_service_on_every_address_answers_to_its_names(settings: Settings, host: str) -> None:
+    app = create_app(replace(settings, host=host, hosts=("freshet-service", "2001:db8::7")))
+    for name in ("freshet-service", "[2001:db8::7]", "127.0.0.1", "[::1]"):
+        assert ask(app, "GET", RUNS, host=name, headers=bearer(token(settings))).status_code == 200
+    for name in ("0.0.0.0", "[::]", "10.0.0.7"):
+        answer = ask(app, "GET", RUNS, host=name, headers=bearer(token(settings)))
+        refused(settings, answer, 403, "this service is not")
+
+
 def test_cross_site_post(settings: Settings, app: FastAPI) -> None:
     session = cookie(Access(open_tokens(settings.tokens)).make_cookie(Role.CONTROL, time.time()))
     for header in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
@@ -138,7 +160,7 @@ def test_large_bodies(settings: Settings, app: FastAPI) -> None:
             yield b" " * (MOST_BODY_BYTES // 16)
 
     answer = ask(app, "POST", "/api/v1/jobs", headers=bearer(token(settings)), content=pieces())
-    refused(settings, answer, 413, "larger than")
+    refused(settings, answer, 413, "larger than", control=True)
 
 
 @pytest.mark.parametrize(
@@ -154,30 +176,30 @@ def test_large_bodies(settings: Settings, app: FastAPI) -> None:
 def test_path_traversal(settings: Settings, app: FastAPI, path: str) -> None:
     answer = ask(app, "GET", path, headers=bearer(token(settings)))
     refused(settings, answer, 404, "there is no")
-    assert audited(settings)[-1]["caller"] == "control from 127.0.0.1"
+    assert others(settings)[-1]["caller"] == "control from 127.0.0.1"
 
 
 def test_a_page_that_is_asked_to_leave_its_folder(settings: Settings, app: FastAPI) -> None:
     """A path that its route takes, but not its check; and one that is encoded twice."""
     for path, status in (("/jobs/%2e%2e/steps", 422), ("/runs/%252e%252e%252fetc", 404)):
         answer = ask(app, "GET", path, headers=bearer(token(settings, Role.READ)))
-        line = audited(settings)[-1]
+        line = others(settings)[-1]
         assert (answer.status_code, line["status"], line["path"]) == (status, status, answer.request.url.path)
         assert line["why"]
 
 
 def test_what_is_merely_not_there_needs_no_line(settings: Settings, app: FastAPI) -> None:
-    before = audited(settings)
+    before = others(settings)
     for path in ("/api/v1/runs/no-such-run", "/static/other.css", "/nowhere"):
         assert ask(app, "GET", path, headers=bearer(token(settings))).status_code == 404
-    assert audited(settings) == before
+    assert others(settings) == before
 
 
 def test_a_control_s_form_is_not_for_the_read_token(settings: Settings, app: FastAPI) -> None:
     """Its route refuses it, for a request that by itself changes nothing."""
     show(app, live_job())
     answer = ask(app, "GET", "/jobs/gpt/controls/pause", headers=bearer(token(settings, Role.READ)))
-    line = audited(settings)[-1]
+    line = others(settings)[-1]
     assert (answer.status_code, line["status"]) == (403, 403)
     assert (line["caller"], line["why"]) == ("read from 127.0.0.1", "the read token changes nothing")
 
@@ -188,17 +210,26 @@ def test_log_in_and_out(settings: Settings, app: FastAPI) -> None:
     wrong = ask(app, "POST", "/login", data={"token": "no such token"})
     assert wrong.status_code == 401
     assert "There is no such token." in wrong.text
-    assert audited(settings)[-1]["status"] == 401
-    assert audited(settings)[-1]["why"] == "there is no such token"
+    assert others(settings)[-1]["status"] == 401
+    assert others(settings)[-1]["why"] == "there is no such token"
     right = ask(app, "POST", "/login", data={"token": token(settings), "next": "//evil.example"})
     assert (right.status_code, right.headers["location"]) == (303, "/")
     made = right.headers["set-cookie"]
     assert "HttpOnly" in made
     assert "SameSite=strict" in made
+    assert "Secure" not in made
     value = made.partition("=")[2].partition(";")[0]
     assert ask(app, "GET", "/", headers=cookie(value)).status_code == 200
     out = ask(app, "POST", "/logout", headers=cookie(value))
     assert 'freshet_session=""' in out.headers["set-cookie"]
+
+
+def test_a_session_behind_a_proxy_that_ends_tls_is_for_tls_alone(settings: Settings, app: FastAPI) -> None:
+    login = {"token": token(settings)}
+    answer = ask(app, "POST", "/login", data=login, headers={"Origin": "https://127.0.0.1:8270"})
+    assert "Secure" in answer.headers["set-cookie"]
+    answer = ask(app, "POST", "/login", data=login, headers={"Origin": "http://127.0.0.1:8270"})
+    assert "Secure" not in answer.headers["set-cookie"]
 
 
 @pytest.fixture
@@ -214,7 +245,19 @@ def test_logins_and_controls_are_limited(settings: Settings, app: FastAPI) -> No
     refused(settings, answers[-1], 429, "too many requests from 127.0.0.1")
     assert int(answers[-1].headers["retry-after"]) >= 1
     answers = [ask(app, "POST", CANCEL, headers=bearer(token(settings))) for _ in range(60)]
-    assert {answer.status_code for answer in answers} == {409, 429}
+    assert [answer.status_code for answer in answers] == [409] * 30 + [429] * 30
+    # Less than a second to wait.
+    assert answers[-1].headers["retry-after"] == "1"
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_reader_is_limited_before_it_is_refused_and_takes_no_control_away(
+    settings: Settings, app: FastAPI
+) -> None:
+    reader = bearer(token(settings, Role.READ))
+    answers = [ask(app, "POST", CANCEL, headers=reader) for _ in range(32)]
+    assert [answer.status_code for answer in answers] == [403] * 30 + [429] * 2
+    assert ask(app, "POST", CANCEL, headers=bearer(token(settings))).status_code == 409
 
 
 def test_mistakes_are_answered_and_audited(
@@ -227,7 +270,7 @@ def test_mistakes_are_answered_and_audited(
     answer = ask(app, "GET", "/api/v1/jobs/gpt", headers=bearer(token(settings)))
     assert answer.status_code == 500
     assert "the service made a mistake" in answer.json()["detail"]
-    assert (audited(settings)[-1]["status"], audited(settings)[-1]["why"]) == (500, "ZeroDivisionError")
+    assert (others(settings)[-1]["status"], others(settings)[-1]["why"]) == (500, "ZeroDivisionError")
     assert answer.headers["content-security-policy"] == POLICY
 
 
@@ -253,10 +296,49 @@ def test_a_body_that_is_cut_off_controls_nothing(settings: Settings, app: FastAP
 
 
 def test_strangers_cannot_flood_the_audit_log(settings: Settings, app: FastAPI) -> None:
-    before = settings.audit.stat().st_size
+    ask(app, "GET", RUNS)
+    before = other_audit(settings.audit).stat().st_size
     for _ in range(150):
         ask(app, "GET", RUNS, host="x" * 20_000)
-    assert settings.audit.stat().st_size - before < 130 * 1_000
+    assert other_audit(settings.audit).stat().st_size - before < 130 * 1_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", CANCEL),
+        ("POST", "/logout"),
+        ("GET", "/static/%2e%2e%2ftokens.json"),
+        ("GET", "/jobs/a/what-if"),
+    ],
+)
+def test_a_reader_cannot_flood_the_audit_log(
+    settings: Settings, app: FastAPI, method: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of refusals, the role's and the limits', and of logouts."""
+    monkeypatch.setattr(audit, "OTHERS_PER_S", 1e-6)
+    app, reader = create_app(settings), bearer(token(settings, Role.READ))
+    before = len(others(settings))
+    for _ in range(audit.OTHERS_AT_ONCE + 20):
+        ask(app, method, path, headers=reader)
+    assert len(others(settings)) - before <= audit.OTHERS_AT_ONCE
+    # Another caller's refusals have lines of their own.
+    ask(app, "POST", "/logout", headers=bearer(token(settings)))
+    assert others(settings)[-1]["caller"] == "control from 127.0.0.1"
+
+
+def test_nothing_that_is_refused_pushes_a_control_out(
+    settings: Settings, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(app, "POST", CANCEL, headers=bearer(token(settings)))
+    control = audited(settings)[-1]
+    monkeypatch.setattr(audit, "MOST_BYTES", 500)
+    for _ in range(30):
+        ask(app, "POST", CANCEL, headers=bearer(token(settings, Role.READ)))
+    set_aside = other_audit(settings.audit).with_name(other_audit(settings.audit).name + ".1")
+    assert set_aside.exists()
+    assert audited(settings)[-1] == control
+    assert {settings.audit, other_audit(settings.audit), set_aside} < {*settings.own_files}
 
 
 @pytest.mark.usefixtures("stopped")
@@ -297,11 +379,16 @@ def test_the_token_file_is_its_owners_alone(tmp_path: Path) -> None:
     path.write_text('{"control": "short"}')
     with pytest.raises(JobError, match="fewer than 16 characters"):
         open_tokens(path)
+    path.write_text('{"read": "0123456789abcdef"}')
+    with pytest.raises(JobError, match="no control token; remove it"):
+        open_tokens(path)
     path.write_text("{")
-    with pytest.raises(JobError, match="cannot read the token file"):
+    with pytest.raises(JobError, match="is no token file"):
         open_tokens(path)
 
 
 def test_the_audit_log_is_its_owners_alone(settings: Settings, app: FastAPI) -> None:
     ask(app, "GET", RUNS)
-    assert settings.audit.stat().st_mode & 0o777 == 0o600
+    ask(app, "POST", CANCEL, headers=bearer(token(settings)))
+    for file in (settings.audit, other_audit(settings.audit)):
+        assert file.stat().st_mode & 0o777 == 0o600

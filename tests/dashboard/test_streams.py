@@ -7,7 +7,7 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from fastapi import FastAPI
 from report_page import Page
 from serving import Made, settings_in, show, token
 
+import dashboard.api.events
 import dashboard.api.jobs_stream
 import dashboard.api.streams
+from dashboard.service.access import Role
 from dashboard.service.app import create_app
+from dashboard.service.limits import AtOnce
 from dashboard.service.settings import Settings
 from orchestrator.events.types import Record
 
@@ -178,6 +181,42 @@ def test_a_stream_of_all_jobs_ends_so_that_its_session_is_looked_at_again(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+def test_a_stream_of_a_job_ends_so_that_its_session_is_looked_at_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard.api.events, "LONGEST_S", 0.01)
+
+    async def run() -> None:
+        async with serving(settings, Made("made")) as (client, _):
+            assert (await client.get("/api/v1/jobs/made/stream")).text == "retry: 1000\n\n"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_one_caller_does_not_hold_all_streams(settings: Settings) -> None:
+    async def run() -> None:
+        app = create_app(settings)
+        show(app, Made("made"))
+        app.state.services = replace(app.state.services, streams=AtOnce(3, 2))
+        reader = {"Authorization": f"Bearer {token(settings, Role.READ)}"}
+        paths = "/api/v1/stream", "/api/v1/jobs/made/stream"
+        async with serving_app(settings, app) as client, AsyncExitStack() as opened:
+            for path in paths:
+                await opened.enter_async_context(client.stream("GET", path, headers=reader))
+            for path in paths:
+                answer = await client.get(path, headers=reader)
+                assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
+                assert answer.json()["detail"] == "2 streams of read from 127.0.0.1 are open"
+            await opened.enter_async_context(client.stream("GET", paths[0]))
+            answer = await client.get(paths[0])
+            assert (answer.status_code, answer.json()["detail"]) == (503, "3 streams are open")
+            await opened.aclose()
+            while app.state.services.streams.open:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
 async def events_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The data of each event."""
     async for line in answer.aiter_lines():
@@ -190,7 +229,11 @@ def test_a_client_that_takes_nothing_is_dropped(settings: Settings, monkeypatch:
 
     async def run() -> None:
         job = Made("made")
-        async with serving(settings, job) as (client, port):
+        app = create_app(settings)
+        streams = app.state.services.streams
+        show(app, job)
+        async with serving_app(settings, app) as client:
+            port = client.base_url.port
             slow = socket.create_connection(("127.0.0.1", port))
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             request = (
@@ -200,16 +243,16 @@ def test_a_client_that_takes_nothing_is_dropped(settings: Settings, monkeypatch:
             slow.sendall(request.encode())
             reading = asyncio.create_task(read(client, 40))
             await asyncio.sleep(0.3)
-            assert dashboard.api.streams.Stream.open == 2
+            assert streams.open == 2
             for number in range(1, 41):
                 job.take(step(number, size=400_000))
                 await asyncio.sleep(0.02)
             assert (await reading)[1][-1] == 40
             for _ in range(100):
-                if dashboard.api.streams.Stream.open == 0:
+                if streams.open == 0:
                     break
                 await asyncio.sleep(0.1)
-            assert dashboard.api.streams.Stream.open == 0
+            assert streams.open == 0
             slow.close()
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,11 @@ def test_workers_leave_in_order_and_have_the_time(services: dict[str, Any]) -> N
         program, leave_s = hook["command"]
         assert program == "freshet-leave"
         assert int(leave_s) < int(services[name]["stop_grace_period"].removesuffix("s"))
+
+
+def test_the_service_answers_on_this_machine_and_to_its_name(services: dict[str, Any]) -> None:
+    """The first name is the one that it announces."""
+    assert re.findall(r"--host-name (\S+)", services["service"]["command"][-1]) == ["localhost", "service"]
 
 
 def test_without_a_token_nothing_starts() -> None:

@@ -161,6 +161,18 @@ def test_names_agree() -> None:
     assert len(images) == 1
 
 
+def test_the_service_answers_to_its_name_in_the_cluster() -> None:
+    """It listens on every address, and so has no name of its own."""
+    (service,) = [one for one in kubernetes() if one["kind"] == "Service"]
+    (container,) = TEMPLATES["service"]["spec"]["containers"]
+    names = re.findall(r"--host-name (\S+)", container["args"][0])
+    name = service["metadata"]["name"]
+    ends = ("", ".$NAMESPACE", ".$NAMESPACE.svc", ".$NAMESPACE.svc.cluster.local")
+    assert names == [f"{name}{end}" for end in ends]
+    environment = {variable["name"]: variable for variable in container["env"]}
+    assert environment["NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
+
+
 def test_the_network_policy_covers_every_pod() -> None:
     (policy,) = [one for one in kubernetes() if one["kind"] == "NetworkPolicy"]
     for template in TEMPLATES.values():

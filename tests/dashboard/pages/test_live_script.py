@@ -15,9 +15,9 @@ from browser import Browser, browser, needs_browser, wait_for
 from selenium.webdriver.common.by import By
 from serving import Made, listening, settings_in, show, token
 
-import dashboard.api.streams
 from dashboard.jobs.live_job import LiveJob
 from dashboard.service.app import create_app
+from dashboard.service.limits import AtOnce
 from dashboard.service.settings import Settings
 from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import ClusterSilent
@@ -57,11 +57,13 @@ class Service:
         self.cluster: JobClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port = 0
+        self._open: AtOnce | None = None
 
     @contextmanager
     def open(self) -> Iterator[str]:
         """Serve, always at the same port."""
         app = create_app(self.settings)
+        self._open = app.state.services.streams
         show(app, self.job)
         app.state.services.live.client = self.cluster
         found = app.state.services.live.find
@@ -74,6 +76,11 @@ class Service:
         with listening(app, self._port) as address:
             self._port = urlsplit(address).port or 0
             yield address
+
+    def streams(self) -> int:
+        """How many are open."""
+        assert self._open is not None
+        return self._open.open
 
     def do(self, call: Callable[[], None]) -> None:
         """Call `call` on the service's event loop."""
@@ -133,10 +140,6 @@ def says(window: Browser, words: str) -> None:
     window.until(f"return document.querySelector('.connection').textContent.includes('{words}')")
 
 
-def streams() -> int:
-    return dashboard.api.streams.Stream.open
-
-
 def fetched(window: Browser) -> int:
     """How many sections were fetched since the page was opened."""
     return window.script(
@@ -165,7 +168,7 @@ def test_hidden_pages_leave_their_connections_to_others(service: Service, window
         window.driver.switch_to.new_window("tab")
         window.open("/jobs/gpt")
         shows(window, service.step())
-    wait_for(lambda: streams() == 1, "the stream of the page that is seen, alone")
+    wait_for(lambda: service.streams() == 1, "the stream of the page that is seen, alone")
     missed = service.step()
     for handle in window.driver.window_handles:
         if handle != first:
@@ -177,7 +180,7 @@ def test_hidden_pages_leave_their_connections_to_others(service: Service, window
 
 def test_the_list_of_jobs_is_fetched_when_a_job_has_changed(service: Service, window: Browser) -> None:
     window.open("/")
-    wait_for(lambda: streams() == 1, "the page's stream")
+    wait_for(lambda: service.streams() == 1, "the page's stream")
     wait_for(lambda: fetched(window) == 1, "what has changed before the stream began")
     for fetches in (2, 3):
         step = service.step()
