@@ -223,7 +223,7 @@ class EmulatedConfig(Section):
     layer."""
 
     forward_s: float | tuple[float, ...] = 0.01
-    """Forward pass of one layer and microbatch."""
+    """Forward pass of one layer and microbatch; that of the first and the last layer includes reading the data."""
     input_grad_s: float | tuple[float, ...] = 0.01
     """Input gradient of one layer and microbatch."""
     weight_grad_s: float | tuple[float, ...] = 0.01
@@ -278,7 +278,8 @@ class AdaptConfig(Section):
 
     policy: Literal["measured", "off"] = "off"
     """`measured`: each rank's slowdown is measured in every step; another cut is taken up where it pays. `off`: cuts
-    change only when ranks fail, join or leave, or on request, and every device counts as the profile's median one."""
+    change only when ranks fail, join or leave, or on request, and every device counts as the profile's median one in
+    every later plan."""
 
 
 Precision = Literal["float32", "bfloat16"]

@@ -123,9 +123,9 @@ class Engine:
             for action in program:
                 self._activity.begin(action)
                 stage = self._stages[action.stage]
-                batch = batches(action.index) if self._reads_data(action.stage) else None
-                inputs = self._inputs(action, batch, purpose)
-                outputs = stage.evaluate(inputs, self._targets(action.stage, batch))
+                data = self._read(action, batches)
+                received = self._received(action, purpose)
+                outputs = stage.evaluate((*received, *data.inputs), data.targets or None)
                 if action.stage == self._schedule.stages - 1:
                     results[action.index] = outputs
                 else:
@@ -140,12 +140,13 @@ class Engine:
         frozen = stage.frozen_shares(microbatch)
         match action.kind:
             case Kind.FORWARD:
-                batch = batches(action.index) if self._reads_data(action.stage) else None
-                inputs = self._inputs(action, batch, purpose=0)
+                received = self._received(action, purpose=0)
                 if self._armed is not None:
                     self._armed.reach(Phase.FORWARD, step + 1)
+                # Reading is part of the action, as it is of a profile's first and last layer.
                 self._device.begin()
-                outputs = stage.forward(microbatch, step, inputs, self._targets(action.stage, batch))
+                data = self._read(action, batches)
+                outputs = stage.forward(microbatch, step, (*received, *data.inputs), data.targets or None)
                 self._device.end(action, layers)
                 if action.stage == self._schedule.stages - 1:
                     losses[microbatch] = outputs[0]
@@ -168,23 +169,25 @@ class Engine:
             case Kind.RECOMPUTE:
                 self._device.begin()
                 stage.recompute(microbatch)
-                self._device.end(action, layers)
+                self._device.end(action, stage.recomputing)
             case Kind.UPDATE:
                 raise AssertionError(f"{action}: a synchronous window's updates follow its commit")
 
-    def _inputs(self, action: Action, batch: Batch | None, purpose: int) -> Tensors:
+    def _received(self, action: Action, purpose: int) -> Tensors:
+        """The outputs of the stage before; the first stage has none before it."""
         if action.stage == 0:
-            assert batch is not None
-            return tuple(t.to(self._device.torch_device) for t in batch.inputs)
+            return ()
         return self._receive(self._forward_stream(action.stage, purpose), action.index)
 
-    def _targets(self, stage: int, batch: Batch | None) -> Tensors | None:
-        if stage != self._schedule.stages - 1 or batch is None or not batch.targets:
-            return None
-        return tuple(t.to(self._device.torch_device) for t in batch.targets)
-
-    def _reads_data(self, stage: int) -> bool:
-        return stage in (0, self._schedule.stages - 1)
+    def _read(self, action: Action, batches: Batches) -> Batch:
+        """What the stage takes of the microbatch, on the device: the first one its inputs, the last one its targets."""
+        first, last = action.stage == 0, action.stage == self._schedule.stages - 1
+        if not (first or last):
+            return Batch((), ())
+        batch = batches(action.index)
+        inputs, targets = batch.inputs if first else (), batch.targets if last else ()
+        device = self._device.torch_device
+        return Batch(tuple(t.to(device) for t in inputs), tuple(t.to(device) for t in targets))
 
     def _send(self, stream: Stream, microbatch: int, tensors: Tensors) -> None:
         if stream.target == stream.source:

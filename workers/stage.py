@@ -75,6 +75,11 @@ class Stage:
         pass."""
         return self._frozen_shares.get(microbatch, ())
 
+    @property
+    def recomputing(self) -> tuple[int, ...]:
+        """The layers that drop their activations after the forward pass."""
+        return tuple(layer.index for layer in self.layers if layer.index in self._recompute)
+
     def recompute(self, microbatch: int) -> None:
         """Rebuild the dropped activations of `microbatch`."""
         for layer, done in zip(self.layers, self._passes[microbatch], strict=True):

@@ -12,6 +12,8 @@ from workers.models.definition import LayerBuilder, ModelDefinition
 
 WIDTH, HIDDEN = 32, 64
 BATCH = 4
+READ_S = 0.02
+"""What `SlowVectors` takes for a microbatch."""
 
 
 class Vectors:
@@ -27,6 +29,14 @@ class Vectors:
 
     def validation(self, indices: list[int]) -> Batch:
         return self.train(indices)
+
+
+class SlowVectors(Vectors):
+    """Takes its time to read a microbatch."""
+
+    def train(self, indices: list[int]) -> Batch:
+        time.sleep(READ_S)
+        return super().train(indices)
 
 
 class Up(nn.Module):
@@ -70,7 +80,6 @@ def model(kind: str = "mlp") -> ModelDefinition:
         "mlp": [],
         "raw": [LayerBuilder("raw", Raw)],
         "broken": [LayerBuilder("raw", Broken)],
-        "hung": [LayerBuilder("hung", Hung)],
         "crashed": [LayerBuilder("crashed", Crashed)],
         "exits": [LayerBuilder("exits", Exits)],
     }[kind]
@@ -89,12 +98,6 @@ class Broken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("this layer does not work")
-
-
-class Hung(Broken):
-    def forward(self, x: Tensor) -> Tensor:
-        while True:
-            time.sleep(0.1)
 
 
 class Crashed(Broken):

@@ -39,6 +39,17 @@ def test_each_layer_is_recomputed_exactly_once_per_microbatch(
     assert sorted(recomputed) == sorted(list(range(8)) * config.microbatches * config.steps)
 
 
+READ_S = 0.05
+
+
+class SlowVectors(Vectors):
+    """Takes its time to read a microbatch."""
+
+    def train(self, indices: list[int]) -> Batch:
+        time.sleep(READ_S)
+        return super().train(indices)
+
+
 class PoisonedVectors(Vectors):
     """Vectors where the first sample of the fourth step has an infinite feature."""
 
@@ -75,7 +86,7 @@ def test_an_emulated_device_waits_out_its_times_and_keeps_the_bits(tmp_path: Pat
     assert run.state_sha256 == real.state_sha256
     modelled_s = {"F": 0.016, "I": 0.012, "W": 0.008}
     timelines = [r for r in run.reports if isinstance(r, TimelineReport)]
-    assert all((timeline.memory_bytes or 0) > 2**24 for timeline in timelines), "a process with PyTorch"
+    assert all(timeline.memory_bytes > 2**24 for timeline in timelines), "a process with PyTorch"
     assert {t.rank for t in timelines} == {0, 1}
     for timeline in timelines:
         # Later actions make up for one that overslept; none gets ahead.
@@ -83,6 +94,32 @@ def test_an_emulated_device_waits_out_its_times_and_keeps_the_bits(tmp_path: Pat
         for span in timeline.spans:
             ahead_s += modelled_s[Action.parse(span.action).kind.value] - (span.end_s - span.start_s)
             assert ahead_s <= 1e-6
+
+
+def test_reading_counts_on_the_first_and_the_last_stage_and_waiting_does_not(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path, microbatches=2, steps=1, data=DataConfig(source="test_engine_conduct:SlowVectors")
+    )
+    run = run_threads(job(config, ranks=4, schedule="1f1b"))
+    forward_s = {
+        timeline.rank: [span.end_s - span.start_s for span in timeline.spans if "F" in span.action]
+        for timeline in run.reports
+        if isinstance(timeline, TimelineReport)
+    }
+    assert min(*forward_s[0], *forward_s[3]) >= READ_S
+    # The first rank's reading is not the last one's.
+    assert min(forward_s[3]) < 2 * READ_S
+    assert min(*forward_s[1], *forward_s[2]) < READ_S
+
+
+def test_an_emulated_recompute_lasts_as_long_as_the_layers_that_recompute(tmp_path: Path) -> None:
+    times = EmulatedConfig(forward_s=0.02, input_grad_s=0.0, weight_grad_s=0.0)
+    config = small_config(tmp_path, steps=1, device="emulated", emulated=times)
+    run = run_threads(job(config, ranks=2, schedule="1f1b", recompute=(1, 4, 5)))
+    for timeline in (one for one in run.reports if isinstance(one, TimelineReport)):
+        recomputed_s = [span.end_s - span.start_s for span in timeline.spans if "R" in span.action]
+        recomputing = (1, 2)[timeline.rank]
+        assert 0.02 * (recomputing - 0.5) < min(recomputed_s) < 0.02 * (recomputing + 0.9)
 
 
 def test_an_emulated_device_makes_good_what_it_oversleeps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,9 @@ class Chain:
         self._loss = loss
         self._seed = seed
 
-    def reads(self, number: int) -> tuple[bool, bool]:
-        """Whether layer `number` takes the batch's inputs, and whether the loss that takes its targets follows."""
-        return self.layers[number].index == 0, self._loss is not None and number == len(self.layers) - 1
+    def reads(self, number: int) -> bool:
+        """Whether layer `number` takes the batch's inputs, or the loss that takes its targets follows."""
+        return self.layers[number].index == 0 or (self._loss is not None and number == len(self.layers) - 1)
 
     def forward(self, number: int, flight: Flight) -> None:
         """The forward pass of layer `number`; of the last one, the loss's too."""

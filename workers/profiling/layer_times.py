@@ -115,12 +115,9 @@ class LayerTimes:
         ]
 
     def _forward(self, number: int, flight: Flight) -> None:
-        first, last = self._chain.reads(number)
-        if first or last:
-            self._watch.begin()
-            self._read(flight.microbatch)
-            self._end(Kind.FORWARD, number, flight, modelled=False)
         self._watch.begin()
+        if self._chain.reads(number):
+            self._read(flight.microbatch)
         self._chain.forward(number, flight)
         self._end(Kind.FORWARD, number, flight)
 
@@ -145,9 +142,8 @@ class LayerTimes:
             float(torch.linalg.vector_norm(canonical(gradient), dtype=torch.float64))
         self._optimizer.update_(state, gradients, 1.0, 0)
 
-    def _end(self, kind: Kind, number: int, flight: Flight, *, modelled: bool = True) -> None:
-        action = Action(kind, self._chain.layers[number].index, flight.microbatch)
-        self._watch.end(action, modelled=modelled)
+    def _end(self, kind: Kind, number: int, flight: Flight) -> None:
+        self._watch.end(Action(kind, self._chain.layers[number].index, flight.microbatch))
 
     def _record(self) -> None:
         """Record how long the repeat took."""

@@ -32,13 +32,9 @@ class Stopwatch:
         self._device.begin()
         self._begun_s = time.perf_counter()
 
-    def end(self, action: Action, *, modelled: bool = True) -> None:
-        """The action of layer `action.stage`, or a part of it, is over.
-
-        Args:
-            modelled: whether an emulated device's times cover this part.
-        """
-        layers = [action.stage] if modelled else []
+    def end(self, action: Action) -> None:
+        """The action of layer `action.stage`, or a part of it, is over."""
+        layers = [action.stage]
         if isinstance(self._device, EmulatedDevice):
             # Sleeping too long delays the action as a whole, not each of its layers.
             modelled_s = self._device.modelled_s(action, layers)
