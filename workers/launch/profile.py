@@ -112,10 +112,15 @@ def _death(rank: int, path: Path, exit_code: int | None, timeout_s: float) -> Ra
 
 
 def _exit(code: int | None) -> str:
-    if code is None or code >= 0:
+    if code is None:
+        return "an unknown exit code"
+    if code >= 0:
         return f"exit code {code}"
     killed = ", for want of memory or by another program" if -code == signal.SIGKILL else ""
-    return f"signal {signal.Signals(-code).name}{killed}"
+    try:
+        return f"signal {signal.Signals(-code).name}{killed}"
+    except ValueError:  # of the real-time signals only the first and the last have names
+        return f"signal {-code}"
 
 
 def _process(given: tuple[Request, str], number: int, pipe: Connection) -> None:

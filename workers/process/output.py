@@ -94,18 +94,18 @@ class Calls:
 
 def innermost_calls(path: Path) -> Calls:
     """Return the calls that the newest process which wrote to `path` ended in; none where it did not say so."""
-    text = _newest(path)
+    text = _newest(path, MOST_BYTES)  # faulthandler prints up to 100 threads of 100 calls
     stacks = _CALLS.findall(text)  # the main thread's comes last
     lines = stacks[-1].splitlines() if stacks else []
     return Calls(tuple(lines[:MOST_CALLS]), _LATE.search(text) is not None)
 
 
-def _newest(path: Path) -> str:
-    """Return the end of `path`, as far as the newest process wrote it."""
+def _newest(path: Path, most_bytes: int = TAIL_BYTES) -> str:
+    """Return the last `most_bytes` of `path`, as far as the newest process wrote them."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
+            file.seek(max(0, size - most_bytes))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -11,7 +11,7 @@ import pytest
 from jobs import small_config
 
 from workers.config import DataConfig, ModelConfig
-from workers.launch.profile import Request, profile_processes
+from workers.launch.profile import Request, _exit, profile_processes
 from workers.launch.waiting import waits_for_a_rank
 from workers.process.output import innermost_calls, rank_log_path
 from workers.protocol import JobError
@@ -23,9 +23,27 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(tmp_path
         model=ModelConfig(factory="hanging_model:model", arguments={"rank": 1}),
         data=DataConfig(source="measured_model:Vectors"),
     )
-    with pytest.raises(JobError, match=r"^rank 1 had not measured the job after 4 s") as failed:
-        profile_processes(Request(config=config, ranks=2, budget_s=0.0, timeout_s=4.0))
+    told = (
+        r"^rank 1 had not measured the job after 10 s \(cluster\.timeout_s\), and was ended\n"
+        r"its last calls, innermost first:\n"
+    )
+    with pytest.raises(JobError, match=told) as failed:
+        profile_processes(Request(config=config, ranks=2, budget_s=0.0, timeout_s=10.0))
     assert re.search(r"hanging_model\.py\", line \d+ in forward\n", str(failed.value))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (None, "an unknown exit code"),
+        (3, "exit code 3"),
+        (-15, "signal SIGTERM"),
+        (-9, "signal SIGKILL, for want of memory or by another program"),
+        (-40, "signal 40"),
+    ],
+)
+def test_the_end_of_a_process_is_said(code: int | None, said: str) -> None:
+    assert _exit(code) == said
 
 
 PORT = """

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from workers.process.output import cause_of_death, last_lines, older_part, rank_log_path
+from workers.process.output import (
+    TAIL_BYTES,
+    cause_of_death,
+    innermost_calls,
+    last_lines,
+    older_part,
+    rank_log_path,
+)
 
 
 def run(output: Path, code: str, *, most_bytes: int = 4096) -> Path:
@@ -59,6 +66,27 @@ def test_other_threads_do_not_push_the_one_that_crashed_out(tmp_path: Path) -> N
         f"{threads}\ndef forward():\n    ctypes.string_at(0)\nthreading.Thread(target=forward).start()",
     )
     assert any("in forward" in line for line in last_lines(path))
+
+
+def test_a_late_process_is_late_however_much_its_threads_print(tmp_path: Path) -> None:
+    code = """
+import faulthandler, threading, time
+def a_call_with_a_rather_long_name(depth, wait):
+    wait() if not depth else a_call_with_a_rather_long_name(depth - 1, wait)
+def sleep():
+    time.sleep(60)
+def main():
+    time.sleep(60)
+for _ in range(20):
+    threading.Thread(target=a_call_with_a_rather_long_name, args=(90, sleep), daemon=True).start()
+faulthandler.dump_traceback_later(0.5, exit=True, file=2)
+main()
+"""
+    path = run(tmp_path, code)
+    calls = innermost_calls(path)
+    assert path.stat().st_size > 2 * TAIL_BYTES
+    assert calls.late
+    assert "in main" in calls.lines[0]
 
 
 def test_the_cause_is_not_that_of_a_process_before(tmp_path: Path) -> None:
