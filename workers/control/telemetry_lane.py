@@ -1,7 +1,7 @@
 """A lane for what ranks observe of their work: batched and bounded; what nobody takes in time is dropped.
 
-It has a thread of its own, so that training never waits for it. Knows no Ray: the caller passes the functions that
-send a batch and say whether it has arrived.
+A thread of its own sends, so that training never waits; it ends once nothing is left to send. Knows no Ray: the caller
+passes the functions that send a batch and say whether it has arrived.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class TelemetryLane:
         self._every_s = every_s
         self._lock = threading.Lock()
         self._waiting: deque[StepTimes] = deque(maxlen=KEPT)
-        self._there = threading.Event()
         self._thread: threading.Thread | None = None
+        """While there is something to send."""
 
     def offer(self, observed: StepTimes) -> None:
         """Send `observed` with the next batch, if there is one in time. Never waits."""
@@ -52,7 +52,6 @@ class TelemetryLane:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
                 self._thread.start()
-        self._there.set()
 
     def send_with(self, send: Callable[[Sequence[StepTimes]], Any]) -> None:
         """Send with `send` from now on."""
@@ -61,13 +60,13 @@ class TelemetryLane:
 
     def _run(self) -> None:
         while True:
-            self._there.wait()
-            self._there.clear()
             with self._lock:
                 batch, send = tuple(self._waiting), self._send
                 self._waiting.clear()
-            if batch:
-                self._deliver(batch, send)
+                if not batch:
+                    self._thread = None
+                    return
+            self._deliver(batch, send)
             time.sleep(self._every_s)
 
     def _deliver(self, batch: Sequence[StepTimes], send: Callable[[Sequence[StepTimes]], Any]) -> None:
