@@ -73,6 +73,11 @@ class Plan:
     """Of the rank with the highest peak."""
 
     @property
+    def key(self) -> tuple[int, int]:
+        """Epoch and version: ranks adopt only plans of a higher key than they follow."""
+        return self.epoch, self.version
+
+    @property
     def stages(self) -> int:
         return len(self.layers)
 
@@ -105,6 +110,14 @@ class Plan:
     def siblings(self, rank: int) -> tuple[int, ...]:
         """Return the numbers of the places at pipeline rank `rank`, one in each pipeline."""
         return tuple(range(rank, self.world_size, self.pipeline_ranks))
+
+    def owners_of(self, layer: int) -> tuple[int, ...]:
+        """The places that own `layer`, one in each pipeline."""
+        return self.siblings(self.rank_of_layer(layer))
+
+    def copies_of(self, layer: int) -> tuple[int, ...]:
+        """The places that keep a copy of `layer` beside its owners."""
+        return self.standbys[layer] if self.standbys else ()
 
     def standbys_of(self, place: int) -> tuple[int, ...]:
         """The layers of which `place` keeps a copy, ascending."""

@@ -1,4 +1,4 @@
-"""Numbers with their nouns, as messages of all packages write them."""
+"""Numbers with their nouns and units, as messages write them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def named(kind: str, numbers: Iterable[int]) -> str:
     """E.g. `ranks 1, 2`."""
     listed = [str(number) for number in numbers]
     return f"{kind} {listed[0]}" if len(listed) == 1 else f"{kind}s {', '.join(listed)}"
+
+
+def seconds(value_s: float) -> str:
+    """Three digits: `183 ms`, `1.83 s`; whole seconds from 1,000 s on."""
+    if value_s < 0.9995:
+        return f"{value_s * 1e3:.3g} ms"
+    return f"{value_s:.3g} s" if value_s < 999.5 else f"{value_s:,.0f} s"

@@ -365,7 +365,7 @@ class Training:
                 rank=setup.rank,
                 place=setup.place,
                 step=step,
-                plan=(setup.plan.epoch, setup.plan.version),
+                plan=setup.plan.key,
                 times=stage_times(window.spans),
                 frozen=self._freezer.may_freeze(step),
             )

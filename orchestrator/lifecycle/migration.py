@@ -63,16 +63,6 @@ def moved_layers(now: Plan, then: Plan) -> tuple[int, ...]:
     )
 
 
-def arrivals(now: Plan, then: Plan) -> tuple[tuple[int, int], ...]:
-    """(layer, place): the places to which layers move that have no copy of them under `now`."""
-    return tuple(
-        (layer, place)
-        for layer in moved_layers(now, then)
-        for place in _places(then, layer)
-        if place not in _standbys(now, layer)
-    )
-
-
 def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
     """Return the plans that lead from `now` to `then`, `then` included, without plans that change nothing.
 
@@ -81,16 +71,16 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
     """
     layers = range(now.layers[-1][1])
     heirs = [
-        () if now.rank_of_layer(layer) == then.rank_of_layer(layer) else _places(then, layer)
+        () if now.rank_of_layer(layer) == then.rank_of_layer(layer) else then.owners_of(layer)
         for layer in layers
     ]
-    kept = [set(_standbys(now, layer)) | set(heirs[layer]) for layer in layers]
+    kept = [set(now.copies_of(layer)) | set(heirs[layer]) for layer in layers]
     copying = replace(now, standbys=_table(kept))
     until: list[set[int]] = []
     for layer in layers:
-        planned = set(_standbys(then, layer))
+        planned = set(then.copies_of(layer))
         if planned:
-            planned |= {*_standbys(now, layer), *_places(now, layer)} - {*_places(then, layer)}
+            planned |= {*now.copies_of(layer), *now.owners_of(layer)} - {*then.owners_of(layer)}
         until.append(planned)
     taking = replace(then, standbys=_table(until))
     plans: list[Plan] = []
@@ -98,7 +88,7 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
     for plan in (
         copying,
         taking,
-        replace(then, standbys=_table([_standbys(then, layer) for layer in layers])),
+        replace(then, standbys=_table([then.copies_of(layer) for layer in layers])),
     ):
         if not same(before, plan):
             plans.append(plan)
@@ -116,12 +106,3 @@ def same(one: Plan, other: Plan) -> bool:
 
 def _table(places: Sequence[Sequence[int] | set[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(of_one)) for of_one in places) if any(places) else ()
-
-
-def _standbys(plan: Plan, layer: int) -> tuple[int, ...]:
-    return plan.standbys[layer] if plan.standbys else ()
-
-
-def _places(plan: Plan, layer: int) -> tuple[int, ...]:
-    """The owners, one in each pipeline."""
-    return plan.siblings(plan.rank_of_layer(layer))

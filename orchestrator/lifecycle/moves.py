@@ -12,9 +12,10 @@ from dataclasses import replace
 from orchestrator.events import types as events
 from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import Ask, Command, Log, Switch
-from orchestrator.lifecycle.migration import Migration, Move, arrivals, moved_layers, path, same
+from orchestrator.lifecycle.migration import Migration, Move, moved_layers, path, same
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import Job, Order
+from planner.arrivals import arrivals
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.wording import named
@@ -35,7 +36,7 @@ def newest_version(job: Job) -> tuple[int, int]:
     migration, plan = job.intents.migration, job.progress.plan
     if migration is not None and migration.move.mode != "stop":
         plan = migration.path[0]
-    return plan.epoch, plan.version
+    return plan.key
 
 
 def request(order: Order, job: Job, move: Move) -> Moving:
@@ -137,14 +138,14 @@ def _followed(job: Job, report: SwitchReport) -> Job:
     if job.progress.prepared is None:
         return job
     plan, schedule = job.progress.prepared
-    if (report.epoch, report.version) != (plan.epoch, plan.version):
+    if (report.epoch, report.version) != plan.key:
         return job
     return replace(job, progress=replace(job.progress, plan=plan, schedule=schedule, prepared=None))
 
 
 def _switched(order: Order, job: Job, migration: Migration, report: SwitchReport) -> Moving:
     plan = migration.path[0]
-    if (report.epoch, report.version) != (plan.epoch, plan.version):
+    if (report.epoch, report.version) != plan.key:
         return job, ()
     migration = replace(
         migration,

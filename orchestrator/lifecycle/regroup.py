@@ -187,7 +187,7 @@ def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
     """The same plan as before, or a new one from the planner."""
     if recovery_plan.keep_plan:
         plan, issue = job.progress.plan, ()
-        if (plan.epoch, plan.version) != (order.epoch, job.progress.version):
+        if plan.key != (order.epoch, job.progress.version):
             job = replace(job, progress=replace(job.progress, version=job.progress.version + 1))
             plan = replace(plan, epoch=order.epoch, version=job.progress.version, reason=recovery_plan.reason)
             issue = (Log(events.Issued(plan=plan)),)

@@ -23,7 +23,7 @@ REMEMBERED = 8
 
 @dataclass(frozen=True)
 class Ignored:
-    """An observation told nothing."""
+    """An observation that was not used, and why."""
 
     reason: str
     usual: bool = False
@@ -60,7 +60,7 @@ class Adviser:
             plans: the plan in force, and the one that the ranks are about to follow.
             members: rank by place.
         """
-        found = [plan for plan in plans if (plan.epoch, plan.version) == observed.plan]
+        found = [plan for plan in plans if plan.key == observed.plan]
         who = f"rank {observed.rank}"
         if not found:
             text = f"{who} reports on plan {_version(observed.plan)}, which is not in force"
@@ -115,7 +115,7 @@ class Adviser:
     def _note(self, rank: int, change: Change) -> None:
         before = self._changed_at.get(rank)
         if change.before is None:
-            # A level, and no change: the rank is known now, or is measured on other layers.
+            # The rank's first level is no change.
             self._changed_at.setdefault(rank, change.since)
             return
         if before is not None:

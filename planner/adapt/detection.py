@@ -125,6 +125,5 @@ def _settle(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | N
         return replace(
             watch, since_up=seen, since_up_step=watch.since_up_step if watch.since_up else step
         ), None
-    first = watch.since_up_step if watch.since_up else step
     level = median(seen)
-    return Watch(level=level, noise=watch.noise), Change(before=None, after=level, since=first)
+    return Watch(level=level, noise=watch.noise), Change(before=None, after=level, since=watch.since_up_step)

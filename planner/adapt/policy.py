@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.arrivals import arrivals, new_copies
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.search import recut
 from planner.search.replan import Replanner
-from planner.wording import counted
+from planner.wording import counted, seconds
 
 LEAST_GAIN = 0.03
 """Share of the step that another cut must save: less than that is lost in the noise of the prediction."""
@@ -77,9 +78,8 @@ def decide(
     cost_s = move_cost_s(after.profile, now, best)
     found = replace(stay, then_s=after.step_s, cost_s=cost_s, layers=best.layers_per_stage)
     gain_s = before.step_s - after.step_s
-    said = (
-        f"expected step {_ms(before.step_s)} -> {_ms(after.step_s)} with {list(best.layers_per_stage)} layers"
-    )
+    steps_s = f"{seconds(before.step_s)} -> {seconds(after.step_s)}"
+    said = f"expected step {steps_s} with {list(best.layers_per_stage)} layers"
     if best.layers == now.layers or gain_s <= LEAST_GAIN * before.step_s:
         return replace(found, reason=f"no cut saves {LEAST_GAIN:.0%} of a step: {said}")
     steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
@@ -96,14 +96,14 @@ def decide(
 
 
 def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int], int]:
-    """(source, target) -> bytes of layer state that must move there, by place; copies that are there already do not."""
+    """(source, target) -> bytes of layer state that must move there, by place: to the layers' new owners, and after
+    these own them to new standbys. The owner in the first pipeline sends it. Copies that are there already do not move.
+    """
     moved: dict[tuple[int, int], int] = {}
-    for layer, costs in enumerate(profile.model.layers):
-        sources, targets = (plan.siblings(plan.rank_of_layer(layer)) for plan in (now, then))
-        copies = now.standbys[layer] if now.standbys else ()
-        for source, target in zip(sources, targets, strict=True):
-            if target not in (source, *copies):
-                moved[source, target] = moved.get((source, target), 0) + costs.state_bytes
+    for owners, targets in ((now, arrivals(now, then)), (then, new_copies(now, then))):
+        for layer, target in targets:
+            way = owners.owners_of(layer)[0], target
+            moved[way] = moved.get(way, 0) + profile.model.layers[layer].state_bytes
     return moved
 
 
@@ -115,7 +115,3 @@ def move_cost_s(profile: Profile, now: Plan, then: Plan) -> float:
         for (source, target), size in moved_bytes(profile, now, then).items()
     ]
     return DISTURBANCE * sum(transfers) + STALL_S
-
-
-def _ms(value_s: float) -> str:
-    return f"{value_s * 1e3:.0f} ms" if value_s < 1 else f"{value_s:.2f} s"

@@ -17,6 +17,7 @@ from planner.profile import Profile
 from planner.schedule.expand import recomputing_stages, with_recompute
 from planner.search.shapes import Shape
 from planner.search.standbys import assign
+from planner.simulation.costs import rank_slowdowns
 from planner.simulation.predict import Prediction, predict
 
 PROGRAMS: Mapping[str, Callable[[StageCosts, bool], Ranges]] = {
@@ -170,9 +171,7 @@ class Evaluator:
 def _of_one_pipeline(profile: Profile, ranks: int, pipelines: int) -> Profile:
     """`profile` as a program sees it that cuts one pipeline for all: each rank as slow as its slowest sibling."""
     devices = profile.cluster.devices
-    slowest = [
-        max(device.slowdown for device in devices[rank : ranks * pipelines : ranks]) for rank in range(ranks)
-    ]
+    slowest = rank_slowdowns(profile.cluster, ranks, pipelines)
     if all(device.slowdown == slow for device, slow in zip(devices, slowest, strict=False)):
         return profile
     first = tuple(replace(device, slowdown=slow) for device, slow in zip(devices, slowest, strict=False))

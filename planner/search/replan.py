@@ -20,7 +20,7 @@ from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import Sites, links_are_uniform, resized
-from planner.wording import counted
+from planner.wording import counted, seconds
 
 _ANSWERS = 512
 """Answers that are remembered."""
@@ -80,7 +80,7 @@ class Replanner:
         answer = self._answer(Sites.of(domains, slowdowns))
         summary, step_s = answer.why, answer.plan.predicted_step_s
         if step_s is not None:
-            summary += f"; a step is predicted to take {_seconds(step_s)}"
+            summary += f"; a step is predicted to take {seconds(step_s)}"
         said = f"{reason}: {summary}" if reason else summary
         return replace(answer.plan, epoch=epoch, version=version, reason=said), answer.schedule
 
@@ -171,11 +171,11 @@ class Replanner:
             summary += f" {ratio:.1%} of what it takes now, by the number of stages alone"
             return ratio < 1 and remaining_steps > 0, f"{summary}; no step has been measured"
         saved_s = (1 - ratio) * before_s * remaining_steps
-        summary += f" {_seconds(ratio * before_s)} instead of {_seconds(before_s)}"
+        summary += f" {seconds(ratio * before_s)} instead of {seconds(before_s)}"
         if saved_s <= 0:
             return False, f"{summary}: nothing is saved"
-        summary += f": over {counted(remaining_steps, 'step')} that saves {_seconds(saved_s)}"
-        return saved_s > cost_s, f"{summary}, and the change costs {_seconds(cost_s)}"
+        summary += f": over {counted(remaining_steps, 'step')} that saves {seconds(saved_s)}"
+        return saved_s > cost_s, f"{summary}, and the change costs {seconds(cost_s)}"
 
     def _answer(self, sites: Sites) -> _Answer:
         answer = self._known.get(sites)
@@ -325,7 +325,3 @@ def _with_prediction(plan: Plan, prediction: Prediction) -> Plan:
 def _fill_and_drain(ranks: int, chunks: int, microbatches: int) -> float:
     """A step of balanced stages, in units of one microbatch on one rank that holds the whole model."""
     return (microbatches + (ranks - 1) / chunks) / ranks
-
-
-def _seconds(value_s: float) -> str:
-    return f"{value_s:,.0f} s" if value_s >= 1000 else f"{value_s:.3g} s"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from planner.freezing import Ratios
 from planner.ir import Action, Kind, Schedule
 from planner.plan import Plan
-from planner.profile import LayerProfile, Profile
+from planner.profile import Cluster, LayerProfile, Profile
 from planner.simulation.simulate import Costs, Messages
 from planner.wording import counted
 
@@ -30,7 +30,8 @@ def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
     """
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
     stages = [profile.model.layers[first:stop] for first, stop in plan.layers]
-    slowdown = [_slowdown(profile, plan, rank) for rank in plan.stage_ranks]
+    of_rank = rank_slowdowns(profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
+    slowdown = [of_rank[rank] for rank in plan.stage_ranks]
     recompute = frozenset(plan.recompute)
 
     def seconds(of_layer: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -65,9 +66,9 @@ def bounds(profile: Profile, plan: Plan, schedule: Schedule) -> tuple[Costs, Cos
 def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     """Per pipeline rank, seconds of the gradient norm and the optimizer update of all its layers."""
     seconds = [0.0] * plan.pipeline_ranks
+    slowdown = rank_slowdowns(profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
-        slowdown = _slowdown(profile, plan, rank)
-        seconds[rank] += slowdown * sum(layer.update_s for layer in profile.model.layers[first:stop])
+        seconds[rank] += slowdown[rank] * sum(layer.update_s for layer in profile.model.layers[first:stop])
     return tuple(seconds)
 
 
@@ -76,10 +77,13 @@ def outside_s(profile: Profile, plan: Plan) -> float:
     return max(update_s(profile, plan)) + profile.cluster.commit_s
 
 
-def _slowdown(profile: Profile, plan: Plan, rank: int) -> float:
-    """Of pipeline rank `rank`; a profile may have fewer devices than the plan has places."""
-    devices = profile.cluster.devices
-    return max(devices[place].slowdown for place in plan.siblings(rank) if place < len(devices))
+def rank_slowdowns(cluster: Cluster, ranks: int, pipelines: int) -> tuple[float, ...]:
+    """Per pipeline rank of `pipelines` pipelines of `ranks` ranks, the slowdown of the slowest of its places. A cluster
+    may have fewer devices than there are places."""
+    return tuple(
+        max(device.slowdown for device in cluster.devices[rank : ranks * pipelines : ranks])
+        for rank in range(ranks)
+    )
 
 
 def boundary_bytes(profile: Profile, plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:

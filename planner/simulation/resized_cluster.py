@@ -1,6 +1,7 @@
 """The measured cluster with another number of ranks, after failures or joins.
 
-This module does not know which ranks remain, only how many, and which of them share a failure domain.
+This module does not know which ranks remain, only how many, which of them share a failure domain, and how slow
+each is.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from planner.profile import Cluster, Link
 
 _TYPICAL_BYTES = 1_000_000
 """Size of the message whose transfer time orders the links."""
-
-
 SPEED_STEP = 1.02
 """Factor between two slowdowns that plans tell apart."""
 
@@ -36,7 +35,8 @@ class Sites(NamedTuple):
         Raises:
             ValueError: not one slowdown per domain.
         """
-        pattern = domain_pattern(domains)
+        number: dict[str, int] = {}
+        pattern = tuple(number.setdefault(domain, len(number)) for domain in domains)
         if slowdowns is None or all(slowdown is None for slowdown in slowdowns):
             return Sites(pattern)
         if len(slowdowns) != len(domains):
@@ -58,12 +58,6 @@ class Sites(NamedTuple):
 def _stepped(slowdown: float) -> float:
     """`slowdown` to the nearest step."""
     return SPEED_STEP ** round(math.log(slowdown, SPEED_STEP))
-
-
-def domain_pattern(domains: Sequence[str]) -> tuple[int, ...]:
-    """The domains, numbered in order of appearance: a plan depends on nothing else of them."""
-    number: dict[str, int] = {}
-    return tuple(number.setdefault(domain, len(number)) for domain in domains)
 
 
 def resized(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.plan import Place, Plan
 
 
@@ -31,3 +33,10 @@ def test_a_number_is_a_place_and_siblings_share_a_pipeline_rank() -> None:
 def test_the_layers_of_a_place_are_those_of_its_pipeline_rank() -> None:
     whole = plan(replicas=2)
     assert [whole.layers_of_place(number) for number in range(6)] == [(1,), (2, 3), (0, 4)] * 2
+
+
+def test_a_layer_has_an_owner_in_every_pipeline_and_copies_beside_them() -> None:
+    whole = plan(replicas=2)
+    assert [whole.owners_of(layer) for layer in range(5)] == [(2, 5), (0, 3), (1, 4), (1, 4), (2, 5)]
+    assert whole.copies_of(3) == ()
+    assert replace(whole, standbys=((), (), (), (0, 5), ())).copies_of(3) == (0, 5)

@@ -32,7 +32,7 @@ class Mailbox:
         """Hold `plan` ready, unless a newer one is."""
         with self._lock:
             held = self._prepared
-            if held is None or (plan.epoch, plan.version) >= (held.epoch, held.version):
+            if held is None or plan.key >= held.key:
                 self._prepared = plan
 
     def prepared(self) -> FreezePlan | None:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
+from planner.arrivals import new_copies
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.commit import Prepared
@@ -28,7 +29,7 @@ class NextPlan:
     def key(self) -> Prepared:
         """The plan's epoch, its version, and a digest of plan, schedule and held layers."""
         said = f"{self.plan.to_json()}\n{self.schedule!r}\n{self.held}"
-        return self.plan.epoch, self.plan.version, hashlib.sha256(said.encode()).hexdigest()
+        return *self.plan.key, hashlib.sha256(said.encode()).hexdigest()
 
     def layers_of(self, place: int) -> tuple[int, ...]:
         """Return the layers that `place` owns under this plan."""
@@ -49,15 +50,7 @@ class NextPlan:
 
     def bases(self, now: Plan) -> frozenset[int]:
         """Return the layers for which this plan adds a standby to those of `now`: their owners send it the base."""
-        return frozenset(
-            layer
-            for layer, places in enumerate(self.plan.standbys)
-            if any(
-                place not in _standbys(now, layer)
-                and now.stage_ranks[now.stage_of_layer(layer)] != now.place(place).rank
-                for place in places
-            )
-        )
+        return frozenset(layer for layer, _ in new_copies(now, self.plan))
 
 
 def check_next(plan: Plan, schedule: Schedule, now: Plan) -> None:
@@ -65,7 +58,7 @@ def check_next(plan: Plan, schedule: Schedule, now: Plan) -> None:
     JobError: `plan` cannot follow on `now` without another generation.
     """
     name = f"plan {plan.epoch}.{plan.version}"
-    if (plan.epoch, plan.version) <= (now.epoch, now.version):
+    if plan.key <= now.key:
         raise JobError(f"{name} is not newer than plan {now.epoch}.{now.version}, which is in force")
     for what, new, old in (
         ("ranks in a pipeline", plan.pipeline_ranks, now.pipeline_ranks),
@@ -81,7 +74,3 @@ def check_next(plan: Plan, schedule: Schedule, now: Plan) -> None:
             f"{name} has {plan.stages} stages on {plan.pipeline_ranks} ranks, its schedule {schedule.stages}"
             f" on {schedule.ranks}"
         )
-
-
-def _standbys(plan: Plan, layer: int) -> tuple[int, ...]:
-    return plan.standbys[layer] if plan.standbys else ()

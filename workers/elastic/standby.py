@@ -86,7 +86,7 @@ class Standbys:
         *,
         freeze: Settings,
         optimizer: Optimizer,
-        step: int = 0,
+        step: int,
     ) -> None:
         self._freeze = freeze
         self._step = step

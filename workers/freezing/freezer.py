@@ -76,7 +76,7 @@ class Freezer:
         extent: Extent,
         states: Mapping[int, LayerState],
         plans: Plans,
-        step: int = 0,
+        step: int,
     ) -> None:
         self._settings = Settings(config, plans)
         self._extent = extent
@@ -201,7 +201,7 @@ class Freezer:
         """For the commit record: the plan that is ready, once all plans with a known start have begun."""
         self._brought = prepared if self._plans.all_begun(self._step) else None
         plan = self._brought
-        return None if plan is None else (plan.epoch, plan.version, plan.digest)
+        return None if plan is None else (*plan.key, plan.digest)
 
     @property
     def newest(self) -> tuple[int, int] | None:

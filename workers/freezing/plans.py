@@ -21,7 +21,7 @@ class Plans:
     def __init__(self, known: Sequence[FreezePlan] = ()) -> None:
         without = [f"{plan.epoch}.{plan.version}" for plan in known if plan.start is None]
         assert not without, f"plans {without} have no start"
-        self._plans = sorted(known, key=lambda plan: (plan.start, plan.epoch, plan.version))
+        self._plans = sorted(known, key=lambda plan: (plan.start, *plan.key))
 
     @property
     def known(self) -> tuple[FreezePlan, ...]:
@@ -45,7 +45,7 @@ class Plans:
     @property
     def newest(self) -> tuple[int, int] | None:
         """Epoch and version of the newest plan."""
-        return max(((plan.epoch, plan.version) for plan in self._plans), default=None)
+        return max((plan.key for plan in self._plans), default=None)
 
     def adopt(self, plan: FreezePlan, start: int) -> FreezePlan:
         """Follow `plan` from `start` on; returns it with its start."""

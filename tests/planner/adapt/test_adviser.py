@@ -88,14 +88,14 @@ def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
         # The forward passes alone take 1.2 times what the profile expects of them.
         observed = times(0, step, 1.2)
         change, _ = take(adviser, replace(observed, frozen=True))
-        assert change is None or change.before is None
+        assert change is None
     assert adviser.known.of((7,)) == (pytest.approx(1.2),)
     moved = small_profile.plan(1, 3, version=2)
     seconds = (StageTime(kind="F", stage=0, seconds=2 * 1.4, count=2),)
     for step in range(16, 24):
         observed = replace(times(0, step, 1.0), plan=(1, 2), times=seconds, frozen=True)
         change, _ = adviser.take(observed, [moved], MEMBERS)
-        assert change is None or change.before is None
+        assert change is None
     assert adviser.known.of((7,)) == (pytest.approx(1.4),)
     assert adviser.lasting_steps(23) == LASTING_STEPS
     # A neighbour that comes as the layers move is seen all the same.
@@ -114,6 +114,15 @@ def test_what_the_last_controller_knew_has_its_age() -> None:
     adviser = Adviser(PROFILE).with_known(Slowdowns(((7, 2.0), (9, 1.0))), since=100)
     assert adviser.age(450) == 350
     assert adviser.lasting_steps(450) == 350
+
+
+def test_updates_tell_nothing() -> None:
+    adviser = warm()
+    for step in range(1, 4):
+        usual = times(0, step, 1.0)
+        update = StageTime(kind="U", stage=0, seconds=100.0, count=1)
+        assert take(adviser, replace(usual, times=(*usual.times, update)))[1] == ""
+    assert adviser.known.of((7,)) == (pytest.approx(1.0),)
 
 
 def test_frozen_weight_gradients_tell_nothing() -> None:

@@ -19,11 +19,16 @@ SLOW = Link(latency_s=0.0, bytes_per_s=10.0)
 
 
 def made(
-    *counts: int, microbatches: int = 8, link: Link = small_profile.FAST, standbys: bool = False
+    *counts: int,
+    microbatches: int = 8,
+    link: Link = small_profile.FAST,
+    standbys: bool = False,
+    memory_bytes: int = 1_000_000,
+    **costs: int,
 ) -> Replanner:
-    device = replace(small_profile.DEVICE, memory_bytes=1_000_000)
+    device = replace(small_profile.DEVICE, memory_bytes=memory_bytes)
     profile = small_profile.profile(
-        *(small_profile.layer(f"layer{number}") for number in range(sum(counts))),
+        *(small_profile.layer(f"layer{number}", **costs) for number in range(sum(counts))),
         ranks=len(counts),
         link=link,
         device=device,
@@ -105,9 +110,33 @@ def test_a_move_costs_what_its_bytes_take_on_their_links() -> None:
     assert moved_bytes(replanner.profile, copied, then) == {}
     twice = replace(then, replicas=2)
     both = moved_bytes(replanner.profile, replace(replanner.first, replicas=2), twice)
-    assert both == {(0, 1): 2 * 120, (2, 3): 2 * 120}
-    dear = decided(replanner, 1.1, 1.0, lasting=IN_FORCE_STEPS + 1)
-    assert dear.plan is None
+    # Layers come from their owner in the first pipeline.
+    assert both == {(0, 1): 2 * 120, (0, 3): 2 * 120}
+
+
+def test_a_new_standby_costs_what_a_new_owner_costs() -> None:
+    replanner = made(4, 4, 4, link=SLOW)
+    assert replanner.profile is not None
+    now = replace(replanner.first, standbys=((1,),) * 4 + ((2,),) * 4 + ((1,),) * 4)
+    then = small_profile.plan(
+        3, 5, 4, microbatches=8, standbys=((1,),) * 3 + ((0,),) * 2 + ((2,),) * 2 + ((0,), *((1,),) * 4)
+    )
+    # Place 1 takes over layer 3 from its copy, and place 0 keeps what it has of it. Place 1 sends layers 4 and 7.
+    assert moved_bytes(replanner.profile, now, then) == {(1, 0): 2 * 120}
+    other = replace(then, standbys=((1,),) * 3 + ((2,),) * 5 + ((1,),) * 4)
+    # Its new owner sends it, once it has it.
+    assert moved_bytes(replanner.profile, now, other) == {(1, 2): 120}
+
+
+def test_a_move_that_costs_more_than_it_saves_is_refused() -> None:
+    quick = Link(latency_s=0.0, bytes_per_s=1e9)
+    dear = made(4, 4, link=quick, parameter_bytes=10**13, memory_bytes=10**15)
+    decision = decided(dear, 3.0, 1.0, lasting=IN_FORCE_STEPS + 1)
+    assert decision.plan is None
+    assert decision.cost_s > decision.now_s - decision.then_s > 0
+    assert decision.reason.endswith("it does not pay")
+    cheap = made(4, 4, link=quick, memory_bytes=10**15)
+    assert decided(cheap, 3.0, 1.0, lasting=IN_FORCE_STEPS + 1).plan is not None
 
 
 def test_without_a_profile_nothing_is_decided() -> None:

@@ -26,7 +26,7 @@ MODEL = random_profile(Random(3), 10, 4)
 
 
 def counts(choice: Choice) -> tuple[int, ...]:
-    return tuple(stop - first for first, stop in choice.plan.layers)
+    return choice.plan.layers_per_stage
 
 
 def test_the_plan_taken_is_near_the_best_of_all_simulated_cuts():

@@ -5,7 +5,7 @@ from dataclasses import replace
 from small_profile import DEVICE
 
 from planner.profile import Cluster, Link
-from planner.simulation.resized_cluster import domain_pattern, links_are_uniform, resized
+from planner.simulation.resized_cluster import Sites, links_are_uniform, resized
 
 NEAR, FAR = Link(latency_s=0.1, bytes_per_s=1e9), Link(latency_s=0.2, bytes_per_s=1e8)
 SLOW_FAR = replace(FAR, bytes_per_s=1e6)
@@ -25,8 +25,8 @@ def measured(*machines: str) -> Cluster:
 
 
 def test_domains_are_numbered_as_they_appear():
-    assert domain_pattern(["b", "a", "b", "c"]) == (0, 1, 0, 2)
-    assert domain_pattern([]) == ()
+    assert Sites.of(["b", "a", "b", "c"]).domains == (0, 1, 0, 2)
+    assert Sites.of([]).domains == ()
 
 
 def test_links_within_a_domain_are_those_within_a_machine():

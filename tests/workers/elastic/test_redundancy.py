@@ -81,7 +81,7 @@ def parcel_of(rank: Rank, layer: int) -> Tensor:
 
 def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
     come = threading.Event()
-    here = Standbys((0, 3), {0: base(rank, 0)}, freeze=settings(rank), optimizer=rank._optimizer)
+    here = Standbys((0, 3), {0: base(rank, 0)}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
 
     def bring(layer: int, stopped: threading.Event) -> Base:
         assert come.wait(10)
@@ -101,6 +101,7 @@ def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
         {i: base(rank, i) for i in (0, 3)},
         freeze=settings(rank),
         optimizer=rank._optimizer,
+        step=0,
     )
     at_once.rest()
     at_once.apply(1, parcels, DECISION)
@@ -113,7 +114,7 @@ def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
 
 
 def test_a_copy_that_cannot_be_updated_counts_for_nothing_and_hurts_nobody(rank: Rank) -> None:
-    here = Standbys((3,), {3: base(rank, 3)}, freeze=settings(rank), optimizer=rank._optimizer)
+    here = Standbys((3,), {3: base(rank, 3)}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
     assert here.current
     for step in range(1, 10):
         here.apply(step, {3: torch.zeros(1, dtype=torch.uint8)}, DECISION)
@@ -128,7 +129,7 @@ def test_a_base_that_does_not_come_at_first_is_asked_for_again(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0, 0.0))
-    here = Standbys((0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer)
+    here = Standbys((0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
     asked: list[int] = []
 
     def bring(layer: int, stopped: threading.Event) -> Base:
@@ -149,7 +150,7 @@ def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0,))
-    here = Standbys((0, 3, 5), {}, freeze=settings(rank), optimizer=rank._optimizer)
+    here = Standbys((0, 3, 5), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
     asked = threading.Event()
 
     def bring(layer: int, stopped: threading.Event) -> Base:
@@ -181,7 +182,7 @@ def test_training_waits_for_copies_that_fall_behind_for_a_bounded_time(
     monkeypatch.setattr(standby_watch, "MOST_BEHIND_BYTES", 2 * bytes_per_commit)
     monkeypatch.setattr(standby_watch, "MOST_STOP_S", 0.05)
     come = threading.Event()
-    here = Standbys((0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer)
+    here = Standbys((0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
 
     def bring(layer: int, stopped: threading.Event) -> Base:
         assert come.wait(10)
