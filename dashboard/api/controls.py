@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import Field, model_validator
 
 from dashboard.api.examples import example
 from dashboard.api.faults import Drill
 from dashboard.api.models import Answer, JobName, Key, Model
-from dashboard.api.plan_match import unchanged
-from dashboard.service.problems import documented
+from dashboard.api.plan_match import Match, Version, base_of
+from dashboard.service.problems import PlanMoving, documented
 from dashboard.service.services import From, Parts, Services
+from orchestrator.client.errors import PlanChanged
 from orchestrator.client.jobs import Command
 
 router = APIRouter(tags=["controls"], prefix="/jobs/{job}")
@@ -39,6 +40,8 @@ class Freeze(Model, json_schema_extra=example({"method": "timelyfreeze", "r_max"
     """As `freeze.method` in a spec: `none` turns freezing off."""
     r_max: float | None = Field(default=None, ge=0, le=1)
     """Largest mean share of a stage's weight gradients to leave out."""
+    version: Version = None
+    """The same as If-Match, for those who send no headers."""
 
     @model_validator(mode="after")
     def _some(self) -> Freeze:
@@ -54,6 +57,8 @@ class Move(Model, json_schema_extra=example({"layers": "3-4", "rank": 1})):
     """A layer, or a run of them."""
     rank: int = Field(ge=0, le=10**6)
     """Number of the rank that gets them; it has the layers before or after them."""
+    version: Version = None
+    """The same as If-Match, for those who send no headers."""
 
 
 class Scale(Model, json_schema_extra=example({"ranks": 4, "spares": 1})):
@@ -63,6 +68,8 @@ class Scale(Model, json_schema_extra=example({"ranks": 4, "spares": 1})):
     """Ranks of the job's pipelines."""
     spares: int | None = Field(default=None, ge=0, le=10**6)
     """Idle ranks, ready to replace lost ones."""
+    version: Version = None
+    """The same as If-Match, for those who send no headers."""
 
     @model_validator(mode="after")
     def _some(self) -> Scale:
@@ -78,11 +85,28 @@ class Drain(Model, json_schema_extra=example({"node": "10.0.0.7", "deadline_s": 
     """Its id in the cluster, the beginning of it, or its address."""
     deadline_s: float = Field(default=30.0, gt=0, le=86_400)
     """Seconds until it is gone."""
+    version: Version = None
+    """The same as If-Match, for those who send no headers."""
 
 
-async def outcome_of(parts: Services, sending: Awaitable[Command], wait_s: float) -> Answer:
-    """Send a command, wait up to `wait_s` for what comes of it, and tell."""
-    command = await sending
+async def outcome_of(
+    parts: Services, sending: Awaitable[Command], wait_s: float, base: tuple[int, int] | None = None
+) -> Answer:
+    """Send a command, wait up to `wait_s` for what comes of it, and tell.
+
+    Args:
+        base: the plan that the command is for.
+
+    Raises:
+        PlanMoving: the job has that plan, and a move is about to replace it.
+        PlanChanged: the job has a newer one.
+    """
+    try:
+        command = await sending
+    except PlanChanged as changed:
+        if base == (changed.epoch, changed.version):
+            raise PlanMoving(str(changed), changed.epoch, changed.version) from None
+        raise
     answer = Answer(job=command.job, id=command.id, text=command.text)
     if wait_s <= 0:
         return answer
@@ -121,39 +145,68 @@ async def checkpoint(job: JobName, parts: Parts, by: From, key: Key = None, wait
     return await outcome_of(parts, parts.client.checkpoint(job, id=key, by=by.name), wait_s)
 
 
-@router.post("/freeze", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
+@router.post("/freeze", status_code=202, responses=ERRORS)
 async def freeze(
-    job: JobName, body: Freeze, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+    job: JobName,
+    body: Freeze,
+    parts: Parts,
+    by: From,
+    match: Match = None,
+    key: Key = None,
+    wait_s: Wait = 0.0,
 ) -> Answer:
     """Change how much of the backward passes is frozen, from a commit on."""
-    sending = parts.client.freeze(job, method=body.method, r_max=body.r_max, id=key, by=by.name)
-    return await outcome_of(parts, sending, wait_s)
+    base = base_of(match, body.version)
+    sending = parts.client.freeze(job, method=body.method, r_max=body.r_max, base=base, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s, base)
 
 
-@router.post("/move", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
+@router.post("/move", status_code=202, responses=ERRORS)
 async def move(
-    job: JobName, body: Move, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+    job: JobName,
+    body: Move,
+    parts: Parts,
+    by: From,
+    match: Match = None,
+    key: Key = None,
+    wait_s: Wait = 0.0,
 ) -> Answer:
     """Move layers to another rank while the job trains."""
-    return await outcome_of(parts, parts.client.move(job, body.layers, body.rank, id=key, by=by.name), wait_s)
+    base = base_of(match, body.version)
+    sending = parts.client.move(job, body.layers, body.rank, base=base, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s, base)
 
 
-@router.post("/scale", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
+@router.post("/scale", status_code=202, responses=ERRORS)
 async def scale(
-    job: JobName, body: Scale, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+    job: JobName,
+    body: Scale,
+    parts: Parts,
+    by: From,
+    match: Match = None,
+    key: Key = None,
+    wait_s: Wait = 0.0,
 ) -> Answer:
     """Change the number of ranks or spares, with the same bits."""
-    sending = parts.client.scale(job, ranks=body.ranks, spares=body.spares, id=key, by=by.name)
-    return await outcome_of(parts, sending, wait_s)
+    base = base_of(match, body.version)
+    sending = parts.client.scale(job, ranks=body.ranks, spares=body.spares, base=base, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s, base)
 
 
-@router.post("/drain", status_code=202, responses=ERRORS, dependencies=[Depends(unchanged)])
+@router.post("/drain", status_code=202, responses=ERRORS)
 async def drain(
-    job: JobName, body: Drain, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+    job: JobName,
+    body: Drain,
+    parts: Parts,
+    by: From,
+    match: Match = None,
+    key: Key = None,
+    wait_s: Wait = 0.0,
 ) -> Answer:
     """Have the job leave a node, as before a preemption."""
-    sending = parts.client.drain(job, body.node, body.deadline_s, id=key, by=by.name)
-    return await outcome_of(parts, sending, wait_s)
+    base = base_of(match, body.version)
+    sending = parts.client.drain(job, body.node, body.deadline_s, base=base, id=key, by=by.name)
+    return await outcome_of(parts, sending, wait_s, base)
 
 
 @router.post("/faults", status_code=202, responses=ERRORS)

@@ -11,11 +11,10 @@ from pydantic import Field
 from dashboard.api.controls import ERRORS, Wait, outcome_of
 from dashboard.api.examples import PLAN_ANSWER, PROPOSAL, example
 from dashboard.api.models import Answer, JobName, Key, Model
-from dashboard.api.plan_match import VERSION, Match, base_of, no_plan
+from dashboard.api.plan_match import Match, Version, base_of, no_plan
 from dashboard.api.sources import Live
-from dashboard.service.problems import PlanMoving, documented
+from dashboard.service.problems import documented
 from dashboard.service.services import From, Parts
-from orchestrator.client.errors import PlanChanged
 from orchestrator.history.job_view import Decision, JobView
 
 router = APIRouter(tags=["plans"], prefix="/jobs/{job}")
@@ -56,7 +55,7 @@ class Applied(Model, json_schema_extra=example({"partition": [3, 2, 1, 2], "vers
 
     partition: list[Layers] = Field(min_length=1, max_length=4096)
     """Layers per stage."""
-    version: str | None = Field(default=None, pattern=VERSION)
+    version: Version = None
     """The same as If-Match, for those who send no headers."""
 
 
@@ -148,9 +147,4 @@ async def apply(
     """Have the ranks take up a partition while the job trains."""
     base = base_of(match, body.version)
     sending = parts.client.apply(job, body.partition, base=base, id=key, by=by.name)
-    try:
-        return await outcome_of(parts, sending, wait_s)
-    except PlanChanged as changed:
-        if base == (changed.epoch, changed.version):
-            raise PlanMoving(str(changed), changed.epoch, changed.version) from None
-        raise
+    return await outcome_of(parts, sending, wait_s, base)

@@ -145,7 +145,10 @@ def freeze_change(view: JobView, body: Freeze) -> Change | str:
     """What the freeze program would freeze: of no other method it is known beforehand."""
     if plan_of(view) is None:
         return NO_PLAN
-    section = {**view.freeze_section_at(view.step), **body.model_dump(exclude_none=True)}
+    section = {
+        **view.freeze_section_at(view.step),
+        **body.model_dump(include={"method", "r_max"}, exclude_none=True),
+    }
     try:
         then = Spec.model_validate({**view.spec, "freeze": section}).freeze
     except ValidationError:

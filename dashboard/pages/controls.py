@@ -101,7 +101,7 @@ _ALL: tuple[Control[Any], ...] = (
         ),
         says=move_says,
         change=move_change,
-        send=lambda to, body: controls.move(to.job, body, to.parts, to.by, to.key),
+        send=lambda to, body: controls.move(to.job, body, to.parts, to.by, key=to.key),
     ),
     Control(
         name="scale",
@@ -110,7 +110,7 @@ _ALL: tuple[Control[Any], ...] = (
         fields=(Field("ranks", "Ranks of the pipeline", "number"), Field("spares", "Spares", "number")),
         says=scale_says,
         change=scale_change,
-        send=lambda to, body: controls.scale(to.job, body, to.parts, to.by, to.key),
+        send=lambda to, body: controls.scale(to.job, body, to.parts, to.by, key=to.key),
     ),
     Control(
         name="freeze",
@@ -122,7 +122,7 @@ _ALL: tuple[Control[Any], ...] = (
         ),
         says=freeze_says,
         change=freeze_change,
-        send=lambda to, body: controls.freeze(to.job, body, to.parts, to.by, to.key),
+        send=lambda to, body: controls.freeze(to.job, body, to.parts, to.by, key=to.key),
     ),
     Control(
         name="drain",
@@ -134,7 +134,7 @@ _ALL: tuple[Control[Any], ...] = (
         ),
         says=drain_says,
         change=drain_change,
-        send=lambda to, body: controls.drain(to.job, body, to.parts, to.by, to.key),
+        send=lambda to, body: controls.drain(to.job, body, to.parts, to.by, key=to.key),
         danger=True,
     ),
     Control(

@@ -76,6 +76,11 @@ def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
     """What it takes to have the change in the running job."""
     now, then = found.now, found.then
     wanted: list[Way] = []
+
+    def form(name: str, **fields: object) -> str:
+        """The form of a control: for the plan that this was simulated for."""
+        return f"{name}?{urlencode({**fields, **({'version': version} if version else {})})}"
+
     if then.plan.schedule != now.plan.schedule:
         wanted.append(
             Way(
@@ -85,15 +90,15 @@ def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
         )
     if then.plan.pipeline_ranks != now.plan.pipeline_ranks:
         ranks = then.plan.pipeline_ranks
-        wanted.append(Way(f"Scale to {ranks} ranks; the job cuts the layers itself.", f"scale?ranks={ranks}"))
-    if found.same_shape and then.cut != now.cut:
-        query = urlencode(
-            {"partition": "+".join(map(str, then.cut)), **({"version": version} if version else {})}
+        wanted.append(
+            Way(f"Scale to {ranks} ranks; the job cuts the layers itself.", form("scale", ranks=ranks))
         )
-        wanted.append(Way("Have the ranks take up this cut while they train.", f"plan?{query}"))
+    if found.same_shape and then.cut != now.cut:
+        cut = "+".join(map(str, then.cut))
+        wanted.append(Way("Have the ranks take up this cut while they train.", form("plan", partition=cut)))
     if then.r_max != now.r_max:
-        query = urlencode({"r_max": then.r_max} if then.r_max else {"method": "none"})
-        wanted.append(Way("Change what is frozen, from a commit on.", f"freeze?{query}"))
+        fields = {"r_max": then.r_max} if then.r_max else {"method": "none"}
+        wanted.append(Way("Change what is frozen, from a commit on.", form("freeze", **fields)))
     if asked.slow_rank is not None or None not in (asked.source, asked.target):
         wanted.append(
             Way(

@@ -69,16 +69,32 @@ class BlockingJobs:
     def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         return finish(self._client.resume(job, id=id, by=by))
 
-    def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
-        return finish(self._client.move(job, layers, rank, id=id, by=by))
+    def move(
+        self,
+        job: str,
+        layers: str,
+        rank: int,
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
+        return finish(self._client.move(job, layers, rank, base=base, id=id, by=by))
 
     def fault(self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = "") -> Command:
         return finish(self._client.fault(job, drill, id=id, by=by))
 
     def drain(
-        self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
+        self,
+        job: str,
+        node: str,
+        deadline_s: float = 30.0,
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
     ) -> Command:
-        return finish(self._client.drain(job, node, deadline_s, id=id, by=by))
+        return finish(self._client.drain(job, node, deadline_s, base=base, id=id, by=by))
 
     def scale(
         self,
@@ -86,10 +102,11 @@ class BlockingJobs:
         *,
         ranks: int | None = None,
         spares: int | None = None,
+        base: tuple[int, int] | None = None,
         id: str | None = None,
         by: str = "",
     ) -> Command:
-        return finish(self._client.scale(job, ranks=ranks, spares=spares, id=id, by=by))
+        return finish(self._client.scale(job, ranks=ranks, spares=spares, base=base, id=id, by=by))
 
     def freeze(
         self,
@@ -97,10 +114,11 @@ class BlockingJobs:
         *,
         method: str | None = None,
         r_max: float | None = None,
+        base: tuple[int, int] | None = None,
         id: str | None = None,
         by: str = "",
     ) -> Command:
-        return finish(self._client.freeze(job, method=method, r_max=r_max, id=id, by=by))
+        return finish(self._client.freeze(job, method=method, r_max=r_max, base=base, id=id, by=by))
 
     def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
         return finish(self._client.propose(job, partition))

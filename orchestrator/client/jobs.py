@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 POLL_S = 5.0
 """How long a request for news is held before the answer is that there is none."""
 ADDRESS = "FRESHET_ADDRESS"
-"""Environment variable with the address of those who name none."""
+"""Environment variable with the address that a command uses if it names none."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class Jobs(ABC):
     Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` if the job does not answer,
     and `Refused` if its controller refuses. A command that is sent twice with one `id` is done once; the same id for
     another command raises `CommandIdReused`. Without `id` a random one is used. `by` says who sends it, for the log;
-    over REST the service logs the token's role and the sender's network address instead.
+    over REST the service logs the token's role and the sender's network address instead. `base` is the (epoch, version)
+    of the plan that the sender decided on: `PlanChanged` is raised if the job has a newer one; None: whichever is the
+    newest.
     """
 
     @abstractmethod
@@ -151,9 +153,18 @@ class Jobs(ABC):
         """Resume a paused job from its checkpoint, once there is room for its ranks."""
         return await self._send(job, "resume", {}, id, by)
 
-    async def move(self, job: str, layers: str, rank: int, *, id: str | None = None, by: str = "") -> Command:
+    async def move(
+        self,
+        job: str,
+        layers: str,
+        rank: int,
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
+    ) -> Command:
         """Move `layers`, such as `3` or `3-4`, to `rank`."""
-        return await self._send(job, "move", {"layers": layers, "rank": rank}, id, by)
+        return await self._send(job, "move", {"layers": layers, "rank": rank, **_with(base)}, id, by)
 
     async def fault(
         self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
@@ -162,7 +173,14 @@ class Jobs(ABC):
         return await self._send(job, "fault", {"drill": dict(drill)}, id, by)
 
     async def drain(
-        self, job: str, node: str, deadline_s: float = 30.0, *, id: str | None = None, by: str = ""
+        self,
+        job: str,
+        node: str,
+        deadline_s: float = 30.0,
+        *,
+        base: tuple[int, int] | None = None,
+        id: str | None = None,
+        by: str = "",
     ) -> Command:
         """Have the job leave a node: its ranks there hand their layers over, and it starts none there for `deadline_s`
         seconds. Other jobs stay.
@@ -170,7 +188,8 @@ class Jobs(ABC):
         Args:
             node: a node's id, the beginning of one, or its host.
         """
-        return await self._send(job, "drain", {"node": node, "deadline_s": deadline_s}, id, by)
+        arguments = {"node": node, "deadline_s": deadline_s, **_with(base)}
+        return await self._send(job, "drain", arguments, id, by)
 
     async def scale(
         self,
@@ -178,6 +197,7 @@ class Jobs(ABC):
         *,
         ranks: int | None = None,
         spares: int | None = None,
+        base: tuple[int, int] | None = None,
         id: str | None = None,
         by: str = "",
     ) -> Command:
@@ -187,7 +207,7 @@ class Jobs(ABC):
             ranks: of one replica's pipeline, as `pipeline.ranks`; None: as many as before.
             spares: as `elastic.spares`; None: as many as before.
         """
-        return await self._send(job, "scale", {"ranks": ranks, "spares": spares}, id, by)
+        return await self._send(job, "scale", {"ranks": ranks, "spares": spares, **_with(base)}, id, by)
 
     async def freeze(
         self,
@@ -195,6 +215,7 @@ class Jobs(ABC):
         *,
         method: str | None = None,
         r_max: float | None = None,
+        base: tuple[int, int] | None = None,
         id: str | None = None,
         by: str = "",
     ) -> Command:
@@ -205,7 +226,7 @@ class Jobs(ABC):
             method: a `freeze.method`, `none` to freeze nothing; None: as it is.
             r_max: the largest mean freeze ratio of a stage; None: as it is.
         """
-        return await self._send(job, "freeze", {"method": method, "r_max": r_max}, id, by)
+        return await self._send(job, "freeze", {"method": method, "r_max": r_max, **_with(base)}, id, by)
 
     @abstractmethod
     async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
@@ -227,10 +248,7 @@ class Jobs(ABC):
         """Have the training ranks take up `partition`, as `elastic.migration` says.
 
         Args:
-            base: (epoch, version) of the plan that it is to replace; None: whichever is the newest.
-
-        Raises:
-            PlanChanged: the newest plan is another one than `base`.
+            base: of the plan that it is to replace.
         """
         arguments = {"partition": list(partition), "base": None if base is None else list(base)}
         return await self._send(job, "plan", arguments, id, by)
@@ -267,6 +285,11 @@ class Jobs(ABC):
         """Send the command `name` of the controller, with its arguments as JSON values."""
 
 
+def _with(base: tuple[int, int] | None) -> dict[str, Any]:
+    """The argument of a command that names the plan which it is for."""
+    return {} if base is None else {"base": list(base)}
+
+
 @contextmanager
 def opened(address: str | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[BlockingJobs]:
     """A blocking client of the jobs at `address`.
@@ -294,7 +317,7 @@ def opened(address: str | None = None, environment: Mapping[str, str] = os.envir
 
 
 def address_or_default(address: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """`address`, or that of those who name none."""
+    """`address`; if it is None, that of `FRESHET_ADDRESS`, else `auto`."""
     return address if address is not None else environment.get(ADDRESS) or "auto"
 
 

@@ -24,6 +24,7 @@ from orchestrator.controller.requests.freeze_request import (
     plan_of,
 )
 from orchestrator.controller.requests.move_request import domains_of
+from orchestrator.controller.requests.proposing import base_in, check_base
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Submitted
 from orchestrator.history.command_table import Entry
 from orchestrator.history.copying import copied
@@ -40,7 +41,7 @@ class FreezeControl:
 
     Args:
         view: returns the job's view, with everything that is logged.
-        planning: gets the freeze method for whose copies plans need memory; None: nobody else plans for the job.
+        planning: gets the freeze method for whose copies plans need memory.
     """
 
     def __init__(
@@ -49,13 +50,13 @@ class FreezeControl:
         setup: ControllerConfig,
         loop: EventLoop,
         view: Callable[[], JobView],
-        planning: CurrentReplanner | None = None,
+        planning: CurrentReplanner,
     ) -> None:
         self._order = order
         self._setup = setup
         self._loop = loop
         self._view = view
-        self._current = planning or CurrentReplanner(setup.replanner)
+        self._current = planning
         self._planner: PlannerLink | None = None
         self._planning: asyncio.Task[None] | None = None
         self._version = 0
@@ -106,17 +107,21 @@ class FreezeControl:
         """Change the freeze settings at a commit; return in words what will happen.
 
         Raises:
+            PlanChanged: it is for an older plan than the newest one.
             JobError: the job does not train, or what is asked for cannot be done or changes nothing.
         """
+        base = base_in(command.arguments)
         method, r_max = command.arguments.get("method"), command.arguments.get("r_max")
         if not isinstance(method, str | None) or not isinstance(r_max, float | int | None):
             raise JobError(f"a freeze request names a method and a number r_max, not {command.arguments}")
         async with self._changing:
+            check_base(self._training(), base)
             job = self._running(self._training())
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(decided, Wanted(method=method, r_max=r_max), job)
             solved = await self._solved(wanted) if isinstance(wanted, Solve) else None
-            self._training()  # it may have ended meanwhile
+            # It may have ended meanwhile, or have another plan.
+            check_base(self._training(), base)
             # Numbered only now: a planner that was linked while the program was solved has an older plan.
             self._drop_planner()
             self._version += 1

@@ -17,7 +17,7 @@ from orchestrator.cluster.placement import Node
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.requests.move_request import described, move_of_layers, move_to
-from orchestrator.controller.requests.proposing import check_base, move_to_partition, propose
+from orchestrator.controller.requests.proposing import base_in, check_base, move_to_partition, propose
 from orchestrator.controller.requests.resize_request import (
     Capacity,
     check_plan,
@@ -42,6 +42,8 @@ from workers.protocol import JobError
 
 NAMES = ("move", "plan", "scale", "drain")
 """The commands of this module."""
+Base = tuple[int, int] | None
+"""Epoch and version of the plan that a command is for; None: whichever is the newest."""
 
 
 class Reshaping:
@@ -77,16 +79,17 @@ class Reshaping:
             PlanChanged: it is for an older plan than the newest one.
             JobError: it cannot be done; says why.
         """
+        base = base_in(command.arguments)
         async with self._turn:
             match command.name, command.arguments:
                 case "move", {"layers": str(layers), "rank": int(rank)}:
-                    return await self._move(layers, rank, command.id)
-                case "plan", {"partition": list(partition), "base": base}:
+                    return await self._move(layers, rank, base, command.id)
+                case "plan", {"partition": list(partition), "base": _}:
                     return await self._apply(partition, base, command)
                 case "scale", {"ranks": int() | None as ranks, "spares": int() | None as spares}:
-                    return await self._scale(ranks, spares, command.id)
+                    return await self._scale(ranks, spares, base, command.id)
                 case "drain", {"node": str(node), "deadline_s": int() | float() as deadline_s}:
-                    return await self._drain(node, float(deadline_s), command.id)
+                    return await self._drain(node, float(deadline_s), base, command.id)
         raise JobError(f"no such command: {command.name} {command.arguments}")
 
     async def migrate(self, plan: Plan, decided_for: Job) -> str:
@@ -133,8 +136,8 @@ class Reshaping:
         Raises:
             PlanChanged: it is for an older plan than the newest one.
         """
-        if command.name == "plan" and isinstance(self._loop.state, Training):
-            check_base(self._loop.state.job, _version(command.arguments.get("base")))
+        if isinstance(self._loop.state, Live):
+            check_base(self._loop.state.job, base_in(command.arguments))
 
     def again(self, command: Commanded, known: Sequence[Event]) -> bool:
         """Repeat a command of the previous controller that had checked it; return whether there is one.
@@ -169,12 +172,13 @@ class Reshaping:
     def _mode(self) -> Any:
         return self._setup.config.elastic.migration
 
-    async def _move(self, layers: str, rank: int, id: str) -> str:
+    async def _move(self, layers: str, rank: int, base: Base, id: str) -> str:
         try:
             span = parse_layers(layers)
         except PlanError as error:
             raise JobError(str(error)) from error
         job = self._training()
+        check_base(job, base)
         move = await asyncio.to_thread(
             move_of_layers,
             job,
@@ -187,14 +191,14 @@ class Reshaping:
         )
         return await self._begin(job, replace(move, id=id))
 
-    async def _apply(self, partition: list[int], base: Any, command: Commanded) -> str:
+    async def _apply(self, partition: list[int], base: Base, command: Commanded) -> str:
         job = self._training()
         move = await asyncio.to_thread(
             move_to_partition,
             job,
             self._replanner,
             partition,
-            _version(base),
+            base,
             mode=self._mode,
             asked_s=time.time(),
             id=command.id,
@@ -208,8 +212,10 @@ class Reshaping:
         await self._loop.post_and_wait(Migrate(move))
         return text
 
-    async def _scale(self, ranks: int | None, spares: int | None, id: str) -> str:
-        job, has = self._training(), await self._capacity()
+    async def _scale(self, ranks: int | None, spares: int | None, base: Base, id: str) -> str:
+        job = self._training()
+        check_base(job, base)
+        has = await self._capacity()
         plan = job.progress.plan
         event = scaled(ranks, spares, has, layers=plan.layers[-1][1], id=id)
         members = len(job.membership.members)
@@ -218,7 +224,7 @@ class Reshaping:
             await asyncio.to_thread(
                 check_plan, job, self._replanner, event.places, self._runtime.planning.known
             )
-        self._training()
+        check_base(self._training(), base)  # another plan may have been issued meanwhile
         await self._loop.post_and_wait(Scale(event, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
         if not resizes or event.places == members:
@@ -226,9 +232,10 @@ class Reshaping:
         how = "at a commit" if event.places < members else "as soon as the others are up"
         return f"goes from {counted(members, 'rank')} to {event.places} {how}, and {keeps}"
 
-    async def _drain(self, name: str, deadline_s: float, id: str) -> str:
+    async def _drain(self, name: str, deadline_s: float, base: Base, id: str) -> str:
         if not deadline_s >= 0:
             raise JobError(f"a deadline of {deadline_s:g} s is past: give one of 0 s or more")
+        check_base(self._live(), base)
         nodes = await asyncio.to_thread(self._nodes)
         ours = self._nodes_of_job(nodes)
         node = choose_node(name, ours, nodes)
@@ -238,7 +245,7 @@ class Reshaping:
         await asyncio.to_thread(
             check_refuge, ranks, job, self._replanner, has, node, self._runtime.planning.known
         )
-        self._live()
+        check_base(self._live(), base)  # another plan may have been issued meanwhile
         host = ours[node]
         await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))
         told = f"{named('rank', sorted(ranks))} {'leaves' if len(ranks) == 1 else 'leave'} node {node[:12]} ({host})"
@@ -275,12 +282,3 @@ class Reshaping:
         if not isinstance(state, Live) or isinstance(state, Paused):
             raise JobError(f"the job is {type(state).__name__.lower()} and has no ranks")
         return state.job
-
-
-def _version(base: Any) -> tuple[int, int] | None:
-    match base:
-        case None:
-            return None
-        case [int(epoch), int(version)]:
-            return epoch, version
-    raise JobError(f"{base!r} is no version of a plan: give its epoch and version, such as [1, 2]")

@@ -1,4 +1,4 @@
-"""Controls that name the plan that their sender saw: sent while the job has it, refused once it has another."""
+"""Controls that name the plan that their sender saw: sent with it, so that the job's controller decides."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
-from page_runs import moving, training
+from page_runs import training
+from report_page import Page
 from serving import Made, settings_in, show, token
 
 from dashboard.service.app import create_app
+from orchestrator.client.errors import PlanChanged
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
-from orchestrator.events.types import Commanded
-from orchestrator.history.job_view import JobView
 
 BODIES: dict[str, dict[str, Any]] = {
     "move": {"layers": "3", "rank": 0},
     "scale": {"ranks": 2},
-    "freeze": {"r_max": 0.5},
+    "freeze": {"method": "timelyfreeze", "r_max": 0.5},
     "drain": {"node": "5f0c"},
 }
 
 
 class Sent(JobClient):
-    """A client that notes what it is to send."""
+    """A client that notes what it is to send to a job that has plan 1.2.
+
+    Args:
+        moving: whether a move is about to replace that plan.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self.bases: list[object] = []
+        self.moving = False
 
-    async def _send(self, job: str, name: str, arguments: object, id: str | None, by: str) -> Command:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.names.append(name)
+    async def _send(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str
+    ) -> Command:
+        self.bases.append(arguments.get("base"))
+        base = arguments.get("base")
+        if base is not None and (base != [1, 2] or self.moving):
+            raise PlanChanged("plan 1.2 is the one to look at", 1, 2)
         return Command(job=job, id=id or "made", text="sent")
-
-
-@pytest.fixture
-def job() -> Made:
-    """A job that has plan 1.1."""
-    made = Made("gpt")
-    made.view = training()
-    return made
 
 
 @pytest.fixture
@@ -52,8 +54,10 @@ def sent() -> Sent:
 
 
 @pytest.fixture
-def client(tmp_path: Path, job: Made, sent: Sent) -> Iterator[TestClient]:
-    settings = settings_in(tmp_path)
+def client(tmp_path: Path, sent: Sent) -> Iterator[TestClient]:
+    """A client of a service that has heard of no plan after 1.1."""
+    settings, job = settings_in(tmp_path), Made("gpt")
+    job.view = training()
     app = create_app(settings)
     show(app, job)
     app.state.services.live.client = sent
@@ -62,18 +66,22 @@ def client(tmp_path: Path, job: Made, sent: Sent) -> Iterator[TestClient]:
         yield client
 
 
-def ask(client: TestClient, name: str, match: str, key: str = "1") -> Response:
-    headers = {"If-Match": match, "Idempotency-Key": key}
-    return client.post(f"/api/v1/jobs/gpt/{name}", json=BODIES[name], headers=headers)
+def ask(client: TestClient, name: str, match: str | None = None, version: str | None = None) -> Response:
+    headers = {} if match is None else {"If-Match": match}
+    body = BODIES[name] | ({} if version is None else {"version": version})
+    return client.post(f"/api/v1/jobs/gpt/{name}", json=body, headers=headers)
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_control_is_for_the_plan_that_it_names(
-    client: TestClient, job: Made, sent: Sent, name: str
-) -> None:
-    for match in ("1.1", '"1.1"'):
-        assert ask(client, name, match).status_code == 202
-    job.view = moving()
+def test_a_control_is_for_the_plan_that_it_names(client: TestClient, sent: Sent, name: str) -> None:
+    for accepted in (
+        ask(client, name, "1.2"),
+        ask(client, name, '"1.2"'),
+        ask(client, name, version="1.2"),
+        ask(client, name),
+    ):
+        assert accepted.status_code == 202
+    assert sent.bases == [[1, 2], [1, 2], [1, 2], None]
     refused = ask(client, name, "1.1")
     problem = refused.json()
     assert (refused.status_code, problem["type"], problem["version"]) == (
@@ -81,28 +89,24 @@ def test_a_control_is_for_the_plan_that_it_names(
         "urn:freshet:plan-changed",
         "1.2",
     )
-    assert "plan 1.1 is not the newest one any more: that is 1.2" in problem["detail"]
     assert problem["action"].endswith("decide again, with If-Match: 1.2.")
-    assert ask(client, name, "1.2").status_code == 202
-    assert sent.names == [name] * 3
+    sent.moving = True
+    assert ask(client, name, "1.2").json()["action"].startswith("Ask again once its layers have moved")
+    assert ask(client, name, "newest").status_code == 422
+    assert "name different plans" in ask(client, name, "1.1", "1.2").json()["detail"]
 
 
-def test_a_control_that_comes_again_is_not_refused_for_the_plan_that_it_led_to(
-    client: TestClient, job: Made, sent: Sent
-) -> None:
-    job.view = moving()
-    job.view.commands.take(Commanded(id="first", name="move", arguments=BODIES["move"], by=""))
-    assert ask(client, "move", "1.1", key="first").status_code == 202
-    assert ask(client, "move", "1.1", key="second").status_code == 409
+@pytest.mark.parametrize("name", BODIES)
+def test_a_form_is_for_the_plan_that_it_was_simulated_on(client: TestClient, sent: Sent, name: str) -> None:
+    path = f"/jobs/gpt/controls/{name}"
 
+    def fields(answer: Response) -> dict[str, str]:
+        return {each["name"]: each["value"] for each in Page(answer.text).all("input") if "value" in each}
 
-def test_a_job_without_a_plan_has_none_to_match(client: TestClient, job: Made, sent: Sent) -> None:
-    job.view = JobView(job="gpt", state="starting")
-    refused = ask(client, "move", "1.1")
-    assert (refused.status_code, refused.json()["detail"]) == (
-        409,
-        "job 'gpt' has no plan yet: it is starting",
-    )
-    assert client.post("/api/v1/jobs/gpt/move", json=BODIES["move"]).status_code == 202
-    assert ask(client, "move", "newest").status_code == 422
-    assert sent.names == ["move"]
+    form = fields(client.get(path, params=BODIES[name]))
+    assert form["version"] == "1.1"
+    refused = client.post(path, data=form)
+    assert refused.status_code == 409
+    assert "The button now asks to replace plan 1.2." in refused.text
+    assert client.post(path, data=fields(refused), follow_redirects=False).status_code == 303
+    assert sent.bases == [[1, 1], [1, 2]]

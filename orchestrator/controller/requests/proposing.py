@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.controller.requests.move_request import domains_of, move_to
 from orchestrator.history.proposal import PlanChanged, Proposal
@@ -129,19 +130,34 @@ def move_to_partition(
     return replace(move, id=id)
 
 
+def base_in(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return epoch and version of the plan that the arguments of a command name; None: whichever is the newest.
+
+    Raises:
+        JobError: what they name is no version of a plan.
+    """
+    match arguments.get("base"):
+        case None:
+            return None
+        case [int(epoch), int(version)]:
+            return epoch, version
+        case other:
+            raise JobError(f"{other!r} is no version of a plan: give its epoch and version, such as [1, 2]")
+
+
 def check_base(job: Job, base: tuple[int, int] | None) -> None:
     """Check that `base` is the version of the newest plan, and that no other one is about to be issued.
 
     Raises:
         PlanChanged: it is not.
     """
-    epoch, version = newest_version(job)
     if base is None:
         return
+    epoch, version = newest_version(job)
     if base != (epoch, version):
         raise PlanChanged(
             f"plan {base[0]}.{base[1]} is not the newest one any more: look at plan {epoch}.{version}, then"
-            " apply to it",
+            " decide again",
             epoch,
             version,
         )

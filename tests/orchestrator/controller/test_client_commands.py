@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Signal
+from typing import Any
 
 import pytest
 from bare_controller import controller_of
 from lifecycle_jobs import step_report
 
-from orchestrator.controller import freeze_control
+from orchestrator.cluster.placement import Node
+from orchestrator.controller import freeze_control, reshaping
 from orchestrator.controller.requests.freeze_request import Adopt, Running
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
@@ -118,5 +120,68 @@ def test_a_plan_that_the_job_has_left_meanwhile_is_refused_with_the_newer_versio
                 with pytest.raises(PlanChanged) as refused:
                     await controller.command("p", "plan", asked)
                 assert (refused.value.epoch, refused.value.version) == (base[0], 7)
+
+    asyncio.run(ask())
+
+
+RESHAPING: dict[str, dict[str, Any]] = {
+    "move": {"layers": "0", "rank": 1},
+    "scale": {"ranks": 1, "spares": None},
+    "drain": {"node": "n", "deadline_s": 1.0},
+    "freeze": {"method": "apf", "r_max": None},
+}
+
+
+@pytest.mark.parametrize("name", RESHAPING)
+def test_a_command_for_an_older_plan_is_refused_with_the_newer_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def ask() -> None:
+        async with controller_of(tmp_path, monkeypatch) as (_, controller):
+            state = controller._loop.state
+            assert isinstance(state, Training)
+            epoch, version = newest_version(state.job)
+            older = {**RESHAPING[name], "base": [epoch, version - 1]}
+            for _ in range(2):
+                with pytest.raises(PlanChanged) as refused:
+                    await controller.command("c", name, older)
+                assert (refused.value.epoch, refused.value.version) == (epoch, version)
+            with pytest.raises(JobError, match="is no version of a plan"):
+                await controller.command("other", name, {**RESHAPING[name], "base": "newest"})
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("name", ["scale", "drain", "freeze"])
+def test_a_plan_that_is_issued_while_a_command_is_checked_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each is checked in a thread, while the job goes on."""
+
+    async def ask() -> None:
+        async with controller_of(tmp_path, monkeypatch) as (_, controller):
+            state = controller._loop.state
+            assert isinstance(state, Training)
+            base = newest_version(state.job)
+
+            def checked(*arguments: object) -> Adopt:
+                newer = replace(state.job.progress, plan=replace(state.job.progress.plan, version=7))
+                controller._loop.state = replace(state, job=replace(state.job, progress=newer))
+                return Adopt(control=Control(method="apf", r_max=0.5))
+
+            async def room(without: object = ()) -> int:
+                return 9
+
+            monkeypatch.setattr(freeze_control, "decided", checked)
+            monkeypatch.setattr(reshaping, "check_plan", checked)
+            monkeypatch.setattr(reshaping, "check_refuge", checked)
+            monkeypatch.setattr(controller._hosts, "room", room)
+            monkeypatch.setattr(
+                controller._reshaping, "_nodes", lambda: [Node(id="n", host="h", total={}, available={})]
+            )
+            monkeypatch.setattr(reshaping, "choose_node", lambda name, ours, nodes: name)
+            with pytest.raises(PlanChanged) as refused:
+                await controller.command("c", name, {**RESHAPING[name], "base": list(base)})
+            assert (refused.value.epoch, refused.value.version) == (base[0], 7)
 
     asyncio.run(ask())

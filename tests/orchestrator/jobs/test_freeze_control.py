@@ -73,7 +73,11 @@ class ControlledJob:
         self._changed = changed
         self.running = ElasticJob(made, self._act, **order)
         self.control = FreezeControl(
-            self.running.order, self.running.setup, self.running.loop, lambda: self.view
+            self.running.order,
+            self.running.setup,
+            self.running.loop,
+            lambda: self.view,
+            self.running.runtime.planning,
         )
         self._take(
             events.Submitted(
