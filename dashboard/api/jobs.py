@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
 from dashboard.api.examples import SPEC, SUMMARY, VIEW, answered, example
-from dashboard.api.models import JobName, Model, Summary
+from dashboard.api.models import JobName, Key, Model, Summary
 from dashboard.api.sources import Live, LiveSource, live_or_submitted
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.submission import Submission
-from dashboard.jobs.submitted_spec import check_trust, spec_of, tables_of
+from dashboard.jobs.submitted_spec import check_secrets, check_trust, spec_of, tables_of
 from dashboard.service.problems import Problem, documented
-from dashboard.service.services import Parts
+from dashboard.service.services import Parts, Services
+from dashboard.service.settings import Settings
 from orchestrator.analysis.job_summary import job_summary
-from orchestrator.client.errors import JobError
+from orchestrator.client.errors import CommandIdReused, JobError
 from orchestrator.history.job_view import JobView
 
 router = APIRouter(tags=["jobs"])
@@ -78,11 +81,12 @@ def _summary_of_submission(submission: Submission) -> Summary:
 
 
 def all_jobs(parts: Parts) -> list[Summary]:
-    """Live jobs, and those that are being submitted."""
-    found = {job.name: summary_of(job) for job in parts.live.jobs()}
+    """Live jobs, and submissions that are not decided yet or were refused."""
+    live = {job.name: job for job in parts.live.jobs()}
+    found = {name: summary_of(job) for name, job in live.items()}
     for submission in parts.submissions.running() if parts.submissions is not None else ():
-        running = found.get(submission.job)
-        if running is None:
+        known = live.get(submission.job)
+        if known is None or submission.hides(known):
             found[submission.job] = _summary_of_submission(submission)
     return [found[name] for name in sorted(found)]
 
@@ -99,19 +103,26 @@ async def submit_job(
     parts: Parts,
     request: Request,
     response: Response,
+    key: Key = None,
     wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait until it has begun.")] = 0.0,
 ) -> Submitted:
-    """Submit a job. It is measured, planned and started; GET /jobs/JOB shows how far it is, or why it was refused."""
+    """Submit a job. It is measured, planned and started; GET /jobs/JOB shows how far it is, or why it was refused. The
+    same request with the same Idempotency-Key is answered as the first one, and submits nothing again."""
     tables = tables_of(body.toml) if body.toml is not None else body.spec or {}
     spec = spec_of(tables)
+    check_secrets(spec, _secrets(parts.settings))
     if not parts.settings.trust_specs:
-        check_trust(spec, parts.settings.roots, (parts.settings.tokens, parts.settings.audit))
+        check_trust(spec, parts.settings.roots)
     if parts.submissions is None:
         parts.client  # noqa: B018  raises: there is no cluster
         raise AssertionError
     request.state.about = spec.job.name
     try:
-        submission = await parts.submissions.submit(tables, spec, resume=body.resume)
+        submission = await parts.submissions.submit(
+            tables, spec, resume=body.resume, key=key, decided=partial(_decided, parts)
+        )
+    except CommandIdReused:
+        raise
     except JobError as error:
         raise Problem(409, str(error)) from None
     await parts.submissions.wait(submission, wait_s)
@@ -124,6 +135,18 @@ async def submit_job(
         accepted=submission.done,
         page=f"/jobs/{spec.job.name}",
     )
+
+
+async def _decided(parts: Services, submission: Submission) -> None:
+    """Look for the job of an accepted submission, and note which ended one a refused submission is newer than."""
+    await parts.live.look()
+    known = parts.live.known(submission.job)
+    submission.ended = known if known is not None and known.ended else None
+
+
+def _secrets(settings: Settings) -> list[Path]:
+    """The files that no job may read or write."""
+    return [*settings.own_files, *([settings.tls_key] if settings.tls_key is not None else [])]
 
 
 @router.get("/jobs/{job}", responses=documented(401, 403, 404, 422, 503))

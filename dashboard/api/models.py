@@ -64,8 +64,8 @@ class Summary(Model, json_schema_extra=example(SUMMARY)):
 
     job: str
     state: str
-    """`submitting`, `refused`, `starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or
-    `lost`."""
+    """`submitting`, `refused`, `pending` (its controller has told nothing yet), `starting`, `training`, `waiting`,
+    `paused`, `finished`, `stopped`, `failed` or `lost`."""
     step: int
     """Steps committed."""
     last_step: int

@@ -102,15 +102,16 @@ async def live_source(job: JobName, parts: Parts) -> LiveSource:
 
 
 async def live_or_submitted(job: str, parts: Services) -> LiveSource | Submission:
-    """The job of the path, or its submission as long as no such job is known: the cluster has none yet, or does not
-    answer."""
+    """The job of the path, or its submission as long as no such job is known, or only an earlier run of it that has
+    ended."""
     submission = parts.submission(job)
     try:
-        return await live_source(job, parts)
+        live = await live_source(job, parts)
     except (NoSuchJob, ClusterSilent):
         if submission is None:
             raise
         return submission
+    return submission if submission is not None and submission.hides(live.job) else live
 
 
 async def past_source(run: RunName, parts: Parts) -> PastSource:

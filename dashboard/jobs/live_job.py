@@ -49,6 +49,11 @@ class LiveJob:
         self._summary: tuple[int, object] | None = None
         self._copy: tuple[int, JobView] | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether what is shown is how the job ended or was lost."""
+        return self.gone or self.view.outcome is not None
+
     def start(self) -> None:
         """Begin to follow the job."""
         self._task = asyncio.get_running_loop().create_task(self._follow())

@@ -55,6 +55,18 @@ class LiveJobs:
         """The jobs that are known, by name."""
         return [self._jobs[name] for name in sorted(self._jobs)]
 
+    def known(self, name: str) -> LiveJob | None:
+        """The job called `name`, if it is known."""
+        return self._jobs.get(name)
+
+    async def look(self) -> None:
+        """Look for jobs now: one that has just begun, too, is known then. A cluster that does not answer is asked again
+        soon."""
+        if self.client is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(ANSWER_S):
+                    await self._look()
+
     async def find(self, name: str) -> LiveJob:
         """The job called `name`; looks again for one that is not known yet.
 

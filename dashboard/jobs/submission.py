@@ -10,16 +10,19 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from orchestrator.client.cluster_state import own_address
-from orchestrator.client.errors import JobError
+from orchestrator.client.errors import CommandIdReused, JobError
 from orchestrator.spec.job_spec import Spec
+
+if TYPE_CHECKING:
+    from dashboard.jobs.live_job import LiveJob
 
 START_S = 900.0
 """Limit for measuring, planning and starting."""
@@ -37,6 +40,25 @@ class Submission:
     done: bool = False
     error: str = ""
     """Why it was refused; empty: it was accepted, or is not decided yet."""
+    ended: LiveJob | None = None
+    """The earlier run of the job that had ended when this was refused, if the service shows it."""
+
+    def hides(self, job: LiveJob) -> bool:
+        """Whether this is newer than what the service knows of `job`, a job of the same name."""
+        return job.ended and (not self.done or (bool(self.error) and self.ended is job))
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What was sent with a key."""
+
+    tables: Mapping[str, Any]
+    resume: bool
+    submission: Submission
+
+
+Decided = Callable[[Submission], Awaitable[None]]
+"""Called before a submission counts as decided."""
 
 
 class Submissions:
@@ -49,6 +71,8 @@ class Submissions:
     def __init__(self, address: str) -> None:
         self._address = address
         self._known: dict[str, Submission] = {}
+        self._sent: dict[str, _Sent] = {}
+        """By key, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find(self, job: str) -> Submission | None:
@@ -59,13 +83,33 @@ class Submissions:
         """Those that are not decided yet, and those refused."""
         return [each for each in self._known.values() if not each.done or each.error]
 
-    async def submit(self, tables: Mapping[str, Any], spec: Spec, *, resume: bool) -> Submission:
+    async def submit(
+        self,
+        tables: Mapping[str, Any],
+        spec: Spec,
+        *,
+        resume: bool,
+        key: str | None = None,
+        decided: Decided | None = None,
+    ) -> Submission:
         """Begin to submit the job of `spec`, whose tables are `tables`.
 
+        Args:
+            key: chosen by the sender: the same submission again, with the same key, is the first one. The newest `KEPT`
+                keys are remembered.
+            decided: called before the submission counts as decided.
+
         Raises:
-            JobError: it is being submitted already, or too many are.
+            CommandIdReused: another submission had this key.
+            JobError: a job of this name is being submitted already, or too many are.
         """
         name = spec.job.name
+        if key is not None and (before := self._sent.get(key)) is not None:
+            if (before.tables, before.resume) != (tables, resume):
+                raise CommandIdReused(
+                    f"key {key!r} was used to submit another spec, of job {before.submission.job!r}: choose another key"
+                )
+            return before.submission
         busy = [each.job for each in self._known.values() if not each.done]
         if name in busy:
             raise JobError(f"a job {name!r} is being submitted already: see GET /api/v1/jobs/{name}")
@@ -78,7 +122,11 @@ class Submissions:
         self._known[name] = submission
         for old in list(self._known)[:-KEPT]:
             del self._known[old]
-        task = asyncio.get_running_loop().create_task(self._run(submission, tables, resume))
+        if key is not None:
+            self._sent[key] = _Sent(tables, resume, submission)
+            for old in list(self._sent)[:-KEPT]:
+                del self._sent[old]
+        task = asyncio.get_running_loop().create_task(self._run(submission, tables, resume, decided))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return submission
@@ -96,7 +144,9 @@ class Submissions:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _run(self, submission: Submission, tables: Mapping[str, Any], resume: bool) -> None:
+    async def _run(
+        self, submission: Submission, tables: Mapping[str, Any], resume: bool, decided: Decided | None
+    ) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="freshet-") as folder:
                 file = Path(folder) / "spec.toml"
@@ -104,6 +154,9 @@ class Submissions:
                 submission.error = await self._start(file, resume)
         except Exception as error:  # whatever it is, nobody else would tell of it
             submission.error = f"it could not be started: {error}"
+        try:
+            if decided is not None:
+                await decided(submission)
         finally:
             submission.done = True
 

@@ -59,9 +59,9 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
         raise JobError(explain(error, Spec, source="the spec")) from error
 
 
-def check_trust(spec: Spec, roots: Sequence[Path], secrets: Sequence[Path] = ()) -> None:
-    """Check that `spec` imports no code of its sender's choice, and names no files outside `roots` and none of
-    `secrets`.
+def check_trust(spec: Spec, roots: Sequence[Path]) -> None:
+    """Check that `spec` imports no code of its sender's choice, sends no data anywhere, and names no files outside
+    `roots`; the job's folder is below them even if the spec names none.
 
     Raises:
         JobError: it does.
@@ -77,27 +77,53 @@ def check_trust(spec: Spec, roots: Sequence[Path], secrets: Sequence[Path] = ())
                 f"{key} = {text!r} says where to send data, which this service takes from no client: start it with"
                 " --trust-specs, or submit the job with `ray job submit`"
             )
-        if key in FILES and text not in NO_FILES.get(key, ()):
-            _check_inside(key, text, roots, secrets)
+    for key, text, path in _files(spec):
+        if "://" in text or not any(path.is_relative_to(root.resolve()) for root in roots):
+            allowed = ", ".join(map(str, roots)) or "no folder"
+            outside = f"lies outside the folders that a submitted spec may name ({allowed})"
+            if key == "job.output" and spec.job.output is None:
+                raise JobError(
+                    f"the spec names no job.output, and the job's folder {text!r} {outside}: set job.output below"
+                    " --root"
+                )
+            raise JobError(
+                f"{key} = {text!r} {outside}: start the service with --root FOLDER, or with --trust-specs"
+            )
 
 
-def _check_inside(key: str, text: str, roots: Sequence[Path], secrets: Sequence[Path]) -> None:
-    if key == "pipeline.schedule":
-        _, colon, text = text.partition(":")
-        if not colon:
-            return
-    try:
-        path = Path(text).expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise JobError(f"{key} = {text!r} is no path: {error}") from error
-    if any(each.resolve().is_relative_to(path) for each in secrets):
-        raise JobError(f"{key} = {text!r} holds the service's own tokens: name another folder")
-    if "://" in text or not any(path.is_relative_to(root.resolve()) for root in roots):
-        allowed = ", ".join(map(str, roots)) or "no folder"
-        raise JobError(
-            f"{key} = {text!r} lies outside the folders that a submitted spec may name ({allowed}): start the service"
-            " with --root FOLDER, or with --trust-specs"
-        )
+def check_secrets(spec: Spec, secrets: Sequence[Path]) -> None:
+    """Check that `spec` names none of `secrets`, and no folder that holds one.
+
+    Raises:
+        JobError: it does.
+    """
+    for key, text, path in _files(spec):
+        if any(each.resolve().is_relative_to(path) for each in secrets):
+            raise JobError(
+                f"{key} = {text!r} holds the service's own tokens, audit log or TLS key: name another file or folder"
+            )
+
+
+def _files(spec: Spec) -> Iterator[tuple[str, str, Path]]:
+    """The files and folders that `spec` names, and the job's folder: (key, text, path).
+
+    Raises:
+        JobError: one is no path.
+    """
+    named = [*_texts(spec.model_dump(mode="json"))]
+    if spec.job.output is None:
+        named.append(("job.output", spec.job.folder))
+    for key, text in named:
+        if key not in FILES or text in NO_FILES.get(key, ()):
+            continue
+        if key == "pipeline.schedule":
+            _, colon, text = text.partition(":")
+            if not colon:
+                continue
+        try:
+            yield key, text, Path(text).expanduser().resolve()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise JobError(f"{key} = {text!r} is no path: {error}") from error
 
 
 def _texts(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

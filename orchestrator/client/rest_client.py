@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 HOLD_S = 20.0
 """How long the service holds a question for an outcome, or for a job's start."""
+PAUSE_S = 0.5
+"""Pause before the service is asked again whether a job has started."""
 LONGEST_S = 60.0
 """How long it holds any request."""
 NOT_YET = ("submitting", "refused")
@@ -73,17 +75,15 @@ class RestJobClient(Jobs):
             )
         name = spec.job.name
         body = {"spec": spec.model_dump(mode="json", exclude_unset=True), "resume": resume}
-        # Never sent twice: the second one would find the job of the first.
-        answer = await self._service.post("/jobs", body, wait_s=HOLD_S, again=False)
-        sent = self._json(answer)
-        while not sent.get("accepted", False):
-            summary = self._json(await self._service.get(f"/jobs/{name}"))
-            if summary["state"] == "refused":
-                raise JobError(summary["trouble"])
-            if summary["state"] != "submitting":
-                break
-            await asyncio.sleep(0.5)
-        return SubmittedJob(name=name, folder=sent["folder"], spec=spec)
+        # With one key it is one submission, however often it is sent. It is sent until it is decided: the state of the
+        # job may still be that of an earlier run.
+        headers = {"Idempotency-Key": command_id(None)}
+        while True:
+            answer = await self._service.post("/jobs", body, headers=headers, wait_s=HOLD_S, again=True)
+            sent = self._json(answer)
+            if sent.get("accepted", False):
+                return SubmittedJob(name=name, folder=sent["folder"], spec=spec)
+            await asyncio.sleep(PAUSE_S)
 
     async def jobs(self) -> tuple[str, ...]:
         return tuple(each.job for each in await self.summaries() if each.state not in NOT_YET)
@@ -186,7 +186,7 @@ def _request(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str,
         case "plan":
             return name, {"partition": arguments["partition"]}
         case _:
-            return name, arguments or None
+            return name, {key: value for key, value in arguments.items() if key != "base"} or None
 
 
 def _path(job: str) -> str:

@@ -20,6 +20,7 @@ from dashboard.service.app import create_app
 from orchestrator.analysis.job_summary import JobSummary
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
+from orchestrator.telemetry.metrics import STATES
 from planner.plan import Plan
 from planner.profile import DeviceProfile, LayerProfile
 from planner.search.alternatives import Alternative
@@ -135,3 +136,9 @@ def test_a_summary_has_the_fields_of_the_client_s() -> None:
 
     theirs = TypeAdapter(JobSummary).json_schema()
     assert types(Summary.model_json_schema()) == types(theirs)
+
+
+def test_every_state_of_a_job_is_documented(document: Json) -> None:
+    text = document["components"]["schemas"]["Summary"]["properties"]["state"]["description"]
+    for state in (*STATES, "submitting", "refused", "lost"):
+        assert f"`{state}`" in text

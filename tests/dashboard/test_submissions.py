@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from serving import settings_in, token
+from httpx import Response
+from serving import live_job, settings_in, show, token
 
 from dashboard.jobs import submission
 from dashboard.jobs.live_job import LiveJob
+from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.submission import Submission, Submissions
 from dashboard.service.app import create_app
 from orchestrator.client.errors import ClusterSilent, JobError, NoSuchJob
+from orchestrator.client.job_client import JobClient
 from orchestrator.spec.job_spec import Spec
 
 SILENT = ClusterSilent("no job 'new' is known, and the cluster has not answered for 5 s")
@@ -84,3 +87,125 @@ def test_a_job_is_sent_to_the_cluster_of_the_service_whatever_auto_would_find(
 
     asyncio.run(send())
     assert typed[typed.index("--set") + 1] == "cluster.address=10.0.0.9:6379"
+
+
+class Deciding(Submissions):
+    """Decides a submission as soon as the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__("10.0.0.1:6379")
+        self.started: list[bool] = []
+        self.refusal = ""
+        self.decide = asyncio.Event()
+
+    async def _start(self, file: Path, resume: bool) -> str:
+        self.started.append(resume)
+        await self.decide.wait()
+        return self.refusal
+
+
+Service = tuple[TestClient, LiveJob, Deciding]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A client of a service that still shows the job `gpt`, which has ended, and its submissions."""
+    settings = replace(settings_in(tmp_path), trust_specs=True)
+    app, job, submissions = create_app(settings), live_job(), Deciding()
+    app.state.services = replace(app.state.services, submissions=submissions)
+    show(app, job)
+    app.state.services.live.known = lambda name: job if name == job.name else None
+    headers = {"Authorization": f"Bearer {token(settings)}"}
+    with TestClient(app, base_url="http://127.0.0.1:8270", headers=headers) as client:
+        yield client, job, submissions
+
+
+def submit(client: TestClient, wait_s: float = 0.0, key: str | None = None, steps: int = 3) -> Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    body = {"spec": {"job": {"name": "gpt", "steps": steps}}, "resume": True}
+    return client.post("/api/v1/jobs", params={"wait_s": wait_s}, json=body, headers=headers)
+
+
+def states(client: TestClient) -> list[str]:
+    """The state of `gpt` by itself, in the list, and on its page."""
+    (listed,) = client.get("/api/v1/jobs").json()["jobs"]
+    page = client.get("/jobs/gpt").text
+    shown = [word for word in ("being submitted", "refused") if f">{word}</span>" in page]
+    return [client.get("/api/v1/jobs/gpt").json()["state"], listed["state"], *shown]
+
+
+def test_a_job_that_is_submitted_again_is_not_shown_as_its_earlier_run_ended(service: Service) -> None:
+    client, _, submissions = service
+    assert states(client) == ["finished", "finished"]
+    assert not submit(client, key="k").json()["accepted"]
+    assert states(client) == ["submitting", "submitting", "being submitted"]
+    submissions.refusal = "nothing fits the memory"
+    submissions.decide.set()
+    assert submit(client, wait_s=10.0, key="k").status_code == 422
+    assert states(client) == ["refused", "refused", "refused"]
+    # A newer run, which began without the service, is not hidden.
+    newer = live_job()
+    show(client.app, newer)  # pyright: ignore[reportArgumentType]
+    assert states(client) == ["finished", "finished"]
+
+
+def test_the_refusal_of_a_job_that_runs_does_not_hide_how_it_ends(service: Service) -> None:
+    client, job, submissions = service
+    outcome, job.gone, job.view.outcome = job.view.outcome, False, None
+    submissions.refusal = "job 'gpt' is running"
+    submissions.decide.set()
+    assert submit(client, wait_s=10.0).status_code == 422
+    assert "refused" not in states(client)
+    job.gone, job.view.outcome = True, outcome
+    job._notify()
+    assert "refused" not in states(client)
+
+
+def test_an_accepted_job_is_looked_for_before_it_counts_as_accepted() -> None:
+    """Until then the service may show its earlier run, which has ended."""
+
+    class Cluster(JobClient):
+        async def jobs(self) -> tuple[str, ...]:
+            return ("gpt",)
+
+    async def decide() -> None:
+        jobs = LiveJobs(Cluster())
+        submissions, tables = Deciding(), {"job": {"name": "gpt"}}
+        submissions.decide.set()
+        seen: list[object] = []
+
+        async def decided(submission: Submission) -> None:
+            await jobs.look()
+            seen.extend([submission.done, jobs.known("gpt") is not None])
+
+        sent = await submissions.submit(tables, Spec.model_validate(tables), resume=False, decided=decided)
+        await submissions.wait(sent, 10.0)
+        await jobs.close()
+        assert sent.done
+        assert seen == [False, True]
+
+    asyncio.run(decide())
+
+
+@pytest.mark.parametrize("refusal", ["", "nothing fits the memory"], ids=["accepted", "refused"])
+def test_a_submission_that_is_sent_again_with_its_key_is_answered_as_the_first(
+    service: Service, refusal: str
+) -> None:
+    client, _, submissions = service
+    first = submit(client, key="k")
+    assert (first.status_code, first.json()["accepted"]) == (202, False)
+    assert submit(client).json()["detail"].startswith("a job 'gpt' is being submitted already")
+    assert submit(client, key="k").json() == first.json()
+    submissions.refusal = refusal
+    submissions.decide.set()
+    for _ in range(2):
+        again = submit(client, wait_s=10.0, key="k")
+        if refusal:
+            assert (again.status_code, again.json()["detail"]) == (422, refusal)
+        else:
+            assert (again.status_code, again.json()) == (202, first.json() | {"accepted": True})
+    assert submissions.started == [True]
+    other = submit(client, key="k", steps=4)
+    assert (other.status_code, other.json()["type"]) == (409, "urn:freshet:command-id-reused")
+    assert submit(client, wait_s=10.0, key="other").status_code == (422 if refusal else 202)
+    assert submissions.started == [True, True]

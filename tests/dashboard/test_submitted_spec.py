@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
+from fastapi.testclient import TestClient
 from pydantic import BaseModel
+from serving import settings_in, token
 
-from dashboard.jobs.submitted_spec import CODE, DESTINATIONS, FILES, check_trust, spec_of, tables_of
+from dashboard.jobs.submitted_spec import (
+    CODE,
+    DESTINATIONS,
+    FILES,
+    check_secrets,
+    check_trust,
+    spec_of,
+    tables_of,
+)
+from dashboard.service.app import create_app
 from orchestrator.client.errors import JobError
 from orchestrator.spec.job_spec import Spec
 
@@ -87,12 +99,39 @@ def test_the_services_own_files_are_not_to_be_had(tmp_path: Path, monkeypatch: p
     tokens = tmp_path / "home" / "tokens.json"
     for path in ("home/tokens.json", "home", "."):
         with pytest.raises(JobError, match="holds the service's own tokens"):
-            check_trust(spec(data={"source": "text", "path": path}), (tmp_path,), (tokens,))
+            check_secrets(spec(data={"source": "text", "path": path}), (tokens,))
     for path in ("a\0b", "~nobody-has-this-name/x"):
         with pytest.raises(JobError, match="is no path"):
             check_trust(spec(data={"source": "text", "path": path}), (tmp_path,))
     with pytest.raises(JobError, match="not TOML"):
         tables_of("a=" + "[" * 5000)
+
+
+def test_the_folder_of_a_spec_that_names_none_is_below_the_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is `runs/NAME`, where the service was started."""
+    monkeypatch.chdir(tmp_path)
+    check_trust(spec(), (tmp_path,))
+    with pytest.raises(JobError, match=r"'runs/sent' lies outside .*: set job.output below --root$"):
+        check_trust(spec(), (tmp_path / "jobs",))
+    check_trust(spec(job={"name": "sent", "output": "jobs/sent"}), (tmp_path / "jobs",))
+
+
+@pytest.mark.parametrize("trust_specs", [True, False])
+@pytest.mark.parametrize("name", ["tokens.json", "audit.jsonl", "audit.jsonl.1", "key.pem", "."])
+def test_no_trust_puts_the_services_own_files_within_reach(
+    tmp_path: Path, trust_specs: bool, name: str
+) -> None:
+    settings = replace(settings_in(tmp_path), trust_specs=trust_specs, tls_key=tmp_path / "key.pem")
+    app = create_app(settings)
+    headers = {"Authorization": f"Bearer {token(settings)}"}
+    tables = {"job": {"name": "sent", "output": str(tmp_path / "sent")}}
+    tables["data"] = {"source": "text", "path": str(tmp_path / name)}
+    with TestClient(app, base_url="http://127.0.0.1:8270", headers=headers) as client:
+        refused = client.post("/api/v1/jobs", json={"spec": tables})
+    assert refused.status_code == 422
+    assert "holds the service's own tokens, audit log or TLS key" in refused.json()["detail"]
 
 
 def test_an_ordinary_spec_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

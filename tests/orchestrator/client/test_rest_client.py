@@ -21,7 +21,7 @@ from serving import listening, served, settings_in
 from dashboard.service import problems
 from dashboard.service.access import Role
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.cli.submitting_over_rest import is_service
+from orchestrator.cli.submitting_over_rest import answers_as_service
 from orchestrator.client.access_token import PLAIN_HTTP, TOKEN, TOKEN_FILE, find_credentials
 from orchestrator.client.errors import (
     ControllerSilent,
@@ -306,12 +306,36 @@ def test_a_command_whose_answer_is_lost_is_sent_again_with_its_id(tmp_path: Path
     assert keys == [f"Idempotency-Key: {command.id}"] * 2
 
 
-def test_a_submission_whose_answer_is_lost_is_not_sent_again(tmp_path: Path) -> None:
+def test_a_submission_is_sent_again_with_its_key_until_it_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its answer is lost. The job's state does not count: it may be that of an earlier run."""
+    monkeypatch.setattr("orchestrator.client.rest_client.PAUSE_S", 0.0)
     spec = Spec.model_validate({"job": {"name": "gpt"}})
-    with raw_server(lost) as (address, seen), pytest.raises(ServiceUnreachable, match="tried once"):
+
+    def undecided(request: str) -> str:
+        return http("202 Accepted", json.dumps({"job": "gpt", "folder": "runs/gpt", "accepted": False}))
+
+    def begun(request: str) -> str:
+        return http("202 Accepted", json.dumps({"job": "gpt", "folder": "runs/gpt", "accepted": True}))
+
+    def refused(request: str) -> str:
+        problem = json.dumps({"type": "about:blank", "status": 422, "detail": "nothing fits the memory"})
+        return http("422 Unprocessable Content", problem, kind="application/problem+json")
+
+    with raw_server(lost, undecided, undecided, begun) as (address, seen):
+        assert asyncio.run(rest(address, tmp_path).submit(spec, resume=True)).folder == "runs/gpt"
+    assert {request.split()[0] for request in seen} == {"POST"}
+    assert {request.partition("\r\n\r\n")[2] for request in seen} == {
+        '{"spec":{"job":{"name":"gpt"}},"resume":true}'
+    }
+    keys = [line for request in seen for line in request.splitlines() if line.startswith("Idempotency-Key")]
+    assert (len(keys), len({*keys})) == (4, 1)
+    with (
+        raw_server(undecided, refused) as (address, _),
+        pytest.raises(JobError, match="nothing fits the memory"),
+    ):
         asyncio.run(rest(address, tmp_path).submit(spec))
-    (request,) = seen
-    assert json.loads(request.partition("\r\n\r\n")[2]) == {"spec": {"job": {"name": "gpt"}}, "resume": False}
 
 
 def test_every_control_sends_what_the_service_takes(tmp_path: Path) -> None:
@@ -334,6 +358,10 @@ def test_every_control_sends_what_the_service_takes(tmp_path: Path) -> None:
         lambda client: client.fault("gpt", {"node": "ab"}),
         lambda client: client.apply("gpt", (1, 2), base=(3, 4)),
         lambda client: client.apply("gpt", (1, 2)),
+        lambda client: client.move("gpt", "3", 1, base=(3, 4)),
+        lambda client: client.drain("gpt", "10.0.0.7", base=(3, 4)),
+        lambda client: client.scale("gpt", spares=1, base=(3, 4)),
+        lambda client: client.freeze("gpt", r_max=0.5, base=(3, 4)),
     ]
     with raw_server(*[take] * len(calls)) as (address, _):
         client = rest(address, tmp_path)
@@ -349,6 +377,10 @@ def test_every_control_sends_what_the_service_takes(tmp_path: Path) -> None:
         ("faults", {"node": "ab"}),
         ('plan If-Match: "3.4"', {"partition": [1, 2]}),
         ("plan", {"partition": [1, 2]}),
+        ('move If-Match: "3.4"', {"layers": "3", "rank": 1}),
+        ('drain If-Match: "3.4"', {"node": "10.0.0.7", "deadline_s": 30.0}),
+        ('scale If-Match: "3.4"', {"ranks": None, "spares": 1}),
+        ('freeze If-Match: "3.4"', {"method": None, "r_max": 0.5}),
     ]
 
 
@@ -421,11 +453,11 @@ def test_freshet_submit_knows_a_service_from_other_servers(
     spec.write_text('[job]\nname = "a"\nstpes = 3\n')
     assert freshet_here("submit", str(spec), "--address", address) == USER_ERROR
     assert "did you mean 'steps'" in capsys.readouterr().err
-    spec.write_text('[job]\nname = "a"\n')
+    spec.write_text(f'[job]\nname = "a"\noutput = "{tokens.parent / "a"}"\n')
     assert freshet_here("submit", str(spec), "--address", address) == USER_ERROR
     assert "this service shows past runs and has no cluster" in capsys.readouterr().err
     with raw_server(lambda request: http("404 Not Found", "{}")) as (other, _):
-        assert not is_service(other)
+        assert not answers_as_service(other)
 
 
 @pytest.mark.parametrize(
