@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from dashboard.api.examples import SUMMARY, VIEW, answered, example
 from dashboard.api.models import Model, Summary
 from dashboard.api.sources import Past
-from dashboard.jobs.past_runs import PastRun, PastRuns
+from dashboard.jobs.past_runs import MOST_RUNS, PastRun, PastRuns
 from dashboard.service.problems import documented
 from dashboard.service.services import Parts
 from orchestrator.analysis.job_summary import JobSummary, job_summary
@@ -35,12 +35,17 @@ class Run(Model):
 class Runs(
     Model,
     json_schema_extra=example(
-        {"runs": [{"run": "gpt", "folder": "/data/runs/gpt", "summary": SUMMARY, "problem": ""}]}
+        {
+            "runs": [{"run": "gpt", "folder": "/data/runs/gpt", "summary": SUMMARY, "problem": ""}],
+            "left_out": 0,
+        }
     ),
 ):
-    """All past runs."""
+    """Past runs, by name."""
 
     runs: list[Run]
+    left_out: int
+    """How many more there are: at most 1,000 are listed."""
 
 
 def run_summary(past: PastRuns, run: PastRun) -> JobSummary:
@@ -52,22 +57,23 @@ def run_summary(past: PastRuns, run: PastRun) -> JobSummary:
     return job_summary(past.view(run), lost=True)
 
 
-def list_of(past: PastRuns) -> list[Run]:
-    """All past runs, by name. Reads their logs."""
-    found = []
-    for run in past.runs():
+def list_of(past: PastRuns) -> Runs:
+    """The first `MOST_RUNS` past runs, by name. Reads their logs."""
+    found: list[Run] = []
+    runs = past.runs()
+    for run in runs[:MOST_RUNS]:
         try:
             summary, problem = Summary.model_validate(asdict(run_summary(past, run))), ""
         except JobError as error:
             summary, problem = None, str(error)
         found.append(Run(run=run.name, folder=str(run.path), summary=summary, problem=problem))
-    return found
+    return Runs(runs=found, left_out=len(runs) - len(found))
 
 
 @router.get("/runs", responses=documented(401, 403))
 async def list_runs(parts: Parts) -> Runs:
-    """All past runs in the folders that the service was started with."""
-    return Runs(runs=await parts.threads.read_files(partial(list_of, parts.past)))
+    """Past runs in the folders that the service was started with."""
+    return await parts.threads.read_files(partial(list_of, parts.past))
 
 
 @router.get("/runs/{run}", responses=documented(401, 403, 404, 422))

@@ -4,8 +4,8 @@ as it goes. Read again when its log has grown."""
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -17,6 +17,7 @@ from orchestrator.history.job_view import JobView
 
 KEPT_VIEWS = 16
 MOST_RUNS = 1_000
+"""Runs that are listed."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class PastRun:
     """A run's folder."""
 
     name: str
-    """How pages and routes name it: its path below the folder of runs, with `~` for `/`."""
+    """How pages and routes name it: its path below the folder of runs, with `~` for `/`. If another folder has a run of
+    that name, with as many names of folders before it as tell the runs apart."""
     path: Path
 
 
@@ -41,16 +43,12 @@ class PastRuns:
 
     def runs(self) -> list[PastRun]:
         """All runs, by name. Reads directories."""
-        found: dict[str, PastRun] = {}
+        found: dict[Path, tuple[str, Path]] = {}
         for folder in self._folders:
-            if _is_run(folder):
-                found.setdefault(folder.name, PastRun(folder.name, folder))
-                continue
-            for path in sorted([*folder.glob("*"), *folder.glob("*/*")])[:MOST_RUNS]:
-                if _is_run(path):
-                    name = "~".join(path.relative_to(folder).parts)
-                    found.setdefault(name, PastRun(name, path))
-        return [found[name] for name in sorted(found)]
+            for name, above, path in _runs_in(folder):
+                found.setdefault(path, (name, above))
+        runs = [PastRun(name, path) for path, name in _told_apart(found).items()]
+        return sorted(runs, key=lambda run: run.name)
 
     def find(self, name: str) -> PastRun:
         """The run called `name`.
@@ -93,6 +91,34 @@ class PastRuns:
                 if len(self._views) > KEPT_VIEWS:
                     self._views.popitem(last=False)
             return view
+
+
+def _runs_in(folder: Path) -> Iterator[tuple[str, Path, Path]]:
+    """(name, the folder above what is named, path) of each run in `folder`."""
+    if _is_run(folder):
+        yield folder.name, folder.parent, folder
+        return
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        if _is_run(path):
+            yield "~".join(path.relative_to(folder).parts), folder, path
+
+
+def _told_apart(found: dict[Path, tuple[str, Path]]) -> dict[Path, str]:
+    """Path -> name, each name once.
+
+    Args:
+        found: path -> (name, the folder above what is named).
+    """
+    names = {path: name for path, (name, _) in found.items()}
+    above = {path: folder for path, (_, folder) in found.items()}
+    while True:
+        counts = Counter(names.values())
+        same = [path for path, name in names.items() if counts[name] > 1 and above[path].name]
+        if not same:
+            return names
+        for path in same:
+            names[path] = f"{above[path].name}~{names[path]}"
+            above[path] = above[path].parent
 
 
 def _is_run(path: Path) -> bool:

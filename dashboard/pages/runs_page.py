@@ -23,15 +23,17 @@ MOST_COMPARED = 6
 
 @router.get("/runs")
 async def runs(parts: Parts, caller: From) -> Response:
-    """All past runs in the folders that the service was started with."""
+    """Past runs in the folders that the service was started with."""
     found = await parts.threads.read_files(partial(list_of, parts.past))
     rows = [
         (run, tone_of(run.summary.state), sparkline(run.summary.losses))
         if run.summary
         else (run, "bad", None)
-        for run in found
+        for run in found.runs
     ]
-    return page("runs.html.j2", runs=rows, folders=parts.settings.runs, caller=caller)
+    return page(
+        "runs.html.j2", runs=rows, left_out=found.left_out, folders=parts.settings.runs, caller=caller
+    )
 
 
 @router.get("/compare")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -97,7 +98,7 @@ async def job_subject(job: JobName, parts: Parts) -> Subject:
 
 
 async def _run(run: RunName, parts: Parts) -> Subject:
-    return Subject(await past_source(run, parts), f"/runs/{run}")
+    return Subject(await past_source(run, parts), f"/runs/{quote(run, safe='')}")
 
 
 Job = Annotated[Subject, Depends(job_subject)]

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,7 +14,7 @@ from httpx import Response
 from markupsafe import escape
 from page_runs import HOSTILE, moving, other_plan, page_settings, profile, training
 from report_page import Page
-from serving import live_job, show, token
+from serving import live_job, settings_in, show, token, write_run
 from synthetic_run import freezing_records, plan
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale
@@ -22,10 +23,12 @@ from dashboard.pages.controls import CONTROLS, Cut
 from dashboard.pages.sections import BY_NAME, SECTIONS, render
 from dashboard.pages.shown import Shown
 from dashboard.pages.sparkline import sparkline
+from dashboard.pages.what_if_page import Asked, ways
 from dashboard.service.access import Role
 from dashboard.service.app import create_app
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
+from orchestrator.analysis.what_if import what_if
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, PlanChanged, Refused
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
@@ -271,6 +274,73 @@ def test_what_if_is_a_link_away_for_every_reader_and_every_run(settings: Setting
             assert links.count(f"{base}/what-if") == 1
             assert f"{base}/what-if" in client.get(f"{base}/parts/head").text
             assert client.get(f"{base}/what-if").status_code == 200
+
+
+def test_runs_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("old/runs", "new/runs", "one")]
+    for folder in folders[:2]:
+        write_run(folder / "gpt", freezing_records(steps=5))
+    write_run(folders[1] / "other", freezing_records(steps=5))
+    write_run(folders[2], freezing_records(steps=5))
+    settings = replace(settings_in(tmp_path / "service"), runs=(*folders, folders[0]))
+    headers = {"Authorization": f"Bearer {token(settings, Role.READ)}"}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8270", headers=headers) as client:
+        found = {each["run"]: each["folder"] for each in client.get("/api/v1/runs").json()["runs"]}
+        assert found == {
+            "old~runs~gpt": str(folders[0] / "gpt"),
+            "new~runs~gpt": str(folders[1] / "gpt"),
+            "other": str(folders[1] / "other"),
+            "one": str(folders[2]),
+        }
+        compared = client.get("/compare", params={"run": ["old~runs~gpt", "new~runs~gpt"]})
+        assert compared.status_code == 200
+
+
+def test_runs_that_are_not_listed_are_counted_and_other_folders_push_none_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dashboard.api.runs.MOST_RUNS", 2)
+    for name in ("a", "b", "c"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    for name in ("x", "y", "z"):
+        write_run(tmp_path / "runs" / name, freezing_records(steps=5))
+    settings = replace(settings_in(tmp_path / "service"), runs=(tmp_path / "runs",))
+    headers = {"Authorization": f"Bearer {token(settings, Role.READ)}"}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8270", headers=headers) as client:
+        answer = client.get("/api/v1/runs").json()
+        assert ([each["run"] for each in answer["runs"]], answer["left_out"]) == (["x", "y"], 1)
+        assert "1 more run is left out" in client.get("/runs").text
+        assert client.get("/runs/z").status_code == 200
+
+
+def test_the_links_of_a_run_s_page_hold_its_name_whatever_it_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "50% a?b#c", freezing_records(steps=5))
+    settings = replace(settings_in(tmp_path / "service"), runs=(tmp_path / "runs",))
+    headers = {"Authorization": f"Bearer {token(settings, Role.READ)}"}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8270", headers=headers) as client:
+        (link,) = (each for each in Page(client.get("/runs").text).all("a") if "50%" in each["href"])
+        page = Page(client.get(link["href"]).text)
+        links = [each["href"] for each in page.all("a") if each["href"].endswith(("what-if", "decisions"))]
+        links += [each["data-from"] for each in page.all("section") if "data-from" in each]
+        assert len(links) > 5
+        assert {client.get(each).status_code for each in links} == {200}
+
+
+def test_each_way_to_have_a_change_is_for_the_plan_that_it_was_simulated_on() -> None:
+    view = training()
+    changes = [
+        Asked(ranks=2),
+        Asked(cut="3+3+3+1"),
+        Asked(cut="keep", r_max=0.5),
+    ]
+    found = [
+        way.control
+        for asked in changes
+        for way in ways(what_if(view, profile(), asked.change), asked, "1.1")
+        if way.control
+    ]
+    assert {control.partition("?")[0] for control in found} == {"scale", "plan", "freeze"}
+    assert all(control.endswith("version=1.1") for control in found)
 
 
 class WithProfile(Shown):
