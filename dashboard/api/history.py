@@ -13,6 +13,7 @@ from dashboard.api.models import JsonObject, Model
 from dashboard.api.sources import Live, Past, Source
 from dashboard.service.problems import Problem, documented
 from orchestrator.analysis.step_memory import profile_beside
+from orchestrator.analysis.throughput import throughput
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import named_floats
 from orchestrator.history.job_view import JobView
@@ -103,9 +104,7 @@ def _telemetry(view: JobView, last: int) -> Telemetry:
         loss=[_finite(each.loss) for each in steps],
         grad_norm=[_finite(each.grad_norm) for each in steps],
         step_s=[each.step_s for each in steps],
-        tokens_per_s=[
-            (each.tokens or each.samples) / each.step_s if each.step_s > 0 else 0.0 for each in steps
-        ],
+        tokens_per_s=[throughput(each) if each.step_s > 0 else 0.0 for each in steps],
         bubble=[each.bubble for each in steps],
         validation={step: _finite(report.loss) for step, report in sorted(view.validations.items())},
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from orchestrator.analysis.throughput import pace, throughput_unit
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
 
 SPARKS = 60
 """Most losses in a sparkline."""
-RATE_STEPS = 20
-"""Newest steps whose throughput is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +19,8 @@ class JobSummary:
 
     job: str
     state: str
-    """`starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or `lost`; without a view `silent`
-    or `abandoned`, and from a service `submitting` or `refused`."""
+    """`pending`, `starting`, `training`, `waiting`, `paused`, `finished`, `stopped`, `failed` or `lost`; without a view
+    `silent` or `abandoned`, and from a service `submitting` or `refused`."""
     step: int
     """Steps committed."""
     last_step: int
@@ -31,7 +30,7 @@ class JobSummary:
     losses: tuple[float, ...]
     """At most `SPARKS` of the losses so far, evenly spread over the steps, the newest last."""
     step_s: float | None
-    """Median seconds of the newest `RATE_STEPS` steps."""
+    """Median seconds of the newest steps, as `orchestrator.analysis.throughput.pace` chooses them."""
     tokens_per_s: float | None
     """Over the same steps; samples per second if the model has no tokens."""
     per_s: str
@@ -70,13 +69,11 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         lost: whether it has no controller, though it has not ended.
     """
     steps = [view.steps[step] for step in sorted(view.steps)]
-    recent = steps[-RATE_STEPS:]
-    seconds = sum(report.step_s for report in recent)
     losses = [report.loss for report in steps if math.isfinite(report.loss)]
     spread = max(1, min(SPARKS, len(losses)))
     sparks = tuple(losses[(n + 1) * len(losses) // spread - 1] for n in range(spread)) if losses else ()
     running = view.outcome is None and not lost
-    times = sorted(report.step_s for report in recent)
+    now = pace(view)
     return JobSummary(
         job=view.job,
         state="lost" if lost and view.outcome is None else view.state,
@@ -84,9 +81,9 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         last_step=view.last_step,
         loss=losses[-1] if steps and math.isfinite(steps[-1].loss) else None,
         losses=sparks,
-        step_s=times[len(times) // 2] if times else None,
-        tokens_per_s=sum(each.tokens or each.samples for each in recent) / seconds if seconds > 0 else None,
-        per_s="tokens/s" if any(each.tokens for each in recent) else "samples/s",
+        step_s=now.step_s if now is not None else None,
+        tokens_per_s=now.per_s if now is not None else None,
+        per_s=throughput_unit(view),
         ranks=len(view.ranks.members) if running else 0,
         spares=len(view.ranks.spares) if running else 0,
         effective_time_ratio=training_time_ratio(view),

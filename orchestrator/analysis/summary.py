@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
+from orchestrator.analysis.throughput import mean_throughput
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
@@ -62,14 +63,13 @@ def summarize(path: Path, *, started_s: float) -> Summary:
     steps = [run.steps[number] for number in sorted(run.steps)]
     recent = _steps_of_newest_start(records)
     timed = recent[1:] or recent
-    seconds = sum(step.step_s for step in timed)
     return Summary(
         name=run.job,
         steps=steps[-1].step if steps else 0,
         first_loss=steps[0].loss if steps else None,
         final_loss=steps[-1].loss if steps else None,
         validation_loss=run.validations[max(run.validations)].loss if run.validations else None,
-        tokens_per_s=sum(step.tokens or step.samples for step in timed) / seconds if seconds else None,
+        tokens_per_s=mean_throughput(timed),
         step_time_s=median(step.step_s for step in timed) if timed else None,
         first_step_after_s=run.first_step_s - started_s if run.first_step_s is not None else None,
         state_sha256=_state_sha256(records),

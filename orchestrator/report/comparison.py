@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from orchestrator.analysis.effective_time import effective_time
 from orchestrator.analysis.job_summary import job_summary
+from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import percent, rate, seconds, significant
 from orchestrator.report.parts import Cell, Column, Pill, Table
 from orchestrator.report.recovery import RecoveryPart, recovery
-from orchestrator.report.sections import outcome, throughput, throughput_unit
+from orchestrator.report.sections import outcome
 from orchestrator.report.what_ran import model_text, partition_text
 from workers.protocol import StepReport
 

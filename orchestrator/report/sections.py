@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from orchestrator.analysis.freeze_steps import freeze_steps
+from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series
@@ -122,15 +123,6 @@ def tiles(run: JobView) -> tuple[Tile, ...]:
         first = seconds(run.first_step_s - run.started_s)
         entries.append(("First step after", first, "from submission"))
     return tuple(tile(*entry) for entry in entries)
-
-
-def throughput(report: StepReport) -> float:
-    """Tokens per second, or samples per second if there are no tokens."""
-    return (report.tokens or report.samples) / report.step_s if report.step_s > 0 else math.nan
-
-
-def throughput_unit(run: JobView) -> str:
-    return "tokens/s" if any(report.tokens for report in run.steps.values()) else "samples/s"
 
 
 def training(run: JobView) -> Training | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.analysis.throughput import throughput
 from orchestrator.events.types import Event, Migrated, Record, Regrouped
 from orchestrator.history.totals import part_seconds
 from workers.protocol import StepReport, ValidationReport
@@ -82,7 +83,7 @@ def entry_of(event: Event, time_s: float) -> Entry | None:
                 "bubble_ratio": event.bubble,
             }
             if event.step_s > 0:
-                values["tokens_per_second"] = (event.tokens or event.samples) / event.step_s
+                values["tokens_per_second"] = throughput(event)
             return Entry(step=step, time_s=event.committed_s or time_s, values=values)
         case ValidationReport(step=step, loss=loss):
             return Entry(step=step, time_s=time_s, values={"validation_loss": loss})

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 
 from orchestrator.analysis.redundancy import places_without_redundancy
 from orchestrator.analysis.slow_ranks import slowdowns
+from orchestrator.analysis.throughput import pace
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
 from orchestrator.history.totals import PARTS
 from orchestrator.telemetry.metrics import BY_NAME, CAUSES, MODES, STATES, Metric
-
-RECENT_STEPS = 20
-"""Newest steps whose time and throughput are averaged."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +58,25 @@ def _steps(view: JobView) -> Iterator[Sample]:
         yield _sample("gradient_norm", newest.grad_norm)
         yield _sample("learning_rate", newest.lr)
         yield _sample("bubble_ratio", newest.bubble)
-        yield from _rates(view, newest.generation)
+        yield from _rates(view)
     if view.validations:
         yield _sample("validation_loss", view.validations[max(view.validations)].loss)
     if (ratio := training_time_ratio(view)) is not None:
         yield _sample("training_time_ratio", ratio)
 
 
-def _rates(view: JobView, generation: int) -> Iterator[Sample]:
-    """Of the newest steps of the newest generation: another number of ranks takes another time."""
-    newest = [view.steps[step] for step in sorted(view.steps)[-RECENT_STEPS:]]
-    recent = [report for report in newest if report.generation == generation]
-    step_s, seconds = median(report.step_s for report in recent), sum(report.step_s for report in recent)
-    yield _sample("step_seconds", step_s)
-    if seconds > 0:
-        yield _sample("tokens_per_second", sum(each.tokens or each.samples for each in recent) / seconds)
+def _rates(view: JobView) -> Iterator[Sample]:
+    now = pace(view)
+    if now is None:
+        return
+    yield _sample("step_seconds", now.step_s)
+    if now.per_s is not None:
+        yield _sample("tokens_per_second", now.per_s)
     plan = view.followed or view.plan
     if plan is not None and plan.predicted_step_s is not None:
         yield _sample("predicted_step_seconds", plan.predicted_step_s)
-        if step_s > 0 and _trains(view):
-            yield _sample("predicted_step_ratio", plan.predicted_step_s / step_s)
+        if now.step_s > 0 and _trains(view):
+            yield _sample("predicted_step_ratio", plan.predicted_step_s / now.step_s)
 
 
 def _freezing(view: JobView) -> Iterator[Sample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -12,6 +13,7 @@ from eventful_run import CHECKPOINT, COPIED, LAST, PARTS, STEPS, eventful, regro
 from prometheus_client.parser import text_string_to_metric_families
 from synthetic_run import RANKS
 
+from orchestrator.analysis.job_summary import job_summary
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
@@ -42,6 +44,22 @@ def values(view: JobView) -> dict[tuple[str, ...], float]:
 def take(view: JobView, *logged: events.Event) -> None:
     for event in logged:
         view.take(Record(time_s=view.ended_s + 1, event=event))
+
+
+def test_the_summary_and_the_metrics_tell_one_pace_of_the_newest_generation() -> None:
+    """Half of the newest steps were run by fewer ranks, much more slowly."""
+    view = fold(eventful().records)
+    numbers = sorted(view.steps)[-20:]
+    for place, number in enumerate(numbers):
+        newer = place >= 10
+        view.steps[number] = replace(
+            view.steps[number], generation=9 if newer else 8, step_s=0.1 + place / 100 if newer else 0.8
+        )
+    found, summary = values(view), job_summary(view)
+    newest = [view.steps[number] for number in numbers[10:]]
+    assert summary.step_s == found["step_seconds",] == pytest.approx((0.24 + 0.25) / 2)
+    tokens, seconds = sum(each.tokens for each in newest), sum(each.step_s for each in newest)
+    assert summary.tokens_per_s == found["tokens_per_second",] == pytest.approx(tokens / seconds)
 
 
 def test_every_metric_of_the_table_has_a_value_and_no_other_has(view: JobView) -> None:
