@@ -1,4 +1,4 @@
-"""Some events of a job, as a reader gets them who asks again and again. A value; decides nothing."""
+"""A page of a job's events, as a reader gets it for each request. A value; decides nothing."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ const freshetCharts = (() => {
     drawn.set(figure, { plot: new uPlot(options(chart, place.clientWidth), joined(chart), place), chart });
   }
 
-  /** Gives the drawn `figure` the data of `chart`. Draws anew only if there are other curves; a zoom stays. */
+  /** Gives the drawn `figure` the data of `chart`. Redraws it only if there are other curves; a zoom stays. */
   function update(figure, chart) {
     const known = drawn.get(figure);
     if (!known || shape(known.chart) !== shape(chart)) return draw(figure, chart);
