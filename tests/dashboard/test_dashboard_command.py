@@ -98,6 +98,7 @@ def test_on_every_address_it_names_one_that_it_answers_to(
     service = subprocess.Popen(
         [*command, "--until-input-ends"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert service.stdin is not None
     assert service.stdout is not None
     try:
         address = urlsplit(service.stdout.readline().split()[1])
@@ -106,8 +107,9 @@ def test_on_every_address_it_names_one_that_it_answers_to(
         answer = httpx.get(url, headers={"Host": address.netloc}, trust_env=False, timeout=30)
         assert answer.status_code == 200
     finally:
-        said, _ = service.communicate(timeout=20)
-    assert service.returncode == 0
+        service.stdin.close()
+        said = service.stdout.read()
+    assert service.wait(20) == 0
     assert "without TLS" in said
     assert ("answers only to requests for this machine's loopback" in said) is (not words)
 
