@@ -13,7 +13,7 @@ from rich.console import Console
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.summary import summarize
 from orchestrator.cli.text.progress import open_progress
-from orchestrator.cli.text.wording import observer
+from orchestrator.cli.text.training_lines import observer
 from orchestrator.client.following import Run
 from orchestrator.client.running import run
 from orchestrator.events import types as events

@@ -21,7 +21,7 @@ import ray
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts, reap
 from orchestrator.controller.adaptation import Adaptation
-from orchestrator.controller.commands import Commands
+from orchestrator.controller.client_commands import Commands
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
@@ -30,9 +30,9 @@ from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.garbage import exclude_kept_objects
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
-from orchestrator.controller.retry import persist
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.reshaping import Reshaping
+from orchestrator.controller.retry import persist
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
@@ -320,7 +320,8 @@ class Controller:
         Args:
             name: `stop`, `abort`, `checkpoint`, `pause`, `resume`, `fault` (a `drill`), `move` (of `layers` to
                 `rank`), `plan` (a `partition` in place of the plan `base`), `scale` (to `ranks` and `spares`),
-                `drain` (a `node` within `deadline_s`) or `freeze` (by `method` with `r_max`).
+                `drain` (a `node` within `deadline_s`) or `freeze` (by `method` with `r_max`). Those of the plan, from
+                `move` on, may name the plan that they are for, `base`.
             by: who sent it and from where.
 
         Raises:

@@ -24,7 +24,7 @@ from orchestrator.controller.requests.freeze_request import (
     plan_of,
 )
 from orchestrator.controller.requests.move_request import domains_of
-from orchestrator.controller.requests.proposing import base_in, check_base
+from orchestrator.controller.requests.partition_request import base_in, check_base
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Submitted
 from orchestrator.history.command_table import Entry
 from orchestrator.history.copying import copied

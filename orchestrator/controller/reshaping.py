@@ -1,6 +1,6 @@
 """Carries out the commands that change where a training job's layers are: move, plan, scale and drain.
 
-Each is checked against the job as it is, then posted to the lifecycle, which logs its outcome.
+Each is checked by `orchestrator/controller/requests/`, then posted to the lifecycle, which logs its outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.cluster.placement import Node
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.requests.move_request import described, move_of_layers, move_to
-from orchestrator.controller.requests.proposing import base_in, check_base, move_to_partition, propose
+from orchestrator.controller.requests.partition_request import base_in, check_base, move_to_partition, propose
 from orchestrator.controller.requests.resize_request import (
     Capacity,
     check_plan,

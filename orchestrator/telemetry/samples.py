@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.analysis.redundancy import places_without_redundancy
-from orchestrator.analysis.slow_ranks import slowdowns
+from orchestrator.analysis.slowdown_metric import slowdowns
 from orchestrator.analysis.throughput import pace
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView

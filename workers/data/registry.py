@@ -9,7 +9,6 @@ import difflib
 from pathlib import Path
 
 from workers.config import DataConfig, ModelConfig
-from workers.data.user_source import as_open_data
 from workers.data.corpus import (
     JSONL_SUFFIXES,
     TEXT_SUFFIXES,
@@ -23,6 +22,7 @@ from workers.data.dataset import OpenData
 from workers.data.digits import open_digits
 from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import load_tokenizer, tokenizer_identity
+from workers.data.user_source import as_open_data
 from workers.data.windows import TokenWindows
 from workers.process.import_path import call_import_path
 from workers.protocol import JobError

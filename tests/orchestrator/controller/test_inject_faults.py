@@ -18,7 +18,7 @@ from orchestrator.cli.commands.steer.fault import drill_of
 from orchestrator.cli.exit_codes import USER_ERROR
 from orchestrator.cli.main import app
 from orchestrator.cli.text.progress import LineProgress
-from orchestrator.cli.text.wording import observer
+from orchestrator.cli.text.training_lines import observer
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.inject_faults import check_step, choose_node, choose_rank, inject, when
 from orchestrator.events.types import Record

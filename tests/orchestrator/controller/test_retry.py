@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from orchestrator.controller.retry import persist
 from orchestrator.controller.publisher import Publisher
+from orchestrator.controller.retry import persist
 from orchestrator.events.log import DamagedLogError
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
-from workers.data.user_source import as_open_data
 from workers.data.dataset import Batch, OpenData
+from workers.data.user_source import as_open_data
 from workers.protocol import JobError
 
 ORIGIN = "data.source = 'mine:open'"

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from synthetic_run import RANKS, plan, timelines
 
-from orchestrator.analysis.slow_ranks import slowdowns
+from orchestrator.analysis.slowdown_metric import slowdowns
 from orchestrator.events.types import Event, Issued, Record
 from orchestrator.history.job_view import JobView
 

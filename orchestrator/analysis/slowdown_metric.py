@@ -1,4 +1,7 @@
-"""How much slower each rank computes than it did: what a straggler shows. Pure: a job's view in, ratios out."""
+"""How much slower each rank computes than it did: a metric for other systems.
+
+Pure: a job's view in, ratios out. What moves layers away from slow ranks is `planner/adapt/`.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ray_jobs import resolved
 from tiny_jobs import tiny
 
 from orchestrator.controller.requests.move_request import move_of_layers
-from orchestrator.controller.requests.proposing import move_to_partition, propose
+from orchestrator.controller.requests.partition_request import move_to_partition, propose
 from orchestrator.history.proposal import PlanChanged, Proposal
 from orchestrator.lifecycle import moves
 from orchestrator.lifecycle.migration import Move
