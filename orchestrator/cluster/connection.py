@@ -41,6 +41,7 @@ def prepare_local(environment: dict[str, str]) -> None:
 
     Call it before `import ray`. Values that the user has set stay.
     """
+    stay_without_cluster(environment)
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Despite its name: 0 makes Ray treat this machine as a cluster of one, bound to 127.0.0.1.
     environment.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -57,6 +58,12 @@ def prepare_local(environment: dict[str, str]) -> None:
             except OSError:
                 # One in the environment serves this job and its processes.
                 environment["RAY_AUTH_TOKEN"] = token
+
+
+def stay_without_cluster(environment: dict[str, str]) -> None:
+    """Have Ray refuse calls of a process that is connected to no cluster, as when a thread outlives its connection: it
+    would start a cluster of its own. Call it before `import ray`; a value that the user has set stays."""
+    environment.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 
 class Connection:
@@ -84,6 +91,7 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
     Raises:
         JobError: there is no such cluster, or a job that Ray runs for a client asks for a local one.
     """
+    stay_without_cluster(os.environ)  # pyright: ignore[reportArgumentType]
     if address == "local" and SUBMITTED in os.environ:
         raise JobError(
             "cluster.address = 'local' starts a cluster of its own, and this process is a job that was submitted to one"

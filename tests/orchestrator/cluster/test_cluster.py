@@ -100,3 +100,34 @@ def test_what_rays_processes_publish_stays_off_the_terminal(
         assert capsys.readouterr().out == ""
     worker.print_to_stdstream(message, ignore_prefix=False)
     assert "Raylet is terminated." in capsys.readouterr().out
+
+
+CALLS_WITHOUT_A_CLUSTER = """
+from orchestrator.cluster.connection import connected
+from workers.protocol import JobError
+
+try:
+    with connected("127.0.0.1:1", cpus=1):
+        pass
+except JobError:
+    import ray
+
+    try:
+        ray.get_actor("nobody")
+    except ray.exceptions.RaySystemError as error:
+        print(error, ray.is_initialized())
+"""
+
+
+def test_a_call_that_outlives_its_connection_starts_no_cluster() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ENABLE_AUTO_CONNECT"}
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS_WITHOUT_A_CLUSTER],
+        cwd=Path(__file__).parents[3],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "Ray has not been started yet" in done.stdout, done
+    assert done.stdout.rstrip().endswith("False")
