@@ -32,7 +32,7 @@ from orchestrator.analysis.what_if import what_if
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, PlanChanged, Refused
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
-from orchestrator.events.types import KINDS, Adapted, Finished, Issued, Record, SpeedsChanged
+from orchestrator.events.types import KINDS, Adapted, Commanded, Finished, Issued, Record, SpeedsChanged
 from orchestrator.history.job_view import JobView
 
 KIND_OF = {event: kind for kind, event in KINDS.items()}
@@ -201,6 +201,14 @@ def test_layers_on_their_way_are_told_in_words_too() -> None:
     assert "plan 1.1; plan 1.2 is on its way, layers 3 move" in " ".join(page.text.split())
     assert "3 → rank 0" in page.text
     assert "3 from rank 1" in page.text
+
+
+def test_controls_that_were_sent_are_told_in_words_whatever_they_name() -> None:
+    moves = Commanded(id="a", name="move", arguments={"layers": "3", "rank": 0, "base": [1, 2]})
+    odd = Commanded(id="b", name="drain", arguments={"node": "n", "base": 7})
+    told = " ".join(section("commands", training(moves, odd)).text.split())
+    assert "move layers 3 rank 0 for plan 1.2" in told
+    assert "drain node n base 7" in told
 
 
 def test_a_job_s_name_is_never_markup() -> None:
