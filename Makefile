@@ -13,7 +13,7 @@ run: $(VENV)/.installed
 	$(BIN)/freshet train examples/gpt.toml --dashboard $(ARGS)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
