@@ -13,6 +13,7 @@ from orchestrator.cli.commands.results.export import export
 from orchestrator.cli.commands.results.report import report
 from orchestrator.cli.commands.results.timeline import timeline
 from orchestrator.cli.commands.results.verify import verify
+from orchestrator.cli.commands.start.interference import interference
 from orchestrator.cli.commands.start.plan import plan
 from orchestrator.cli.commands.start.profile import profile
 from orchestrator.cli.commands.start.rehearse import rehearse
@@ -55,6 +56,7 @@ ROOMS = {
 for heading, commands in ROOMS.items():
     for command in commands:
         app.command(rich_help_panel=heading)(command)
+app.add_typer(interference, rich_help_panel="Start")
 
 
 def _show_version(asked: bool) -> None:

@@ -1,0 +1,40 @@
+"""`freshet interference`: measures how neighbours slow stages down on this machine, and fits a model to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+interference = typer.Typer(
+    name="interference",
+    help="Measure how neighbours slow stages down on this machine, and fit a model that predicts it.",
+    no_args_is_help=True,
+)
+
+Windows = Annotated[
+    Path | None, typer.Option(help="File of measured windows; without it the one of this user's cache.")
+]
+Model = Annotated[
+    Path | None, typer.Option(help="File of the model; without it the one of this user's cache.")
+]
+
+
+@interference.command()
+def collect(
+    windows: Windows = None,
+    rounds: Annotated[int, typer.Option(min=2, help="Windows of each stage beside each neighbour.")] = 4,
+) -> None:
+    """Measure stages alone and beside real neighbours: compute, memory, cache, network, disk; light and heavy."""
+    from orchestrator.cli.interference import collect_command
+
+    collect_command(windows, rounds)
+
+
+@interference.command()
+def fit(windows: Windows = None, model: Model = None) -> None:
+    """Fit a random forest, judge it and its rivals by neighbours that they have not seen, and store it."""
+    from orchestrator.cli.interference import fit_command
+
+    fit_command(windows, model)

@@ -1,0 +1,188 @@
+"""The forest as arrays predicts what the library that fitted it predicts, and what is altered is refused."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from planner.features import NAMES, row
+from planner.interference import fitting, model_file
+from planner.interference.dataset import ALONE, DatasetError, Windows
+from planner.interference.fitting import CANDIDATES, TREES, fit
+from planner.interference.forest import Forest
+from planner.interference.model_file import (
+    ModelFileError,
+    StoredForest,
+    load_forest,
+    load_windows,
+    save_forest,
+    save_windows,
+)
+
+KINDS = ("compute", "memory", "disk")
+
+
+def made(count: int = 240, seed: int = 0) -> Windows:
+    """Windows whose ratio follows the CPU that others take, in a bent line, with noise, and some values missing."""
+    rng = np.random.default_rng(seed)
+    rows, ratios, kinds, levels = [], [], [], []
+    for number in range(count):
+        kind = (ALONE, *KINDS)[number % 4]
+        others = 0.0 if kind == ALONE else float(rng.uniform(0.2, 2.0))
+        values = {
+            "cpu_others": others,
+            "cpu_busy": min(1.0, 0.5 + others / 4),
+            "work": float(rng.uniform(0.01, 0.1)),
+            "memory_free": float(rng.uniform(0.2, 0.9)),
+        }
+        if rng.random() < 0.2:
+            del values["cpu_busy"]
+        rows.append(row(values))
+        ratios.append((1 + max(0.0, others - 0.5) * 1.5) * float(rng.normal(1, 0.02)))
+        kinds.append(kind)
+        levels.append("" if kind == ALONE else "light" if others < 1 else "heavy")
+    return Windows(rows=np.array(rows), ratios=np.array(ratios), kinds=tuple(kinds), levels=tuple(levels))
+
+
+def test_the_arrays_predict_what_the_library_predicts() -> None:
+    windows = made()
+    library = fitting._regressor(windows, seed=0)
+    forest = fitting._forest(windows, 0)
+    assert forest.trees == TREES
+    rows = made(count=400, seed=1).rows
+    np.testing.assert_allclose(forest.predict(rows), library.predict(rows), rtol=1e-12)
+
+
+def test_a_fit_is_judged_by_neighbours_that_it_has_not_seen() -> None:
+    found = fit(made())
+    forest, linear, network = found.scores
+    assert [score.model for score in found.scores] == ["forest", "linear", "network"]
+    assert forest.r2 > 0.9
+    assert forest.median_error < 0.1
+    assert forest.median_error < linear.median_error
+    assert [kind for kind, _ in forest.by_kind] == sorted(KINDS)
+    assert found.importances[0][0] == "cpu_others"
+    assert sum(count for *_, count in found.calibration) == 180
+    assert found.latency_s > 0
+    assert len(network.by_kind) == 3
+    assert CANDIDATES == 100
+
+
+def test_the_same_windows_give_the_same_forest() -> None:
+    one, other = fit(made()).forest, fit(made()).forest
+    assert all(np.array_equal(getattr(one, name), getattr(other, name)) for name in model_file._ARRAYS)
+
+
+def test_windows_to_which_nothing_can_be_fitted_are_refused() -> None:
+    windows = made()
+    kinds = np.array(windows.kinds)
+    with pytest.raises(DatasetError, match=r"two kinds of neighbours are needed.*there: compute"):
+        fit(windows.only((kinds == ALONE) | (kinds == "compute")))
+    with pytest.raises(DatasetError, match="there are no windows"):
+        fit(windows.only(np.zeros(len(windows), dtype=bool)))
+    with pytest.raises(DatasetError, match="not a number above 0"):
+        fit(replace(windows, ratios=np.where(kinds == ALONE, np.nan, windows.ratios)))
+    with pytest.raises(DatasetError, match="features of version 0"):
+        fit(replace(windows, version=0))
+
+
+def stored(forest: Forest) -> StoredForest:
+    return StoredForest(forest=forest, machine="a test", made="2026-01-01")
+
+
+@pytest.fixture(scope="module")
+def forest() -> Forest:
+    return fitting._forest(made(), 0)
+
+
+def test_a_forest_comes_back_from_its_file(tmp_path: Path, forest: Forest) -> None:
+    path = tmp_path / "models" / "forest.safetensors"
+    save_forest(path, stored(forest))
+    loaded = load_forest(path)
+    assert (loaded.machine, loaded.made) == ("a test", "2026-01-01")
+    rows = made(count=50, seed=2).rows
+    assert np.array_equal(loaded.forest.predict(rows), forest.predict(rows))
+    assert [file.name for file in path.parent.iterdir()] == ["forest.safetensors"]
+
+
+def test_windows_come_back_from_their_file(tmp_path: Path) -> None:
+    windows = made(count=12)
+    save_windows(tmp_path / "w", windows, "a test")
+    loaded, machine = load_windows(tmp_path / "w")
+    assert np.array_equal(loaded.rows, windows.rows, equal_nan=True)
+    assert (loaded.kinds, loaded.levels, machine) == (windows.kinds, windows.levels, "a test")
+    with pytest.raises(ModelFileError, match="is not what `freshet interference fit` writes"):
+        load_forest(tmp_path / "w")
+
+
+def test_an_altered_forest_is_refused(tmp_path: Path, forest: Forest) -> None:
+    path = tmp_path / "forest"
+    save_forest(path, stored(forest))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ModelFileError, match="was altered or damaged"):
+        load_forest(path)
+
+
+def test_a_forest_of_other_features_is_refused(
+    tmp_path: Path, forest: Forest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "forest"
+    monkeypatch.setattr(model_file, "VERSION", 0)
+    save_forest(path, stored(forest))
+    monkeypatch.undo()
+    with pytest.raises(ModelFileError, match="features of version 0, this program those of 1"):
+        load_forest(path)
+
+
+def test_what_is_no_model_is_refused_and_never_unpickled(tmp_path: Path, forest: Forest) -> None:
+    path = tmp_path / "forest"
+    with pytest.raises(ModelFileError, match="there is no "):
+        load_forest(path)
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ModelFileError, match="is no safetensors file"):
+        load_forest(path)
+    save_file({"value": np.zeros(1)}, path)
+    with pytest.raises(ModelFileError, match="is not what"):
+        load_forest(path)
+    assert load_file(path)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        raise_ = exec
+        return raise_, ("raise SystemError('unpickled')",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"left": np.array([0, -1, -1], dtype=np.int32)},
+        {"feature": np.array([len(NAMES), 0, 0], dtype=np.int32)},
+        {"roots": np.array([3], dtype=np.int32)},
+        {"value": np.array([0.0, np.nan, 1.0])},
+        {"right": np.array([2, -1], dtype=np.int32)},
+    ],
+    ids=["a circle", "no such feature", "no such root", "no value", "another length"],
+)
+def test_arrays_that_are_no_forest_are_refused(change: dict[str, np.ndarray]) -> None:
+    tree = {
+        "roots": np.array([0], dtype=np.int32),
+        "left": np.array([1, -1, -1], dtype=np.int32),
+        "right": np.array([2, -1, -1], dtype=np.int32),
+        "feature": np.array([0, 0, 0], dtype=np.int32),
+        "threshold": np.array([0.5, 0.0, 0.0]),
+        "missing_left": np.array([True, False, False]),
+        "value": np.array([0.0, 1.0, 2.0]),
+    }
+    forest = Forest(**tree, columns=len(NAMES))
+    rows = np.full((3, len(NAMES)), np.nan)
+    rows[:, 0] = [0.5, 0.6, np.nan]
+    assert forest.predict(rows).tolist() == [1.0, 2.0, 1.0]
+    with pytest.raises(ValueError, match="no forest"):
+        Forest(**{**tree, **change}, columns=len(NAMES))

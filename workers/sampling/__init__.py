@@ -1,0 +1,5 @@
+"""What surrounds a rank: samples of its device and its host while it trains, in a thread of their own.
+
+Not here: what the features mean (`planner/features.py`), and the times of the rank's actions
+(`workers/profiling/stage_times.py`).
+"""
