@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.features import Sample
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageTime:
@@ -31,3 +33,7 @@ class StepTimes:
     times: tuple[StageTime, ...]
     frozen: bool
     """Whether weight gradients may have been left out."""
+    halves: tuple[tuple[StageTime, ...], ...] = ()
+    """The same for the earlier and the later half of the step's actions, outliers bounded; empty: there are too few."""
+    surroundings: Sample | None = None
+    """The newest sample of its device and host; None where they are not sampled."""

@@ -378,7 +378,8 @@ class Rank:
             bring=partial(self._source.fetch_base, self._step),
         )
         self._training = Training(setup, self._generation, self._channel, self._step, before)
-        self._training.tell(
+        # At once: the controller acts on it only when every rank has said so, and then the commit is settled.
+        self._report(
             SwitchReport(
                 step=self._step,
                 rank=place,

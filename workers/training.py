@@ -27,7 +27,7 @@ from workers.fault_injection.points import Phase
 from workers.generation import GenerationSetup, make_freezer
 from workers.layer_state import digest
 from workers.minibatch import Buffers, Minibatch
-from workers.profiling.stage_times import stage_times
+from workers.profiling.stage_times import half_times, stage_times
 from workers.protocol import (
     Generation,
     JobError,
@@ -157,10 +157,6 @@ class Training:
         self._skipped = before._skipped
         self._announcements, self._checkpointing = before._announcements, before._checkpointing
         self._checkpointing.plan = self._setup.plan
-
-    def tell(self, report: Report) -> None:
-        """Send `report` once the newest step is settled."""
-        self._announcements.add(self.step, report)
 
     @property
     def undecided(self) -> int | None:
@@ -367,6 +363,7 @@ class Training:
                 step=step,
                 plan=setup.plan.key,
                 times=stage_times(window.spans),
+                halves=half_times(window.spans),
                 frozen=self._freezer.may_freeze(step),
             )
             setup.observe(observed)

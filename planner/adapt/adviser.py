@@ -81,13 +81,22 @@ class Adviser:
         if self._measured_on.setdefault(observed.rank, measured_on) != measured_on:
             watch = rebased(watch, slowdown)
         self._measured_on[observed.rank] = measured_on
-        watch, change = after(watch, observed.step, slowdown)
+        change = None
+        for part in self._parts(observed, plan) or (slowdown,):
+            watch, found = after(watch, observed.step, part)
+            change = found or change
         self._watches[observed.rank] = watch
         if change is not None:
             self._note(observed.rank, change)
         if watch.level is not None:
             self.known = self.known.but([(observed.rank, watch.level)])
         return change, None
+
+    def _parts(self, observed: StepTimes, plan: Plan) -> tuple[float, ...]:
+        """The slowdowns of the halves of the step; empty if there are none."""
+        rank, frozen = plan.place(observed.place).rank, observed.frozen
+        found = [slowdown_of(self._profile, plan, rank, half, frozen=frozen) for half in observed.halves]
+        return tuple(slowdown for slowdown, _ in found if slowdown is not None)
 
     def with_known(self, known: Slowdowns, since: int) -> Adviser:
         """Another one for the same job, which begins with what is `known` and has not changed since step `since`."""

@@ -80,11 +80,11 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     # A busy machine may slow ranks down before and meanwhile.
     (fault,) = ran.of(FaultReport)
     slower = next(event for event in changed if dict(event.slowdowns)[SLOW] > 2)
-    assert slower.step - fault.step <= 3
+    assert slower.step - fault.step <= 2
     assert any(f"rank {SLOW} is " in said and " times slower since step " in said for said in slower.changes)
     decisions = [decision for decision in ran.of(events.Adapted) if decision.moves]
     away = next(decision for decision in decisions if decision.layers[SLOW] == 1)
-    assert away.step - fault.step <= 4
+    assert away.step - fault.step <= 3
     assert away.then_s < 0.8 * away.now_s
 
     took = {report.step: report.step_s for report in ran.of(StepReport)}

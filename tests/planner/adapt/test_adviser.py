@@ -37,6 +37,12 @@ def times(place: int, step: int, factor: float) -> StepTimes:
     )
 
 
+def halved(step: int, *factors: float) -> StepTimes:
+    """As `times` of place 0, with a factor for each half."""
+    halves = tuple(times(0, step, factor).times for factor in factors)
+    return replace(times(0, step, sum(factors) / len(factors)), halves=halves)
+
+
 def take(adviser: Adviser, observed: StepTimes) -> tuple[Change | None, str]:
     """The change, and why it was ignored."""
     change, ignored = adviser.take(observed, [PLAN], MEMBERS)
@@ -71,6 +77,17 @@ def test_a_change_is_told_once_and_tells_how_long_speeds_last() -> None:
     # Three speeds lasted some 20 steps each: with what is assumed before, that is a majority.
     assert adviser.lasting_steps(80) == 20
     assert adviser.lasting_steps(160) == 100
+
+
+def test_a_rank_that_is_slow_in_both_halves_of_one_step_is_slow() -> None:
+    adviser = warm()
+    for step in range(1, 10):
+        take(adviser, halved(step, 1.0, 1.0))
+    assert take(adviser, halved(10, 3.0, 1.0)) == (None, "")
+    assert take(adviser, halved(11, 1.0, 1.0)) == (None, "")
+    change, _ = take(adviser, halved(12, 3.0, 3.0))
+    assert change is not None
+    assert (round(change.after, 6), change.since) == (3.0, 12)
 
 
 def test_one_short_speed_is_no_rule() -> None:
