@@ -33,7 +33,6 @@ from workers.protocol import (
     JobError,
     Outcome,
     Parted,
-    Report,
     Request,
     SampleReport,
     Settlement,

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from planner.features import NAMES, VERSION
 from planner.interference.dataset import DatasetError, Windows
 from planner.interference.forest import Forest
 
-FORMAT = 1
+FORMAT = 2
 FORESTS, WINDOWS = "freshet interference forest", "freshet interference windows"
 
 
@@ -35,13 +35,36 @@ class StoredForest:
     """Of the machine on which its windows were measured."""
     made: str
     """Date, as YYYY-MM-DD."""
+    median_error: float
+    """Median of |predicted / measured - 1| beside neighbours that it was not fitted to."""
+    r2: float
+    """Share of the variance that it explains there."""
+
+
+def forest_bytes(stored: StoredForest) -> bytes:
+    """`stored` as the content of a file, for `forest_from`."""
+    arrays = {name: getattr(stored.forest, name) for name in _ARRAYS}
+    told = {name: getattr(stored, name) for name in _TOLD}
+    return _content(FORESTS, arrays, told)
+
+
+def forest_from(content: bytes, where: str) -> StoredForest:
+    """The forest in `content`, of the file `where`.
+
+    Raises:
+        ModelFileError: it is none, was altered, or has other features than this program.
+    """
+    arrays, told = _parsed(content, where, FORESTS, "`freshet interference fit`")
+    try:
+        forest = Forest(**{name: arrays[name] for name in _ARRAYS}, columns=len(NAMES))
+        return StoredForest(forest=forest, **{name: told[name] for name in _TOLD})
+    except (KeyError, ValueError) as error:
+        raise ModelFileError(f"{where} holds no forest: {error}") from None
 
 
 def save_forest(path: Path, stored: StoredForest) -> None:
     """Write `stored` to `path`."""
-    forest = stored.forest
-    arrays = {name: getattr(forest, name) for name in _ARRAYS}
-    _write(path, FORESTS, arrays, {"machine": stored.machine, "made": stored.made})
+    _write(path, forest_bytes(stored))
 
 
 def load_forest(path: Path) -> StoredForest:
@@ -50,18 +73,13 @@ def load_forest(path: Path) -> StoredForest:
     Raises:
         ModelFileError: there is none, it was altered, or it has other features than this program.
     """
-    arrays, told = _read(path, FORESTS, "`freshet interference fit`")
-    try:
-        forest = Forest(**{name: arrays[name] for name in _ARRAYS}, columns=len(NAMES))
-    except (KeyError, ValueError) as error:
-        raise ModelFileError(f"{path} holds no forest: {error}") from None
-    return StoredForest(forest=forest, machine=str(told["machine"]), made=str(told["made"]))
+    return forest_from(_read(path, "`freshet interference fit`"), str(path))
 
 
 def save_windows(path: Path, windows: Windows, machine: str) -> None:
     """Write measured windows to `path`."""
     told = {"machine": machine, "kinds": list(windows.kinds), "levels": list(windows.levels)}
-    _write(path, WINDOWS, {"rows": windows.rows, "ratios": windows.ratios}, told)
+    _write(path, _content(WINDOWS, {"rows": windows.rows, "ratios": windows.ratios}, told))
 
 
 def load_windows(path: Path) -> tuple[Windows, str]:
@@ -70,7 +88,8 @@ def load_windows(path: Path) -> tuple[Windows, str]:
     Raises:
         ModelFileError: there are none, they were altered, or they have other features than this program.
     """
-    arrays, told = _read(path, WINDOWS, "`freshet interference collect`")
+    maker = "`freshet interference collect`"
+    arrays, told = _parsed(_read(path, maker), str(path), WINDOWS, maker)
     try:
         windows = Windows(
             rows=arrays["rows"],
@@ -84,43 +103,61 @@ def load_windows(path: Path) -> tuple[Windows, str]:
 
 
 _ARRAYS = ("roots", "left", "right", "feature", "threshold", "missing_left", "value")
+_TOLD = ("machine", "made", "median_error", "r2")
 
 
-def _write(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]], told: Mapping[str, Any]) -> None:
+def _content(kind: str, arrays: Mapping[str, NDArray[Any]], told: Mapping[str, Any]) -> bytes:
     kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     head = {"kind": kind, "format": FORMAT, "features": VERSION, "names": list(NAMES), **told}
     text = json.dumps(head, sort_keys=True)
-    metadata = {"head": text, "sha256": _checksum(text, kept)}
+    return save(kept, metadata={"head": text, "sha256": _checksum(text, kept)})
+
+
+def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(save(kept, metadata=metadata))
+    partial.write_bytes(content)
     partial.replace(path)
 
 
-def _read(path: Path, kind: str, maker: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def _read(path: Path, maker: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ModelFileError(f"there is no {path}: make one with {maker}") from None
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _parsed(
+    content: bytes, where: str, kind: str, maker: str
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     again = f"make another one with {maker}"
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ModelFileError(f"there is no {path}: {again}") from None
-    except (OSError, SafetensorError) as error:
-        raise ModelFileError(f"{path} is no safetensors file ({error}): {again}") from None
+        arrays = load(content)
+    except SafetensorError as error:
+        raise ModelFileError(f"{where} is no safetensors file ({error}): {again}") from None
+    metadata = _metadata(content)
     text = metadata.get("head", "")
     try:
         head = json.loads(text)
     except ValueError:
         head = None
     if not isinstance(head, dict) or head.get("kind") != kind or head.get("format") != FORMAT:
-        raise ModelFileError(f"{path} is not what {maker} writes: {again}")
+        raise ModelFileError(f"{where} is not what {maker} writes: {again}")
     if _checksum(text, arrays) != metadata.get("sha256"):
-        raise ModelFileError(f"{path} was altered or damaged: its checksum is another one; {again}")
+        raise ModelFileError(f"{where} was altered or damaged: its checksum is another one; {again}")
     if head.get("features") != VERSION or head.get("names") != list(NAMES):
         raise ModelFileError(
-            f"{path} has features of version {head.get('features')}, this program those of {VERSION}: {again}"
+            f"{where} has features of version {head.get('features')}, this program those of {VERSION}: {again}"
         )
     return arrays, head
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """Of a safetensors file, which begins with the length of its JSON header."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]).get("__metadata__", {})
 
 
 def _checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -1,0 +1,174 @@
+"""Obtains this machine's interference model: from the user's cache, or by measurements beside real neighbours."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from orchestrator.cluster.connection import import_paths
+from orchestrator.prepare.profiling import cache_folder, machine_key
+from planner.features import VERSION
+from planner.interference.dataset import DatasetError
+from planner.interference.fitting import Fit, fit
+from planner.interference.model_file import (
+    ModelFileError,
+    StoredForest,
+    forest_bytes,
+    load_forest,
+    load_windows,
+    save_forest,
+)
+from planner.interference.predictor import Predictor
+
+MEASUREMENT = 1
+"""Version of what is measured and how; a new version invalidates old models."""
+LONGEST_S = 115.0
+"""A measurement that takes longer is ended."""
+
+Say = Callable[[str], None]
+"""Receives phases in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterferenceModel:
+    """A forest for this machine."""
+
+    stored: StoredForest
+
+    @property
+    def predictor(self) -> Predictor:
+        return Predictor(self.stored.forest)
+
+    def to_bytes(self) -> bytes:
+        """For another process; `planner.interference.model_file.forest_from` reads it."""
+        return forest_bytes(self.stored)
+
+
+def interference_model(
+    device: str = "cpu",
+    *,
+    make: bool = True,
+    folder: Path | None = None,
+    say: Say = lambda text: None,
+    measure: Callable[[Path, Say], None] | None = None,
+) -> tuple[InterferenceModel | None, str]:
+    """The model for the ranks on `device` of this machine, and where it comes from; or None, and why there is none.
+
+    Without one, the planner goes by the ratios that ranks measure.
+
+    Args:
+        device: `cpu`, `cuda` or `emulated`, as `cluster.device` of a settled spec.
+        make: if the cache has none, measure and fit one; takes up to two minutes.
+        folder: of this machine's model; None: see `model_folder`.
+        measure: writes windows to a file; None: beside real neighbours, in a process of its own.
+    """
+    if device != "cpu":
+        return None, f"no interference model: neighbours are measured on CPUs only, not on {device} devices"
+    place = folder or model_folder(device)
+    path = place / "forest.safetensors"
+    try:
+        return _loaded(path)
+    except ModelFileError as error:
+        unusable = str(error)
+    if not make:
+        return None, f"no interference model: {unusable}"
+    try:
+        with _alone_in(place):
+            try:  # another job may have made it meanwhile
+                return _loaded(path)
+            except ModelFileError:
+                _make(place, path, say, measure or _measure)
+                return _loaded(path)
+    except (OSError, ModelFileError, DatasetError, subprocess.SubprocessError) as error:
+        return None, f"no interference model: it could not be made: {error}"
+
+
+def model_folder(device: str) -> Path:
+    """The folder of windows and model for `device` of this machine, in the user's cache."""
+    from workers.profiling.machine import cpu_name, visible_gpus
+
+    gpus = visible_gpus() if device == "cuda" else ()
+    depends = [
+        VERSION,
+        MEASUREMENT,
+        device,
+        version("torch"),
+        *machine_key(cpu_name(), os.cpu_count() or 1, gpus),
+    ]
+    key = hashlib.sha256(json.dumps(depends).encode()).hexdigest()[:32]
+    return cache_folder(os.environ).parent / "interference" / key
+
+
+def store(fitted: Fit, path: Path, machine: str) -> None:
+    """Write what was fitted to windows of `machine`."""
+    forest = fitted.scores[0]
+    stored = StoredForest(
+        forest=fitted.forest,
+        machine=machine,
+        made=date.today().isoformat(),
+        median_error=forest.median_error,
+        r2=forest.r2,
+    )
+    save_forest(path, stored)
+
+
+def _loaded(path: Path) -> tuple[InterferenceModel, str]:
+    stored = load_forest(path)
+    return InterferenceModel(stored=stored), (
+        f"interference model of {stored.made}: median error {stored.median_error:.1%} beside neighbours that it"
+        f" has not seen"
+    )
+
+
+def _make(folder: Path, path: Path, say: Say, measure: Callable[[Path, Say], None]) -> None:
+    say("making an interference model of this machine, once; up to two minutes")
+    windows = folder / "windows.safetensors"
+    measure(windows, say)
+    measured, machine = load_windows(windows)
+    store(fit(measured), path, machine)
+
+
+def _measure(path: Path, say: Say) -> None:
+    """Measure in a process of its own: its one torch thread and its neighbours leave nothing in this one."""
+    command = [sys.executable, "-m", "orchestrator", "interference", "collect", "--windows", str(path)]
+    measuring = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(import_paths())},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    limit = threading.Timer(LONGEST_S, measuring.kill)
+    limit.start()
+    try:
+        last = ""
+        assert measuring.stdout is not None
+        for line in measuring.stdout:
+            say(last := line.strip())
+        if measuring.wait():
+            raise subprocess.SubprocessError(last or f"exit code {measuring.returncode}")
+    finally:
+        limit.cancel()
+        measuring.kill()
+        measuring.wait()
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other process makes a model in `folder` while the block runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
