@@ -58,6 +58,9 @@ class Plan:
     pipelines: int | None = None
     """Copies of the pipeline that run; None: one per replica. Fewer than replicas: pipeline p executes the replicas r
     with r % pipelines == p, one after the other, with the same bits."""
+    shares: tuple[int, ...] = ()
+    """Microbatches that each pipeline executes in a step: at least 1 each, `replicas` x `microbatches` in all. Empty:
+    each executes its own replicas. Which microbatches these are, `planner/shares.py` says; the bits are the same."""
     standbys: tuple[tuple[int, ...], ...] = ()
     """Per layer, the numbers of the places that keep an up-to-date copy of its state; the owner in the
     first pipeline sends them its gradients. Empty: no layer has a standby."""
@@ -161,4 +164,5 @@ class Plan:
         fields["stage_ranks"] = tuple(fields["stage_ranks"])
         fields["recompute"] = tuple(fields["recompute"])
         fields["standbys"] = tuple(tuple(places) for places in fields["standbys"])
+        fields["shares"] = tuple(fields.get("shares", ()))
         return Plan(**fields)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from planner.ir import Kind, Schedule
 from planner.plan import Plan
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build, families
+from planner.schedule.validate import ScheduleError
 
 
 def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
@@ -33,6 +35,29 @@ def schedule_after(running: Schedule, plan: Plan) -> Schedule:
         ScheduleError: as `schedule_of`.
     """
     return schedule_of(plan, None if plan.schedule in families() else without_recompute(running))
+
+
+def schedule_of_pipeline(plan: Plan, schedule: Schedule, pipeline: int) -> Schedule:
+    """What `pipeline` runs: `schedule`, which is the plan's for one replica, or with uneven shares the plan's family
+    for as many microbatches as the pipeline's share.
+
+    Raises:
+        ScheduleError: the family has no schedule for so many; a table of the user's own has none for other numbers.
+    """
+    if not plan.shares:
+        return schedule
+    if plan.schedule not in families():
+        raise ScheduleError(
+            f"{plan.schedule} is a table for {schedule.microbatches} microbatches: its pipelines cannot have the"
+            f" shares {list(plan.shares)}"
+        )
+    again = recomputing_stages(plan.layers, plan.recompute)
+    return _built(plan.schedule, plan.pipeline_ranks, plan.shares[pipeline], plan.chunks, again)
+
+
+@lru_cache(maxsize=256)  # a search asks for the same few again and again
+def _built(name: str, ranks: int, microbatches: int, chunks: int, recompute: frozenset[int]) -> Schedule:
+    return with_recompute(build(name, ranks, microbatches, chunks), recompute)
 
 
 def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:

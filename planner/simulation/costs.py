@@ -16,7 +16,14 @@ from planner.simulation.simulate import Costs, Messages
 from planner.wording import counted
 
 
-def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | None = None) -> Costs:
+def action_costs(
+    profile: Profile,
+    plan: Plan,
+    schedule: Schedule,
+    ratios: Ratios | None = None,
+    *,
+    pipeline: int | None = None,
+) -> Costs:
     """The costs of `schedule` with the plan's stages on the profile's devices.
 
     A full backward takes as long as its input gradient plus its weight gradient. A recompute repeats only the forwards
@@ -24,13 +31,17 @@ def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
 
     Args:
         ratios: `ratios[layer][microbatch]`, the share of weight-gradient time that is frozen; None freezes nothing.
+        pipeline: on whose devices; None: each stage on the slowest of its devices in all pipelines.
 
     Raises:
         ValueError: plan, schedule, profile and ratios do not fit together.
     """
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
     stages = [profile.model.layers[first:stop] for first, stop in plan.layers]
-    of_rank = rank_slowdowns(profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
+    if pipeline is None:
+        of_rank = rank_slowdowns(profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
+    else:
+        of_rank = pipeline_slowdowns(profile.cluster, plan.pipeline_ranks, pipeline)
     slowdown = [of_rank[rank] for rank in plan.stage_ranks]
     recompute = frozenset(plan.recompute)
 
@@ -57,10 +68,16 @@ def action_costs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
     )
 
 
-def bounds(profile: Profile, plan: Plan, schedule: Schedule) -> tuple[Costs, Costs]:
-    """(upper, lower): the costs with nothing frozen and with every weight gradient frozen."""
+def bounds(
+    profile: Profile, plan: Plan, schedule: Schedule, *, pipeline: int | None = None
+) -> tuple[Costs, Costs]:
+    """(upper, lower): the costs with nothing frozen and with every weight gradient frozen, on the devices of
+    `pipeline`; see `action_costs`."""
     everything = ((1.0,) * schedule.microbatches,) * len(profile.model.layers)
-    return action_costs(profile, plan, schedule), action_costs(profile, plan, schedule, everything)
+    return (
+        action_costs(profile, plan, schedule, pipeline=pipeline),
+        action_costs(profile, plan, schedule, everything, pipeline=pipeline),
+    )
 
 
 def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
@@ -83,6 +100,15 @@ def rank_slowdowns(cluster: Cluster, ranks: int, pipelines: int) -> tuple[float,
     return tuple(
         max(device.slowdown for device in cluster.devices[rank : ranks * pipelines : ranks])
         for rank in range(ranks)
+    )
+
+
+def pipeline_slowdowns(cluster: Cluster, ranks: int, pipeline: int) -> tuple[float, ...]:
+    """Per pipeline rank of one of several pipelines of `ranks` ranks, the slowdown of its own place; of the first
+    pipeline's where the cluster has no device for it."""
+    devices, first = cluster.devices, pipeline * ranks
+    return tuple(
+        devices[first + rank if first + rank < len(devices) else rank].slowdown for rank in range(ranks)
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from planner.plan import Plan
 from planner.profile import Link, Profile
+from planner.shares import most_parts
 
 
 def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
@@ -43,13 +44,15 @@ def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
 def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     """Per pipeline rank, seconds of the gradient exchange with its siblings in other pipelines; 0 with one pipeline.
 
-    Each of D siblings gathers an equal part of every replica's gradients and sends back the sum. The number of messages
-    is the number of matrices: smaller parameters add only their bytes.
+    Each of D siblings gathers an equal part of every replica's gradients and sends back the sum. With uneven shares,
+    some pipelines send more parts of replicas than others: the most count. The number of messages is the number of
+    matrices: smaller parameters add only their bytes.
     """
     pipelines = plan.pipeline_count
     seconds = [0.0] * plan.pipeline_ranks
     if pipelines == 1:
         return tuple(seconds)
+    sent = most_parts(plan)
     for rank in range(plan.pipeline_ranks):
         layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
         part = sum(layer.gradient_bytes for layer in layers) / pipelines
@@ -58,7 +61,7 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
         if link is None:
             continue
         others = pipelines - 1
-        for copies in (plan.windows, 1):
+        for copies in (sent, 1):
             size, count = copies * part, copies * messages
             seconds[rank] += (
                 others * link.sender_busy_s(size, count)

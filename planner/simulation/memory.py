@@ -18,6 +18,7 @@ from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.graph import Graph, build_graph
 from planner.schedule.in_flight import Counts, effect_of
+from planner.shares import most_parts, parts_of
 from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.gradient_communication import standby_bytes
 from planner.simulation.simulate import Simulation
@@ -40,7 +41,7 @@ class MemoryParts:
     """Buffers in which weight gradients are computed before they are added; layers share them."""
     gradients: int
     """From the first weight gradient of a layer to the end of the step; for replicas that this pipeline has executed
-    before, from the start."""
+    before, and for microbatches whose gradients it keeps apart, from the start."""
     activations: int
     """Per microbatch from the start of its forward to the end of its input gradient; a layer that recomputes keeps only
     its inputs until its recompute starts."""
@@ -99,28 +100,41 @@ _Change = tuple[float, _Part, int]
 """(time_s, part, bytes more)."""
 
 
-def memory(profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None = None) -> Memory:
+def memory(
+    profile: Profile,
+    plan: Plan,
+    simulation: Simulation,
+    ratios: Ratios | None = None,
+    *,
+    pipeline: int | None = None,
+) -> Memory:
     """The memory of every pipeline rank while `simulation` runs.
 
     Args:
         ratios: `ratios[layer][microbatch]`, the frozen share of each weight gradient; None freezes nothing.
+        pipeline: whose simulation it is; None: of any.
 
     Raises:
         ValueError: the arguments do not fit together.
     """
-    return Memory(tuple(_add_up(*rank) for rank in _ranks(profile, plan, simulation, ratios)))
+    return Memory(tuple(_add_up(*rank) for rank in _ranks(profile, plan, simulation, ratios, pipeline)))
 
 
 def memory_over_time(
-    profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None = None
+    profile: Profile,
+    plan: Plan,
+    simulation: Simulation,
+    ratios: Ratios | None = None,
+    *,
+    pipeline: int | None = None,
 ) -> tuple[OverTime, ...]:
     """Per rank, the parts of its memory over time: an entry per moment of change, and one more for memory that is
-    needed at that moment only."""
-    return tuple(_over_time(*rank) for rank in _ranks(profile, plan, simulation, ratios))
+    needed at that moment only. The arguments are those of `memory`."""
+    return tuple(_over_time(*rank) for rank in _ranks(profile, plan, simulation, ratios, pipeline))
 
 
 def _ranks(
-    profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None
+    profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None, pipeline: int | None
 ) -> Iterator[tuple[MemoryParts, list[_Change]]]:
     """Per rank, its memory before the step, and what the step adds and frees."""
     schedule = simulation.schedule
@@ -140,9 +154,10 @@ def _ranks(
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
         layers[rank] += profile.model.layers[first:stop]
     copies = standby_bytes(profile, plan)
+    kept_parts = most_parts(plan) if pipeline is None else len(parts_of(plan, pipeline))
     for rank, own in enumerate(layers):
         kept = max(copies[place] for place in plan.siblings(rank))
-        yield _steady(own, kept, plan.windows - 1), changes.of_rank(rank)
+        yield _steady(own, kept, kept_parts - 1), changes.of_rank(rank)
 
 
 class _Changes:
@@ -270,7 +285,7 @@ def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
             )
 
 
-def _steady(layers: Sequence[LayerProfile], standbys: int, windows_before: int) -> MemoryParts:
+def _steady(layers: Sequence[LayerProfile], standbys: int, gradients_apart: int) -> MemoryParts:
     scratch: dict[tuple[int, ...], int] = {}
     for layer in layers:
         for matrix in layer.matrices:
@@ -281,7 +296,7 @@ def _steady(layers: Sequence[LayerProfile], standbys: int, windows_before: int) 
         statistics=sum(layer.statistics_bytes + layer.sample_bytes for layer in layers),
         standbys=standbys,
         scratch=sum(scratch.values()),
-        gradients=windows_before * sum(layer.gradient_bytes for layer in layers),
+        gradients=gradients_apart * sum(layer.gradient_bytes for layer in layers),
         activations=0,
         weight_grad_holds=0,
         messages=0,

@@ -14,9 +14,9 @@ from planner.ir import FREEZABLE, Schedule
 from planner.plan import Plan
 from planner.profile import LayerProfile, Profile
 from planner.schedule.graph import build_graph
-from planner.simulation.costs import bounds, check_fit
+from planner.simulation.costs import bounds, check_fit, pipeline_slowdowns
 from planner.simulation.longest_path import Floats, build_network
-from planner.simulation.predict import predict
+from planner.simulation.predict import PipelineRun, Prediction, predict
 
 
 def expected_step_s(
@@ -44,22 +44,12 @@ def step_seconds(
     if samples < 1:
         raise ValueError(f"{samples} samples, at least 1 is needed")
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
-    upper, lower = bounds(profile, plan, schedule)
-    graph = build_graph(schedule)
-    shortest = lower.of_nodes(graph)
     generator = np.random.default_rng(seed)
-    windows = samples * plan.replicas
-    seconds = np.repeat(np.array(shortest, dtype=np.float64)[:, None], windows, axis=1)
-    for kind, stage, nodes in graph.by_kind_and_stage:
-        if kind not in FREEZABLE:
-            continue
-        slowdown = profile.cluster.devices[plan.stage_ranks[stage]].slowdown
-        for layer in range(*plan.layers[stage]):
-            for node in nodes:
-                ratio = ratios[layer][graph.actions[node].index]
-                seconds[node] += slowdown * _sampled_s(profile.model.layers[layer], ratio, windows, generator)
-    makespans = build_network(schedule, graph, upper, shortest).makespans(seconds)
     expected = predict(profile, plan, schedule, ratios)
+    if plan.shares:
+        of_pipeline = np.stack([_makespans(expected, run, samples, generator) for run in expected.runs])
+        return of_pipeline.max(axis=0) + (expected.step_s - expected.windows_s)
+    makespans = _makespans(expected, expected.slowest, samples * plan.replicas, generator)
     # Consecutive windows of one pipeline overlap: no rank waits for the others between them.
     overlap_s = plan.windows * expected.simulation.makespan_s - expected.windows_s
     of_replica = makespans.reshape(samples, plan.replicas)
@@ -67,6 +57,29 @@ def step_seconds(
         [of_replica[:, first :: plan.pipeline_count].sum(axis=1) for first in range(plan.pipeline_count)]
     )
     return of_pipeline.max(axis=0) - overlap_s + (expected.step_s - expected.windows_s)
+
+
+def _makespans(
+    expected: Prediction, run: PipelineRun, windows: int, generator: np.random.Generator
+) -> Floats:
+    """float[windows]: makespans of `windows` windows of `run`."""
+    profile, plan, ratios = expected.profile, expected.plan, run.ratios
+    assert ratios is not None
+    schedule = run.window.schedule
+    upper, lower = bounds(profile, plan, schedule, pipeline=run.pipeline)
+    graph = build_graph(schedule)
+    shortest = lower.of_nodes(graph)
+    seconds = np.repeat(np.array(shortest, dtype=np.float64)[:, None], windows, axis=1)
+    slowdowns = pipeline_slowdowns(profile.cluster, plan.pipeline_ranks, run.pipeline or 0)
+    for kind, stage, nodes in graph.by_kind_and_stage:
+        if kind not in FREEZABLE:
+            continue
+        slowdown = slowdowns[plan.stage_ranks[stage]]
+        for layer in range(*plan.layers[stage]):
+            for node in nodes:
+                ratio = ratios[layer][graph.actions[node].index]
+                seconds[node] += slowdown * _sampled_s(profile.model.layers[layer], ratio, windows, generator)
+    return build_network(schedule, graph, upper, shortest).makespans(seconds)
 
 
 def _sampled_s(layer: LayerProfile, ratio: float, windows: int, generator: np.random.Generator) -> Floats:

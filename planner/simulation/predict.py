@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -11,8 +12,10 @@ from planner.freezing import Ratios
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.profile import Profile
+from planner.schedule.expand import schedule_of_pipeline
 from planner.schedule.passes import repeat
-from planner.simulation.costs import action_costs, outside_s
+from planner.shares import check_shares, numbers_of
+from planner.simulation.costs import action_costs, check_fit, outside_s
 from planner.simulation.gradient_communication import (
     exchanged_s,
     shipped_bytes,
@@ -37,20 +40,48 @@ class Redundancy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineRun:
+    """One pipeline's step before the exchange."""
+
+    pipeline: int | None
+    """None: all pipelines run alike."""
+    window: Simulation
+    """One window; with uneven shares, the pipeline's whole share."""
+    whole: Simulation
+    """All its windows in a row."""
+    ratios: Ratios | None
+    """`ratios[layer][microbatch]` of the window's microbatches."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """One training step as predicted. Memory is computed on first use."""
 
     profile: Profile
     plan: Plan
     ratios: Ratios | None
-    simulation: Simulation
-    """Simulation of one window. Each pipeline executes `plan.windows` windows in a row."""
-    windows_s: float
-    """All windows of a step; with one window, its makespan."""
+    runs: tuple[PipelineRun, ...]
+    """One for all pipelines; with uneven shares, one for each."""
     step_s: float
     """The windows, the gradient exchange between replicas, the gradients for standbys, the update, the commit."""
     redundancy: Redundancy
     """The part of `step_s` and of the memory that standbys cause."""
+
+    @property
+    def slowest(self) -> PipelineRun:
+        """The pipeline that ends last; the first of several."""
+        return max(self.runs, key=lambda run: run.whole.makespan_s)
+
+    @property
+    def simulation(self) -> Simulation:
+        """Simulation of one window of the slowest pipeline. Each executes `plan.windows` windows in a row; with uneven
+        shares, one."""
+        return self.slowest.window
+
+    @property
+    def windows_s(self) -> float:
+        """All windows of a step; with one window, its makespan."""
+        return self.slowest.whole.makespan_s
 
     @property
     def bubble(self) -> float:
@@ -59,11 +90,19 @@ class Prediction:
 
     @cached_property
     def memory(self) -> Memory:
-        return memory(self.profile, self.plan, self.simulation, self.ratios)
+        """Per pipeline rank, the memory of the place that needs most."""
+        of_runs = [
+            memory(self.profile, self.plan, run.window, run.ratios, pipeline=run.pipeline).ranks
+            for run in self.runs
+        ]
+        return Memory(
+            tuple(max(ranks, key=lambda rank: rank.peak_bytes) for ranks in zip(*of_runs, strict=True))
+        )
 
     def memory_over_time(self) -> tuple[OverTime, ...]:
-        """Per rank, the parts of its memory over the window; computed at each call."""
-        return memory_over_time(self.profile, self.plan, self.simulation, self.ratios)
+        """Per rank, the parts of its memory over the window of `simulation`; computed at each call."""
+        run = self.slowest
+        return memory_over_time(self.profile, self.plan, run.window, run.ratios, pipeline=run.pipeline)
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -87,26 +126,28 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
     """Simulate one step of `plan`.
 
     Args:
-        schedule: the plan's schedule, with an R on each stage that recomputes.
-        ratios: `ratios[layer][microbatch]`, the frozen share of weight-gradient time; None freezes nothing.
+        schedule: the plan's schedule for one replica, with an R on each stage that recomputes.
+        ratios: `ratios[layer][microbatch of a replica]`, the frozen share of weight-gradient time; None freezes
+            nothing.
 
     Raises:
         ValueError: the arguments do not fit together.
+        ScheduleError: the schedule's family has none for the plan's shares.
     """
-    simulation = simulate(schedule, action_costs(profile, plan, schedule, ratios))
-    whole = simulation if plan.windows == 1 else _all_windows(profile, plan, schedule, ratios)
+    runs = tuple(_runs(profile, plan, schedule, ratios))
     exchange_s = exchanged_s(profile, plan)
-    ready_s = [end_s + more_s for end_s, more_s in zip(_ends_s(whole), exchange_s, strict=True)]
+    # The exchange waits for the last of a rank's siblings.
+    ends_s = [max(of_rank) for of_rank in zip(*(_ends_s(run.whole) for run in runs), strict=True)]
+    ready_s = [end_s + more_s for end_s, more_s in zip(ends_s, exchange_s, strict=True)]
     step_s = alone_s = max(ready_s) + outside_s(profile, plan)
     if plan.standbys:
         shipped = max(shipped_s(profile, plan, ready_s * plan.pipeline_count))
-        step_s = shipped + outside_s(profile, plan) + _beyond_idle_s(profile, plan, whole)
+        step_s = shipped + outside_s(profile, plan) + _beyond_idle_s(profile, plan, runs)
     return Prediction(
         profile=profile,
         plan=plan,
         ratios=ratios,
-        simulation=simulation,
-        windows_s=whole.makespan_s,
+        runs=runs,
         step_s=step_s,
         redundancy=Redundancy(
             bytes_per_step=shipped_bytes(profile, plan),
@@ -116,15 +157,38 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
     )
 
 
+def _runs(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | None) -> Iterator[PipelineRun]:
+    if not plan.shares:
+        window = simulate(schedule, action_costs(profile, plan, schedule, ratios))
+        whole = window if plan.windows == 1 else _all_windows(profile, plan, schedule, ratios)
+        yield PipelineRun(pipeline=None, window=window, whole=whole, ratios=ratios)
+        return
+    check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
+    check_shares(plan)
+    for pipeline in range(plan.pipeline_count):
+        own = schedule_of_pipeline(plan, schedule, pipeline)
+        numbers = numbers_of(plan, pipeline)
+        its = (
+            None
+            if ratios is None
+            else tuple(tuple(row[g % plan.microbatches] for g in numbers) for row in ratios)
+        )
+        run = simulate(own, action_costs(profile, plan, own, its, pipeline=pipeline))
+        yield PipelineRun(pipeline=pipeline, window=run, whole=run, ratios=its)
+
+
 def _all_windows(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | None) -> Simulation:
     repeated = repeat(schedule, plan.windows)
     again = None if ratios is None else tuple(tuple(row) * plan.windows for row in ratios)
     return simulate(repeated, action_costs(profile, plan, repeated, again))
 
 
-def _beyond_idle_s(profile: Profile, plan: Plan, whole: Simulation) -> float:
+def _beyond_idle_s(profile: Profile, plan: Plan, runs: Sequence[PipelineRun]) -> float:
     """Seconds by which updates of standbys, which run beside the window, exceed a rank's idle time; the largest."""
-    idle_s = [whole.makespan_s - busy_s for busy_s in whole.busy_s] * plan.pipeline_count
+    longest_s = max(run.whole.makespan_s for run in runs)
+    idle_s = [longest_s - busy_s for run in runs for busy_s in run.whole.busy_s]
+    if len(runs) == 1:
+        idle_s *= plan.pipeline_count
     return max(
         max(0.0, update_s - free_s)
         for update_s, free_s in zip(standby_update_s(profile, plan), idle_s, strict=True)

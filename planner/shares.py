@@ -1,0 +1,104 @@
+"""Uneven shares of a step among pipelines: which microbatches each executes, and in which parts gradients are summed.
+
+Pure. A replica's gradient is the sum over its microbatches, one added after the other. For the same bits whoever
+executes them, one pipeline adds up the first microbatches of a replica, and each later one that another pipeline
+executes keeps a gradient of its own, which the exchange adds after them, in order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.plan import Plan, PlanError
+
+
+class Part(NamedTuple):
+    """Microbatches of one replica that one pipeline adds up."""
+
+    replica: int
+    first: int
+    """Microbatch of the replica."""
+    stop: int
+    pipeline: int
+
+    def numbers(self, microbatches: int) -> range:
+        """Its global microbatches, in replicas of `microbatches`."""
+        begin = self.replica * microbatches
+        return range(begin + self.first, begin + self.stop)
+
+
+def check_shares(plan: Plan) -> None:
+    """Check that the plan's shares, if it has any, cover a step.
+
+    Raises:
+        PlanError: not one per pipeline, one below 1, or another sum than the step's microbatches.
+    """
+    total = plan.replicas * plan.microbatches
+    if not plan.shares:
+        return
+    if len(plan.shares) != plan.pipeline_count:
+        raise PlanError(
+            f"shares {list(plan.shares)} are for {len(plan.shares)} pipelines, the plan has {plan.pipeline_count}"
+        )
+    if min(plan.shares) < 1 or sum(plan.shares) != total:
+        raise PlanError(
+            f"shares {list(plan.shares)} must be at least 1 each and add up to {total} microbatches, replicas x"
+            f" microbatches; they add up to {sum(plan.shares)}"
+        )
+
+
+def parts(plan: Plan) -> tuple[Part, ...]:
+    """The parts of all replicas: by replica, and within it in the order in which they are summed.
+
+    A pipeline keeps as much as its share allows of the replicas r with r % pipelines == p; what is left of a replica
+    goes to pipelines with room. Whoever executes most of a replica takes its first microbatches, as one part; all
+    others are parts of one microbatch.
+    """
+    pipelines, microbatches = plan.pipeline_count, plan.microbatches
+    if not plan.shares:
+        return tuple(Part(r, 0, microbatches, r % pipelines) for r in range(plan.replicas))
+    room = list(plan.shares)
+    taken: list[dict[int, int]] = []
+    for replica in range(plan.replicas):
+        home = replica % pipelines
+        kept = min(room[home], microbatches)
+        room[home] -= kept
+        taken.append({home: kept} if kept else {})
+    for of_replica in taken:
+        left = microbatches - sum(of_replica.values())
+        for pipeline in range(pipelines):
+            more = min(room[pipeline], left)
+            if more:
+                of_replica[pipeline] = of_replica.get(pipeline, 0) + more
+                room[pipeline] -= more
+                left -= more
+    return tuple(part for replica, of_replica in enumerate(taken) for part in _in_order(replica, of_replica))
+
+
+def _in_order(replica: int, taken: dict[int, int]) -> list[Part]:
+    most, *others = sorted(taken, key=lambda pipeline: (-taken[pipeline], pipeline))
+    found = [Part(replica, 0, taken[most], most)]
+    for pipeline in sorted(others):
+        for _ in range(taken[pipeline]):
+            first = found[-1].stop
+            found.append(Part(replica, first, first + 1, pipeline))
+    return found
+
+
+def parts_of(plan: Plan, pipeline: int) -> tuple[Part, ...]:
+    """The parts that `pipeline` adds up, in the order in which it executes them: whole runs before single ones."""
+    own = [part for part in parts(plan) if part.pipeline == pipeline]
+    return tuple(sorted(own, key=lambda part: (part.first > 0, part)))
+
+
+def numbers_of(plan: Plan, pipeline: int) -> tuple[int, ...]:
+    """The global microbatches that `pipeline` executes with uneven shares, in this order."""
+    return tuple(g for part in parts_of(plan, pipeline) for g in part.numbers(plan.microbatches))
+
+
+def most_parts(plan: Plan) -> int:
+    """The most parts that one pipeline keeps: gradients of that many are held, and sent to siblings."""
+    count = [0] * plan.pipeline_count
+    for part in parts(plan):
+        count[part.pipeline] += 1
+    return max(count)
