@@ -107,7 +107,7 @@ def compare(profile: Profile, family: str, replicas: int, losses: list[int]) -> 
             first=first.plan,
             schedule=first.schedule,
             parameters=tuple(layer.parameters for layer in profile.model.layers),
-            standbys=False,
+            copies=0,
             profile=profile,
         )
         begun_s = process_time()

@@ -7,7 +7,7 @@ reach a rank while it trains. Knows nothing of what is trained.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +52,8 @@ CONTROL = "control"
 """Concurrency group of calls that must not wait for training."""
 DELIVERY_S = 10.0
 """How long the last reports may take to arrive before a rank's training returns."""
+ZONE_LABEL = "ray.io/availability-zone"
+"""Label of a Ray node with its zone: clouds' autoscalers and KubeRay set it, or `ray start --labels`."""
 LAST_WORDS_S = 1.0
 """How long the report of a fault may take before the fault fires."""
 
@@ -63,6 +65,8 @@ class Home:
     node: str
     host: str
     pid: int
+    zone: str = ""
+    """Of the node; empty if it is unknown."""
     port: int = 0
     """Where the rank serves layers; it refuses connections as soon as the process is dead."""
 
@@ -119,8 +123,15 @@ class RankActor:
         return self._home()
 
     def _home(self) -> Home:
-        node = ray.get_runtime_context().get_node_id()
-        return Home(node=node, host=self._host, pid=os.getpid(), port=self._rank.port)
+        context = ray.get_runtime_context()
+        labels: Mapping[str, str] = context.get_node_labels()  # pyright: ignore[reportAssignmentType]
+        return Home(
+            node=context.get_node_id(),
+            host=self._host,
+            pid=os.getpid(),
+            zone=labels.get(ZONE_LABEL, ""),
+            port=self._rank.port,
+        )
 
     def follow(self, assignment: Assignment) -> DamagedCheckpoint | None:
         """Take up the layers that `assignment` gives this rank; see `Rank.follow`."""

@@ -236,9 +236,14 @@ class ElasticConfig(Section):
     """`[elastic]`: how the job handles ranks that fail, join, or receive notice to leave."""
 
     redundancy: Literal["peer", "checkpoint", "none"] | None = None
-    """`peer` keeps an up-to-date copy of every layer on another rank, on another node if there is one: a lost
+    """`peer` keeps up-to-date copies of every layer on other ranks, on other nodes if there are any: a lost
     rank costs the step in flight. `checkpoint` goes back to the newest checkpoint. `none` ends the job.
     Unset: `peer` with more than one rank, else `checkpoint`."""
+    copies: Annotated[int, Field(ge=1, le=3)] = 1
+    """Copies of every layer, 1 to 3, that `peer` keeps beside the layer itself, each on another node, in other zones as far
+    as there are (`ray.io/availability-zone`, a label of Ray's nodes): so many nodes may go at one instant, and the
+    one after them still has the layer. 2 and more need as many nodes beside the layer's own. Where replicas are on
+    several nodes, they count as copies of each other."""
     spares: NonNegative = 0
     """Idle ranks without layers, ready to replace a lost one."""
     min_ranks: Positive = 1
@@ -271,6 +276,11 @@ class ElasticConfig(Section):
     Not for models whose layers share parameters."""
     allow_faults: bool = False
     """Allow `freshet fault` to inject faults into the job."""
+
+    @property
+    def peer_copies(self) -> int:
+        """Copies of each layer on standbys, once `redundancy` is settled: 0 where it is not `peer`."""
+        return self.copies if self.redundancy == "peer" else 0
 
 
 class AdaptConfig(Section):

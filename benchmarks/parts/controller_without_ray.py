@@ -93,7 +93,7 @@ def _setup(folder: Path) -> ControllerConfig:
         checkpoint=CheckpointConfig(),
         emulated=EmulatedConfig(),
     )
-    planned = Replanner(first=PLAN, schedule=schedule(), parameters=(1,) * PLAN.layers[-1][1], standbys=False)
+    planned = Replanner(first=PLAN, schedule=schedule(), parameters=(1,) * PLAN.layers[-1][1], copies=0)
     return ControllerConfig(
         config=config,
         per_rank={},

@@ -110,8 +110,8 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
         now = _case(today, plan, r_max)
         then_r_max = r_max if change.r_max is None else change.r_max
-        nodes = _nodes(view) if spec.elastic.redundancy == "peer" else None
-        then = _case(*_changed(planned, plan, change, nodes), then_r_max)
+        domains = [*map(view.ranks.domain, view.ranks.members)]
+        then = _case(*_changed(planned, plan, change, domains, spec.elastic.peer_copies), then_r_max)
     except (ScheduleError, PlanError) as error:
         raise JobError(f"no plan: {error}") from error
     except ValueError as error:
@@ -119,18 +119,14 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
     return WhatIf(now=now, then=then)
 
 
-def _nodes(view: JobView) -> list[str]:
-    """Per place, the node of its rank, as far as it is known."""
-    return [view.ranks.nodes.get(rank, "") for rank in view.ranks.members]
-
-
 def _changed(
-    planned: Profile, plan: Plan, change: Change, nodes: Sequence[str] | None
+    planned: Profile, plan: Plan, change: Change, domains: Sequence[str], copies: int
 ) -> tuple[Profile, Plan]:
     """The profile and the plan of the changed case.
 
     Args:
-        nodes: per place, the node of its rank; further places are on nodes of their own. None: layers have no standbys.
+        domains: per place, the failure domain of its rank; further places are on nodes of their own.
+        copies: of each layer on standbys.
     """
     ranks = plan.pipeline_ranks if change.ranks is None else change.ranks
     profile = replace(planned, cluster=_disturbed(_sized(planned.cluster, ranks), change))
@@ -153,7 +149,7 @@ def _changed(
     if not built:
         raise PlanError("; ".join(dict.fromkeys(each.why for each in refused)))
     places = ranks * plan.pipeline_count
-    domains = None if nodes is None else [*nodes, *(f"new {place}" for place in range(places))][:places]
+    domains = [*domains, *(f"new {place}" for place in range(places))][:places]
     evaluators = [
         Evaluator(
             profile,
@@ -162,7 +158,8 @@ def _changed(
             recompute=plan.recompute,
             pipelines=plan.pipelines,
             # Which rank keeps a copy of which layer depends on the cut.
-            domains=domains,
+            domains=domains if copies else None,
+            copies=copies,
         )
         for shape in built
     ]

@@ -14,6 +14,7 @@ from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.commands import MakePlan, Weigh
 from orchestrator.lifecycle.stimuli import Planned, Unplannable, Weighed
+from planner.failure_domains import zone_of
 from planner.plan import PlanError
 from workers.protocol import StepReport
 
@@ -52,7 +53,7 @@ class PrecomputedPlans:
     async def make(self, command: MakePlan) -> Planned | Unplannable:
         """Return the plan for the ranks that continue."""
         recovery_plan, replanner = command.recovery_plan, self._planning.replanner
-        domains = [command.nodes[rank] for rank in recovery_plan.lineup]
+        domains = [command.domains[rank] for rank in recovery_plan.lineup]
         slowdowns = self._planning.known.of(recovery_plan.lineup)
         try:
             if command.first is not None:
@@ -72,21 +73,26 @@ class PrecomputedPlans:
             return Unplannable(str(error), command.round)
         return Planned(plan, schedule, command.round)
 
-    async def look_ahead(self, homes: Mapping[int, str]) -> None:
-        """Make plans for the failure of any one rank, and of any one node, before it happens. Ends early if another
-        replanner or other speeds take the place of those that it began with.
+    async def look_ahead(self, domains: Mapping[int, str]) -> None:
+        """Make plans for the failure of any one rank, of any one node and of any one zone before it happens. Ends early
+        if another replanner or other speeds take the place of those that it began with.
 
         Args:
-            homes: rank -> its node's id, in the order of places.
+            domains: rank -> its failure domain, in the order of places.
         """
-        replanner, began_with = self._planning.replanner, self._planning.known.of([*homes])
-        left = [{rank: homes[rank] for rank in homes if rank != lost} for lost in homes]
+        replanner, began_with = self._planning.replanner, self._planning.known.of([*domains])
+        left = [{rank: domains[rank] for rank in domains if rank != lost} for lost in domains]
         left += [
-            {rank: home for rank, home in homes.items() if home != node}
-            for node in dict.fromkeys(homes.values())
+            {rank: domain for rank, domain in domains.items() if domain != lost}
+            for lost in dict.fromkeys(domains.values())
+        ]
+        left += [
+            {rank: domain for rank, domain in domains.items() if zone_of(domain) != lost}
+            for lost in dict.fromkeys(map(zone_of, domains.values()))
+            if lost
         ]
         for others in left:
-            if replanner is not self._planning.replanner or began_with != self._planning.known.of([*homes]):
+            if replanner is not self._planning.replanner or began_with != self._planning.known.of([*domains]):
                 return
             if others:
                 with suppress(PlanError):

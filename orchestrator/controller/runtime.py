@@ -59,6 +59,7 @@ from orchestrator.lifecycle.stimuli import (
     StoreUp,
     Unplaceable,
 )
+from planner.failure_domains import domain_name
 from planner.freezing import FreezePlan
 from workers.actor import Home
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
@@ -281,7 +282,7 @@ class Runtime:
         else:
             self._hosts.started(rank)
             self._up(rank, home)
-            self._post(Ready(rank, home.node, home.host, home.pid))
+            self._post(Ready(rank, home.node, home.host, home.pid, home.zone))
         finally:
             self._calling.discard(rank)
 
@@ -512,14 +513,15 @@ class Runtime:
             rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
         }
         hearing = [self._await_end(rank, end, command.round) for rank, end in self._training.items()]
-        await asyncio.gather(*hearing, self._precomputed.look_ahead(self._homes_in_training()))
+        await asyncio.gather(*hearing, self._precomputed.look_ahead(self._domains_in_training()))
 
     def _look_ahead_again(self) -> None:
-        if homes := self._homes_in_training():
-            self._spawn(self._precomputed.look_ahead(homes))
+        if domains := self._domains_in_training():
+            self._spawn(self._precomputed.look_ahead(domains))
 
-    def _homes_in_training(self) -> dict[int, str]:
-        return {rank: self._homes[rank].node for rank in self._training if rank in self._homes}
+    def _domains_in_training(self) -> dict[int, str]:
+        homes = {rank: self._homes[rank] for rank in self._training if rank in self._homes}
+        return {rank: domain_name(home.node, home.zone) for rank, home in homes.items()}
 
     async def _await_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
         """Post how the training of one rank ends."""

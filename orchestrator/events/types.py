@@ -80,6 +80,8 @@ class RankStarted:
     host: str
     """Address of the node."""
     pid: int
+    zone: str = ""
+    """Of the node, by its labels; empty if it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from orchestrator.events.types import (
     Scaled,
 )
 from orchestrator.history.totals import part_seconds
+from planner.failure_domains import domain_name
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, StandbyReport, SwitchReport
 
 KEPT_CHECKPOINTS = 8
@@ -72,6 +73,8 @@ class RanksView:
     """Rank -> node id."""
     hosts: dict[int, str] = field(default_factory=dict)
     """Rank -> address of its node."""
+    zones: dict[str, str] = field(default_factory=dict)
+    """Node id -> the node's zone; empty if it is unknown."""
     next_rank: int = 0
     """The first number that no rank has had."""
     notices: tuple[Notice, ...] = ()
@@ -108,6 +111,11 @@ class RanksView:
         """The newest notices as events."""
         return tuple(notice.event for notice in self.notices)
 
+    def domain(self, rank: int) -> str:
+        """The failure domain of `rank`, as far as it is known."""
+        node = self.nodes.get(rank, "")
+        return domain_name(node, self.zones.get(node, ""))
+
     def take(
         self,
         event: Formed
@@ -140,10 +148,10 @@ class RanksView:
             case Placing(ranks=ranks):
                 self.placing |= {*ranks}
                 self.next_rank = max(self.next_rank, *(rank + 1 for rank in ranks))
-            case RankStarted(rank=rank, node=node, host=host):
+            case RankStarted(rank=rank, node=node, host=host, zone=zone):
                 self.alive.add(rank)
                 self.placing.discard(rank)
-                self.nodes[rank], self.hosts[rank] = node, host
+                self.nodes[rank], self.hosts[rank], self.zones[node] = node, host, zone
                 self.next_rank = max(self.next_rank, rank + 1)
             case RankFailed(rank=rank):
                 # A rank that only raised may be alive; the controller asks it, like all others.
@@ -158,7 +166,7 @@ class RanksView:
                 self.scaled = event
             case Paused(requested=True):
                 self.members = ()
-                for known in (self.alive, self.placing, self.going, self.nodes, self.hosts):
+                for known in (self.alive, self.placing, self.going, self.nodes, self.hosts, self.zones):
                     known.clear()
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}

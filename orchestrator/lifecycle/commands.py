@@ -99,7 +99,8 @@ class MakePlan:
     first: Plan | None
     """The job's first plan: only its standbys are to be chosen. None: any plan for the ranks in
     `recovery_plan.lineup`."""
-    nodes: Mapping[int, str]
+    domains: Mapping[int, str]
+    """Rank -> its failure domain."""
     epoch: int
     version: int
     round: int
@@ -177,7 +178,7 @@ class Weigh:
     ranks: tuple[int, ...]
     """Those that the larger plan would have, in the order of places."""
     domains: tuple[str, ...]
-    """The node of each of them."""
+    """The failure domain of each of them."""
     step: int
     """Steps committed so far."""
     round: int

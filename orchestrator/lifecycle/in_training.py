@@ -95,7 +95,7 @@ def weigh(order: Order, job: Job) -> tuple[Command, ...]:
     ranks = (*job.membership.members, *sorted(job.membership.idle))[: scaling.size_of(order, job).places]
     if len(ranks) <= len(job.membership.members):
         return ()
-    domains = tuple(job.membership.nodes.get(rank, "") for rank in ranks)
+    domains = tuple(map(job.membership.domain, ranks))
     return (Weigh(job.progress.plan, tuple(ranks), domains, job.progress.step, job.progress.round),)
 
 

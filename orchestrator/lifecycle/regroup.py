@@ -50,6 +50,7 @@ from orchestrator.lifecycle.stimuli import (
     StoreUp,
     Unplannable,
 )
+from planner.failure_domains import lacking
 from planner.wording import counted
 from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation
 
@@ -196,7 +197,7 @@ def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
     make = MakePlan(
         recovery_plan=recovery_plan,
         first=order.plan if recovery_plan.cause == "start" else None,
-        nodes={rank: job.membership.nodes[rank] for rank in recovery_plan.lineup},
+        domains={rank: job.membership.domain(rank) for rank in recovery_plan.lineup},
         epoch=order.epoch,
         version=job.progress.version + 1,
         round=job.progress.round,
@@ -205,11 +206,24 @@ def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
 
 
 def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
-    """The planner has made a plan: log it, then send it."""
+    """The planner has made a plan: log it, then send it. A first plan needs domains for all copies."""
     job = replace(state.job, progress=replace(state.job.progress, version=stimulus.plan.version))
-    alternatives = order.alternatives if state.recovery_plan.cause == "start" else ()
-    loading, commands = _load(job, Draft(state.recovery_plan, stimulus.plan, stimulus.schedule))
-    return loading, (Log(events.Issued(plan=stimulus.plan, alternatives=alternatives)), *commands)
+    draft, begins = (
+        Draft(state.recovery_plan, stimulus.plan, stimulus.schedule),
+        state.recovery_plan.cause == "start",
+    )
+    few = lacking([job.membership.domain(rank) for rank in draft.members], order.elastic.peer_copies)
+    if few is not None and begins:
+        ways_out = "add nodes, spread the ranks over more of them, or lower elastic.copies"
+        return close(Failed(f"{few}: {ways_out}", user_error=True))
+    warning = (
+        ()
+        if few is None
+        else (Log(events.Warned(text=f"{few}: each layer has as many copies as these allow")),)
+    )
+    loading, commands = _load(job, draft)
+    alternatives = order.alternatives if begins else ()
+    return loading, (Log(events.Issued(plan=stimulus.plan, alternatives=alternatives)), *warning, *commands)
 
 
 def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:

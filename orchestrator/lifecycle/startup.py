@@ -102,7 +102,7 @@ def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
 
 def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
     """Return `job` with a rank that is up."""
-    log = Log(events.RankStarted(rank=ready.rank, node=ready.node, host=ready.host, pid=ready.pid))
+    up = events.RankStarted(rank=ready.rank, node=ready.node, host=ready.host, pid=ready.pid, zone=ready.zone)
     job = replace(
         job,
         membership=replace(
@@ -110,10 +110,11 @@ def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
             alive=job.membership.alive | {ready.rank},
             starting=job.membership.starting - {ready.rank},
             nodes={**job.membership.nodes, ready.rank: ready.node},
+            zones={**job.membership.zones, ready.node: ready.zone},
             hosts={**job.membership.hosts, ready.rank: ready.host},
         ),
     )
-    return job, log
+    return job, Log(up)
 
 
 def reclaimed(order: Order, state: Reclaiming, stimulus: Reclaimed) -> Step:

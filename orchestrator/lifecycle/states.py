@@ -12,6 +12,7 @@ from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import RankLost
+from planner.failure_domains import domain_name
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -78,6 +79,8 @@ class Membership:
     """The node id of each rank."""
     hosts: Mapping[int, str] = field(default_factory=dict)
     """The address of each rank."""
+    zones: Mapping[str, str] = field(default_factory=dict)
+    """Node id -> the node's zone; empty if it is unknown."""
     next_rank: int = 0
     """The lowest number that no rank has had."""
     size: Size | None = None
@@ -87,6 +90,11 @@ class Membership:
     def idle(self) -> frozenset[int]:
         """Ranks that are up and have no place."""
         return self.alive - frozenset(self.members) - self.going
+
+    def domain(self, rank: int) -> str:
+        """The failure domain of `rank`."""
+        node = self.nodes.get(rank, "")
+        return domain_name(node, self.zones.get(node, ""))
 
 
 @dataclass(frozen=True, kw_only=True)

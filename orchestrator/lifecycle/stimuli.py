@@ -40,6 +40,8 @@ class Ready:
     node: str
     host: str
     pid: int
+    zone: str = ""
+    """Of the node; empty if it is unknown."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def taken_over(order: Order, view: JobView) -> Order:
             going=frozenset(ranks.going & ranks.alive),
             nodes=dict(ranks.nodes),
             hosts=dict(ranks.hosts),
+            zones=dict(ranks.zones),
             next_rank=ranks.next_rank,
             size=Size(places=ranks.scaled.places, spares=ranks.scaled.spares) if ranks.scaled else None,
         ),

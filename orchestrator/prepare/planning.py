@@ -15,6 +15,7 @@ from orchestrator.prepare.settling import SettledSpec
 from orchestrator.quantities import percent, seconds
 from orchestrator.spec.checks import AUTO, pipeline_ranks, settle_elastic
 from orchestrator.spec.job_spec import Spec
+from planner.failure_domains import lacking
 from planner.freeze.program import layer_ratios, solve
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa
 from planner.ir import FREEZABLE, Schedule
@@ -102,6 +103,7 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
                 replicas=pipeline.replicas,
                 recompute=recompute,
                 domains=_domains(spec, profile),
+                copies=spec.elastic.copies,
             ),
         )
     except ScheduleError as error:
@@ -256,12 +258,15 @@ def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Pro
 
 def _domains(spec: Spec, profile: Profile) -> tuple[str, ...] | None:
     """Per place, the machine that it was profiled on; None for a job without standbys. If a profile has fewer ranks
-    than the job, its machines repeat."""
+    than the job, its machines repeat. If it has too few machines for the job's copies, each place counts as one: the
+    job starts on no fewer."""
     if spec.elastic.redundancy not in (None, "peer"):
         return None
     machines = [device.machine for device in profile.cluster.devices]
-    places = len(machines) if spec.pipeline.ranks == AUTO else spec.pipeline.ranks
-    return tuple(machines[place % len(machines)] for place in range(max(places, len(machines))))
+    places = max(len(machines), 0 if spec.pipeline.ranks == AUTO else spec.pipeline.ranks)
+    if lacking(machines, spec.elastic.copies) is not None:
+        return tuple(f"machine {place}" for place in range(places))
+    return tuple(machines[place % len(machines)] for place in range(places))
 
 
 def _reason(choice: Choice, profile: Profile) -> str:
@@ -291,6 +296,6 @@ def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
         first=resolved.plan,
         schedule=resolved.schedule,
         parameters=resolved.outline.parameters,
-        standbys=resolved.spec.elastic.redundancy == "peer",
+        copies=resolved.spec.elastic.peer_copies,
         profile=None if profile is None else as_planned(profile, resolved.spec),
     )

@@ -100,10 +100,11 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
 
 
 def _standbys(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> tuple[tuple[int, ...], ...]:
-    """The standbys of `plan`; if it lacks them, assigned as if all its places were on one node."""
+    """The standbys of `plan`; if it lacks them, assigned as if each place were on a node of its own."""
     if elastic.redundancy != "peer":
         return ()
-    return plan.standbys or assign(plan, ("",) * plan.world_size, found.parameters)
+    nodes = tuple(f"node {place}" for place in range(plan.world_size))
+    return plan.standbys or assign(plan, nodes, found.parameters, elastic.copies)
 
 
 def unmeasured_plan(settled: SettledSpec) -> Plan:

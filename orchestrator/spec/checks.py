@@ -112,6 +112,11 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
             'elastic.redundancy = "peer" keeps a copy of every layer on another rank, and the job has 1: use more'
             ' (pipeline.ranks), or elastic.redundancy = "checkpoint"'
         )
+    if elastic.redundancy in (None, "peer") and elastic.copies > 1 and elastic.copies >= ranks:
+        raise JobError(
+            f"elastic.copies = {elastic.copies} needs {elastic.copies + 1} failure domains, a rank in each, and the job"
+            f" has {counted(ranks, 'rank')}: use more ranks (pipeline.ranks), or elastic.copies = {max(1, ranks - 1)}"
+        )
     if elastic.min_ranks > ranks:
         raise JobError(
             f"elastic.min_ranks = {elastic.min_ranks}, and the job has {counted(ranks, 'rank')}: it would never"
@@ -203,6 +208,11 @@ def _check_elastic(elastic: ElasticConfig) -> None:
         raise JobError(
             f'elastic.salvage = "{elastic.salvage}", but elastic.redundancy = "none" ends the job with the first rank'
             ' that is lost: use "peer" or "checkpoint", or leave salvage out'
+        )
+    if elastic.redundancy not in (None, "peer") and elastic.copies > 1:
+        raise JobError(
+            f'elastic.copies = {elastic.copies}, but elastic.redundancy = "{elastic.redundancy}" keeps no copies on'
+            ' other ranks: use "peer", or leave copies out'
         )
     if len(set(elastic.notices)) < len(elastic.notices):
         raise JobError(f"elastic.notices = {list(elastic.notices)} names a source twice: name each once")

@@ -40,6 +40,7 @@ class Evaluator:
     Args:
         pipelines: copies of the shape that run; None: one per replica.
         domains: failure domains of at least all places, which determine the standbys. None: there are no standbys.
+        copies: that each layer has on standbys.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Evaluator:
         recompute: tuple[int, ...],
         pipelines: int | None = None,
         domains: Sequence[str] | None = None,
+        copies: int = 1,
     ) -> None:
         self._profile = profile
         self._pipeline_profile = _of_one_pipeline(profile, shape.ranks, pipelines or replicas)
@@ -59,6 +61,7 @@ class Evaluator:
         self._pipelines = pipelines
         self._recompute = recompute
         self._domains = domains
+        self._copies = copies
         self._schedules: dict[frozenset[int], Schedule] = {}
         self._predictions: dict[Ranges, Prediction] = {}
 
@@ -103,6 +106,7 @@ class Evaluator:
             recompute=recompute,
             pipelines=self._pipelines,
             domains=domains,
+            copies=self._copies,
         )
 
     def predict(self, layers: Ranges) -> Prediction:
@@ -165,7 +169,7 @@ class Evaluator:
         if self._domains is None:
             return plan
         sizes = [layer.parameter_bytes for layer in self._profile.model.layers]
-        return replace(plan, standbys=assign(plan, self._domains[: plan.world_size], sizes))
+        return replace(plan, standbys=assign(plan, self._domains[: plan.world_size], sizes, self._copies))
 
 
 def _of_one_pipeline(profile: Profile, ranks: int, pipelines: int) -> Profile:

@@ -59,7 +59,8 @@ def best(
         replicas=now.replicas,
         recompute=now.recompute,
         pipelines=now.pipelines,
-        domains=domains if replanner.standbys else None,
+        domains=domains if replanner.copies else None,
+        copies=replanner.copies,
     )
     choice = choose_among((evaluator,), END_TO_END, effort=QUICK)
     return replace(now, layers=choice.plan.layers, partition=END_TO_END), choice.alternatives

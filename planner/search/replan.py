@@ -45,8 +45,8 @@ class Replanner:
     """The schedule of `first`, with its recomputes."""
     parameters: tuple[int, ...]
     """Per layer."""
-    standbys: bool
-    """Whether layers have standbys."""
+    copies: int
+    """That each layer has on standbys, if there are domains enough; 0: layers have no standbys."""
     profile: Profile | None = None
     """With at least one rank's device and the job's memory limits; without a profile the cut is by parameters."""
     _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -67,7 +67,7 @@ class Replanner:
 
         Args:
             reason: why the job needs another plan; a description of the plan follows it.
-            domains: per rank, in the order of places, its failure domain: its node.
+            domains: per rank, in the order of places, its failure domain, see `failure_domains.py`.
             slowdowns: per rank, as measured since the profile; None: as the median of the profile's devices.
 
         Raises:
@@ -86,12 +86,12 @@ class Replanner:
 
     def with_standbys(self, plan: Plan, domains: Sequence[str]) -> Plan:
         """`plan` with the standbys for its places in `domains`, which may have more places."""
-        if not self.standbys:
+        if not self.copies:
             return replace(plan, standbys=())
         sizes = self.parameters
         if self.profile is not None:
             sizes = tuple(layer.parameter_bytes for layer in self.profile.model.layers)
-        return replace(plan, standbys=assign(plan, domains[: plan.world_size], sizes))
+        return replace(plan, standbys=assign(plan, domains[: plan.world_size], sizes, self.copies))
 
     def checked(
         self, plan: Plan, domains: Sequence[str], slowdowns: Sequence[float | None] | None = None
@@ -189,7 +189,7 @@ class Replanner:
     def _new_answer(self, sites: Sites) -> _Answer:
         ranks, first = len(sites.domains), self.first
         if ranks == first.world_size and (sites.alike or self.profile is None):
-            plan = self.with_standbys(first, [str(domain) for domain in sites.domains])
+            plan = self.with_standbys(first, sites.names)
             prediction = self._prediction(plan, self.schedule, sites)
             if prediction is None or prediction.fits:
                 if prediction is not None and sites.slowdowns is not None:
@@ -209,7 +209,7 @@ class Replanner:
             return None
         for known, answer in list(self._known.items()):
             if len(known.domains) == len(sites.domains) and known.slowdowns == sites.slowdowns:
-                plan = self.with_standbys(answer.plan, [str(domain) for domain in sites.domains])
+                plan = self.with_standbys(answer.plan, sites.names)
                 prediction = predict(self._profile_on(profile, sites), plan, answer.schedule)
                 if prediction.fits:
                     return replace(answer, plan=_with_prediction(plan, prediction))
@@ -229,7 +229,8 @@ class Replanner:
                     replicas=self.first.replicas,
                     recompute=self.first.recompute,
                     pipelines=option.pipelines,
-                    domains=[str(domain) for domain in pattern] if self.standbys else None,
+                    domains=sites.names if self.copies else None,
+                    copies=self.copies,
                 )
                 for option in pool
             ]
@@ -269,7 +270,7 @@ class Replanner:
             pipelines=best.pipelines,
             recompute=first.recompute,
         )
-        plan = self.with_standbys(plan, [str(domain) for domain in pattern])
+        plan = self.with_standbys(plan, sites.names)
         return _Answer(plan, self._schedule_of(plan), self._why(plan, found.why_not, len(pattern)))
 
     def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
@@ -303,6 +304,7 @@ class Replanner:
         missing = plan.world_size - len(sites.domains)
         if missing > 0:
             slowdowns = None if sites.slowdowns is None else (*sites.slowdowns, *(None,) * missing)
+            # Standbys are settled by now: zones make no difference any more.
             sites = Sites((*sites.domains, *sites.domains[-1:] * missing), slowdowns)
         prediction = self._prediction(plan, schedule, sites.first(plan.world_size))
         if prediction is None:

@@ -67,6 +67,8 @@ class Wish:
     """Layers that recompute."""
     domains: tuple[str, ...] | None = None
     """Failure domains of as many places as a plan can have; they determine the standbys. None: no standbys."""
+    copies: int = 1
+    """That each layer has on standbys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +234,14 @@ def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alt
             f"pipeline.ranks = {ranks}, and the profile has {counted(devices, 'device')}: use {devices} at most"
         )
     evaluators = [
-        Evaluator(profile, shape, replicas=wish.replicas, recompute=wish.recompute, domains=wish.domains)
+        Evaluator(
+            profile,
+            shape,
+            replicas=wish.replicas,
+            recompute=wish.recompute,
+            domains=wish.domains,
+            copies=wish.copies,
+        )
         for shape in built
     ]
     return evaluators, [Alternative.uncut(each.shape, "", each.why) for each in refused]

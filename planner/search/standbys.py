@@ -1,33 +1,42 @@
-"""Which places keep a copy of which layer, so that no single failure domain holds the last one. Pure.
+"""Which places keep copies of which layer, so that no failure domain holds the last one. Pure.
 
-A copy is in another domain, near the places that would inherit the layer if its owner failed. The load is balanced, as
-every place receives and updates its copies at every step.
+Copies are in other domains than their layer, near the places that would inherit the layer if its owner failed. The
+load is balanced, as every place receives and updates its copies at every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
+from planner.failure_domains import zone_of
 from planner.plan import Plan
 
 _NEARNESS = 0.2
 """The weight of one byte of distance from the layer's neighbours, against one byte of extra load."""
 _ROUNDS = 8
-"""Most passes over the layers; two or three usually converge."""
+"""Most passes over the copies; two or three usually converge."""
 
 
-def assign(plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Per layer, the places that keep a copy of it: one, or none without need or without another place.
+def assign(
+    plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int], copies: int = 1
+) -> tuple[tuple[int, ...], ...]:
+    """Per layer, the places that keep a copy of it, ascending.
 
-    With several pipelines a layer has several owners. If they are in different domains, or if all places are in one
-    domain, they replace each other and need no copy. Otherwise the copy goes to a place that does not own the layer, in
-    another domain if there is one. A place is near if it holds layers close to this one: when the pipeline shrinks, the
-    first layers of a stage move to the place before, the last ones to the place after.
+    The owners of a layer and its copies are in `copies` + 1 domains, or in as many as there are: each copy is in a
+    domain that holds the layer nowhere else, and in a zone that holds it nowhere else while there is such a zone. With
+    several pipelines a layer has several owners, which replace each other as copies do. If all places are in one
+    domain, a layer with one owner has a copy at another place of it.
+
+    A place is near if it holds layers close to this one: when the pipeline shrinks, the first layers of a stage move to
+    the place before, the last ones to the place after.
 
     Args:
-        domains: per place, its failure domain: its node.
+        domains: per place, its failure domain, see `failure_domains.py`.
         parameter_bytes: per layer.
+        copies: of each layer, beside one owner.
 
     Raises:
         ValueError: not one domain per place, or not one size per layer.
@@ -38,25 +47,60 @@ def assign(plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int]) -
         raise ValueError(f"the plan has {places} places, and {len(domains)} domains are given")
     if len(parameter_bytes) != layers:
         raise ValueError(f"the plan has {layers} layers, and the bytes of {len(parameter_bytes)} are given")
-    others = [_others(plan.siblings(rank), domains) for rank in range(plan.pipeline_ranks)]
+    rooms = [_Room.of(plan.siblings(rank), domains, copies) for rank in range(plan.pipeline_ranks)]
     distances = _distances(plan, parameter_bytes)
-    choices = [
-        {place: distances[plan.place(place).rank][layer] for place in others[owner]}
+    by_layer = [
+        (rooms[owner], [distances[plan.place(place).rank][layer] for place in rooms[owner].places])
         for (first, stop), owner in zip(plan.layers, plan.stage_ranks, strict=True)
         for layer in range(first, stop)
     ]
-    chosen = _balanced(choices, parameter_bytes, places)
-    return tuple(() if place is None else (place,) for place in chosen)
+    return tuple(tuple(sorted(chosen)) for chosen in _balanced(by_layer, parameter_bytes, places))
 
 
-def _others(owners: Sequence[int], domains: Sequence[str]) -> list[int]:
-    """The places that may keep copies of the layers of `owners`; none where the owners replace each other."""
-    places = range(len(domains))
-    theirs = {domains[place] for place in owners}
-    elsewhere = [place for place in places if domains[place] not in theirs]
-    if len(owners) > 1 and (len(theirs) > 1 or not elsewhere):
-        return []
-    return elsewhere or [place for place in places if place not in owners]
+@dataclass(frozen=True)
+class _Room:
+    """Where the copies of one pipeline rank's layers may be."""
+
+    copies: int
+    """How many each layer has."""
+    places: tuple[int, ...]
+    domains: tuple[str, ...]
+    """Of each of `places`."""
+    zones: tuple[str, ...]
+    """Of each of `places` whose zone holds none of the owners; empty for the others."""
+
+    @staticmethod
+    def of(owners: Sequence[int], domains: Sequence[str], copies: int) -> _Room:
+        """The room for copies of the layers of `owners`."""
+        theirs = {domains[place] for place in owners}
+        zones = {zone_of(domain) for domain in theirs}
+        there = [place for place, domain in enumerate(domains) if domain not in theirs]
+        elsewhere = {domains[place] for place in there}
+        lacking = min(copies + 1 - len(theirs), len(elsewhere))
+        if not elsewhere and len(owners) == 1 and copies:
+            there = [place for place in range(len(domains)) if place not in owners]
+            lacking = min(1, len(there))
+        named = [zone_of(domains[place]) for place in there]
+        return _Room(
+            max(0, lacking),
+            tuple(there),
+            tuple(domains[place] for place in there),
+            tuple("" if zone in zones else zone for zone in named),
+        )
+
+    def open(self, others: Sequence[int]) -> Sequence[int]:
+        """The indices of the places for one copy of a layer that has its other copies at the indices `others`."""
+        if not others:
+            return self._open_first
+        return self._open_beside({self.domains[at] for at in others}, {self.zones[at] for at in others})
+
+    @cached_property
+    def _open_first(self) -> Sequence[int]:
+        return self._open_beside(frozenset(), frozenset())
+
+    def _open_beside(self, taken: Set[str], zones: Set[str]) -> Sequence[int]:
+        free = [index for index, domain in enumerate(self.domains) if domain not in taken]
+        return [index for index in free if self.zones[index] and self.zones[index] not in zones] or free
 
 
 def _distances(plan: Plan, sizes: Sequence[int]) -> list[list[int]]:
@@ -76,31 +120,40 @@ def _distances(plan: Plan, sizes: Sequence[int]) -> list[list[int]]:
     return distances
 
 
-def _balanced(choices: Sequence[dict[int, int]], sizes: Sequence[int], places: int) -> list[int | None]:
-    """Per layer, the chosen place. Starts with the nearest places and moves one layer at a time to reduce the sum of
-    half the squared loads and of `_NEARNESS` times size times distance."""
-    chosen: list[int | None] = []
+def _balanced(
+    layers: Sequence[tuple[_Room, Sequence[int]]], sizes: Sequence[int], places: int
+) -> list[list[int]]:
+    """Per layer, the places of its copies. Starts with the nearest ones and moves one copy at a time to reduce the sum
+    of half the squared loads and of `_NEARNESS` times size times distance.
+
+    Args:
+        layers: per layer, the room of its copies and the distance of each place there.
+    """
+    chosen: list[list[int]] = []
     load = [0] * places
-    for near, size in zip(choices, sizes, strict=True):
-        place = min(near, key=lambda place: (near[place], load[place], place), default=None)
-        chosen.append(place)
-        if place is not None:
-            load[place] += size
+    for (room, near), size in zip(layers, sizes, strict=True):
+        indices: list[int] = []
+        for _ in range(room.copies):
+            index = min(room.open(indices), key=lambda index: (near[index], load[room.places[index]], index))
+            indices.append(index)
+            load[room.places[index]] += size
+        chosen.append(indices)
     for _ in range(_ROUNDS):
         moved = False
-        for layer, (near, size) in enumerate(zip(choices, sizes, strict=True)):
-            now = chosen[layer]
-            if now is None or not size:
-                continue
-            load[now] -= size
-            best, least = now, load[now] + _NEARNESS * near[now]
-            for place, distance in near.items():
-                price = load[place] + _NEARNESS * distance
-                if price < least:
-                    best, least = place, price
-            load[best] += size
-            moved = moved or best != now
-            chosen[layer] = best
+        for (room, near), indices, size in zip(layers, chosen, sizes, strict=True):
+            for number in range(len(indices) if size else 0):
+                now = indices[number]
+                load[room.places[now]] -= size
+                best, least = now, load[room.places[now]] + _NEARNESS * near[now]
+                for index in room.open([*indices[:number], *indices[number + 1 :]]):
+                    price = load[room.places[index]] + _NEARNESS * near[index]
+                    if price < least:
+                        best, least = index, price
+                load[room.places[best]] += size
+                moved = moved or best != now
+                indices[number] = best
         if not moved:
             break
-    return chosen
+    return [
+        [room.places[index] for index in indices] for (room, _), indices in zip(layers, chosen, strict=True)
+    ]

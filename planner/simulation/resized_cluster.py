@@ -12,6 +12,7 @@ from dataclasses import replace
 from statistics import median_low
 from typing import NamedTuple
 
+from planner.failure_domains import domain_name, zone_of
 from planner.profile import Cluster, Link
 
 _TYPICAL_BYTES = 1_000_000
@@ -27,6 +28,8 @@ class Sites(NamedTuple):
     """The failure domain of each, numbered in order of appearance."""
     slowdowns: tuple[float | None, ...] | None = None
     """Of each, in steps of `SPEED_STEP`. None: as the median of the profile's devices."""
+    zones: tuple[int, ...] | None = None
+    """The zone of each, numbered from 1 in order of appearance; 0: it is unknown. None: all are."""
 
     @staticmethod
     def of(domains: Sequence[str], slowdowns: Sequence[float | None] | None = None) -> Sites:
@@ -37,12 +40,15 @@ class Sites(NamedTuple):
         """
         number: dict[str, int] = {}
         pattern = tuple(number.setdefault(domain, len(number)) for domain in domains)
+        zones = _zones(domains)
         if slowdowns is None or all(slowdown is None for slowdown in slowdowns):
-            return Sites(pattern)
+            return Sites(pattern, None, zones)
         if len(slowdowns) != len(domains):
             raise ValueError(f"{len(domains)} domains, and {len(slowdowns)} slowdowns are given")
         return Sites(
-            pattern, tuple(None if slowdown is None else _stepped(slowdown) for slowdown in slowdowns)
+            pattern,
+            tuple(None if slowdown is None else _stepped(slowdown) for slowdown in slowdowns),
+            zones,
         )
 
     @property
@@ -52,7 +58,27 @@ class Sites(NamedTuple):
 
     def first(self, places: int) -> Sites:
         """Those of the first `places` ranks."""
-        return Sites(self.domains[:places], None if self.slowdowns is None else self.slowdowns[:places])
+        return Sites(
+            self.domains[:places],
+            None if self.slowdowns is None else self.slowdowns[:places],
+            None if self.zones is None else self.zones[:places],
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of each, a name of its failure domain."""
+        zones = self.zones or (0,) * len(self.domains)
+        return tuple(
+            domain_name(str(domain), str(zone or ""))
+            for domain, zone in zip(self.domains, zones, strict=True)
+        )
+
+
+def _zones(domains: Sequence[str]) -> tuple[int, ...] | None:
+    """As in `Sites.zones`."""
+    number = {"": 0}
+    zones = tuple(number.setdefault(zone_of(domain), len(number)) for domain in domains)
+    return zones if any(zones) else None
 
 
 def _stepped(slowdown: float) -> float:

@@ -71,8 +71,8 @@ def move_to(
 
 
 def domains_of(job: Job) -> list[str]:
-    """Return per place the node of its rank."""
-    return [job.membership.nodes.get(rank, "") for rank in job.membership.members]
+    """Return per place the failure domain of its rank."""
+    return [*map(job.membership.domain, job.membership.members)]
 
 
 def described(job: Job, move: Move) -> str:

@@ -106,7 +106,7 @@ def _plan_for(places: int, there: Sequence[int], job: Job, replanner: Replanner,
         PlanError: there is none.
     """
     missing = places - len(there)
-    domains = [job.membership.nodes.get(rank, "") for rank in there]
+    domains = [*map(job.membership.domain, there)]
     domains += [f"new node {number}" for number in range(missing)]
     slowdowns = (*known.of(there), *(None,) * missing)
     plan, _ = replanner.plan_for(places, epoch=0, version=0, reason="", domains=domains, slowdowns=slowdowns)

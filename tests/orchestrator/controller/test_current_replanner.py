@@ -48,7 +48,7 @@ def replanner(profile: Profile | None) -> Replanner:
         first=FIRST,
         schedule=build("1f1b", 2, 2, None),
         parameters=(10**6,) * 4,
-        standbys=False,
+        copies=0,
         profile=profile,
     )
 
@@ -87,7 +87,7 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
     planning = CurrentReplanner(replanner(profiled()))
     plans = PrecomputedPlans(planning, steps=10)
     loss = RecoveryPlan(cause="loss", reason="rank 1 failed", lineup=(0,), step=4)
-    command = MakePlan(recovery_plan=loss, first=None, nodes={0: "a"}, epoch=1, version=2, round=1)
+    command = MakePlan(recovery_plan=loss, first=None, domains={0: "a"}, epoch=1, version=2, round=1)
 
     async def recover() -> None:
         await plans.look_ahead({0: "a", 1: "b"})

@@ -132,7 +132,7 @@ def test_a_move_is_simulated_off_the_event_loop(tmp_path: Path) -> None:
     job = ElasticJob(resolved(tiny(tmp_path, "slow", pipeline={"ranks": 2})))
     plan, old = job.order.plan, job.setup.replanner
     slow = Slow(
-        first=old.first, schedule=old.schedule, parameters=old.parameters, standbys=False, profile=old.profile
+        first=old.first, schedule=old.schedule, parameters=old.parameters, copies=0, profile=old.profile
     )
     job.runtime = Runtime(replace(job.setup, replanner=slow), job.hosts, job.loop.post, job.loop.spawn)
     members = (0, 1)

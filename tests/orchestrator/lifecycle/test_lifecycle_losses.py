@@ -71,7 +71,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     make = job.effects[-1]
     assert isinstance(make, MakePlan)
     assert (make.recovery_plan.lineup, make.first, make.version) == ((0, 2), None, 2)
-    assert make.nodes == {0: "node0", 2: "node2"}
+    assert make.domains == {0: "node0", 2: "node2"}
     shrunk = plan_of(2, version=2)
     recovered(job, shrunk, (0, 2))
     assert isinstance(job.state, Training)

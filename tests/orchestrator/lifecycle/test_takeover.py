@@ -150,6 +150,13 @@ def test_a_second_takeover_has_a_higher_epoch_still() -> None:
     assert order.epoch == 5
 
 
+def test_zones_of_nodes_are_known_again() -> None:
+    zoned = replace(started(0), zone="z")
+    order = taken_over(ORDER, view(*(zoned if event == started(0) else event for event in RUN)))
+    assert order.earlier is not None
+    assert [order.earlier.membership.domain(rank) for rank in (0, 2)] == ["z/n0", "n2"]
+
+
 def test_ranks_that_train_on_are_listened_to_again() -> None:
     order = taken_over(ORDER, view(*RUN))
     state, commands = handle(order, Pending(), Start())

@@ -333,6 +333,13 @@ def test_without_peers_no_plan_has_standbys() -> None:
     assert resolve_spec(kept, FOUND, {}, epoch=1, plan=plan).plan.standbys == ()
 
 
+def test_a_first_plan_has_as_many_copies_as_asked() -> None:
+    given = spec(PipelineConfig(ranks=3)).model_copy(update={"elastic": ElasticConfig(copies=2)})
+    done = resolve_spec(given, FOUND, {}, epoch=1)
+    assert [len(places) for places in done.plan.standbys] == [2] * len(FOUND.layers)
+    assert done.config.elastic.peer_copies == 2
+
+
 def test_a_spec_is_settled_once_on_its_way_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rule runs once. Redundancy runs once more for the ranks of the plan, which a search may choose."""
     entered: list[str] = []

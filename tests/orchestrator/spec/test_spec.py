@@ -247,6 +247,16 @@ def test_what_is_auto_is_left_to_a_search(key: str) -> None:
             2,
             'elastic.salvage = "weights", but elastic.redundancy',
         ),
+        (
+            {"redundancy": "checkpoint", "copies": 2},
+            4,
+            'elastic.copies = 2, but elastic.redundancy = "checkpoint" keeps no copies on other ranks',
+        ),
+        (
+            {"copies": 2},
+            2,
+            "elastic.copies = 2 needs 3 failure domains, a rank in each, and the job has 2 ranks: use more",
+        ),
         ({"notices": ("ray", "ray")}, 2, "names a source twice"),
         ({"notice_file": ""}, 2, "names no file"),
     ],

@@ -38,7 +38,7 @@ def made(
         first=plan,
         schedule=schedule_of(plan),
         parameters=(10,) * sum(counts),
-        standbys=standbys,
+        copies=int(standbys),
         profile=profile,
     )
 

@@ -26,7 +26,7 @@ def made(*, memory_bytes: int = 1_000_000) -> Replanner:
         first=NOW,
         schedule=schedule_of(NOW),
         parameters=(10,) * LAYERS,
-        standbys=False,
+        copies=0,
         profile=small_profile.profile(*layers, ranks=3, device=device),
     )
 

@@ -7,8 +7,11 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_profile import plan
 
+from planner.failure_domains import domain_name, lacking, zone_of
 from planner.plan import Plan
 from planner.schedule.registry import families
 from planner.search.standbys import assign
@@ -127,3 +130,79 @@ def test_equal_ranks_have_a_nearly_equal_load(ranks: int, per_node: int) -> None
     assert whole == 60 * ranks
     if ranks % per_node == 0:
         assert max(carried) <= 1.5 * whole / ranks
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[Plan, list[str], list[int], int]:
+    """A plan, the domains of its places (some with zones), the bytes of its layers, and how many copies."""
+    ranks, pipelines = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    counts = [draw(st.integers(1, 3)) for _ in range(ranks)]
+    nodes = draw(st.integers(1, 6))
+    zones = [draw(st.sampled_from(["", "x", "y", "z"])) for _ in range(nodes)]
+    where = [draw(st.integers(0, nodes - 1)) for _ in range(ranks * pipelines)]
+    sizes = [draw(st.sampled_from([0, 1, 7, 100])) for _ in range(sum(counts))]
+    domains = [domain_name(f"n{node}", zones[node]) for node in where]
+    return plan(*counts, replicas=pipelines), domains, sizes, draw(st.integers(1, 3))
+
+
+@settings(max_examples=100, deadline=None)
+@given(placements())
+def test_as_many_domains_as_asked_hold_each_layer_in_as_many_zones_as_there_are(
+    placed: tuple[Plan, list[str], list[int], int],
+) -> None:
+    made, domains, sizes, copies = placed
+    chosen = assign(made, domains, sizes, copies)
+    assert chosen == assign(made, domains, sizes, copies)
+    for layer, places in enumerate(chosen):
+        assert list(places) == sorted({*places})
+        owners = made.owners_of(layer)
+        theirs = {domains[place] for place in owners}
+        if len({*domains}) == 1:
+            assert len(places) == (len(owners) == 1 < made.world_size)
+            assert not {*places} & {*owners}
+            continue
+        # Whichever `copies` domains are lost, one that is left holds the layer, if there were more.
+        holders = [*theirs, *(domains[place] for place in places)]
+        assert len(holders) == len({*holders})
+        assert len(holders) == max(len(theirs), min(copies + 1, len({*domains})))
+        known = {zone_of(domain) for domain in domains} - {""}
+        owned = {zone_of(domain) for domain in theirs} - {""}
+        assert len({zone_of(domain) for domain in holders} - {""}) == min(
+            len(owned) + len(places), len(known)
+        )
+
+
+def test_two_copies_on_six_ranks_are_near_and_carried_alike() -> None:
+    chosen = assign(plan(*[2] * 6), list("abcdef"), [10] * 12, 2)
+    assert all(0 < abs(place - layer // 2) <= 2 for layer, places in enumerate(chosen) for place in places)
+    assert all(len(places) == 2 for places in chosen)
+    assert loads(chosen, [10] * 12, 6) == [40] * 6
+
+
+def test_a_copy_is_in_another_zone_though_a_nearer_node_is_in_the_same_one() -> None:
+    zoned = ["x/a", "x/b", "y/c", "y/d"]
+    assert [{zoned[place][0] for place in places} for places in assign(plan(1, 1, 1, 1), zoned, [1] * 4)] == [
+        {"y"},
+        {"y"},
+        {"x"},
+        {"x"},
+    ]
+    # The second copy is in the zone of the first or of the layer: there is no third one.
+    for places in assign(plan(1, 1, 1, 1), zoned, [1] * 4, 2):
+        assert {zoned[place][0] for place in places} == {"x", "y"} or len(places) == 2
+
+
+def test_replicas_on_two_nodes_are_one_copy_of_two() -> None:
+    twice = plan(2, 2, replicas=2)
+    assert assign(twice, ["a", "a", "b", "b"], [1] * 4, 2) == ((),) * 4
+    more = assign(twice, ["a", "b", "c", "d"], [1] * 4, 2)
+    assert all(len(places) == 1 for places in more)
+
+
+def test_too_few_domains_for_the_copies_are_told_in_words() -> None:
+    assert lacking(["a", "b", "b"], 2) == (
+        "elastic.copies = 2 needs 3 failure domains, and the job has 2 nodes: a layer and its copies are each on"
+        " another node"
+    )
+    assert lacking(["a", "b", "c"], 2) is None
+    assert lacking(["a", "a"], 1) is None

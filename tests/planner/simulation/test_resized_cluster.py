@@ -29,6 +29,14 @@ def test_domains_are_numbered_as_they_appear():
     assert Sites.of([]).domains == ()
 
 
+def test_zones_tell_sites_apart_and_stay_in_their_names():
+    plain, zoned = Sites.of(["a", "b", "c"]), Sites.of(["y/a", "b", "x/c"], [2.0, None, None])
+    assert plain.names == ("0", "1", "2")
+    assert zoned.names == ("1/0", "1", "2/2")
+    assert zoned.first(2).names == ("1/0", "1")
+    assert Sites.of(["x/a", "x/b"]) == Sites.of(["y/a", "y/b"]) != Sites.of(["x/a", "y/b"])
+
+
 def test_links_within_a_domain_are_those_within_a_machine():
     made = resized(measured("a", "a", "b", "b"), (0, 1, 1))
     assert made.links == ((None, FAR, FAR), (FAR, None, NEAR), (FAR, NEAR, None))

@@ -77,9 +77,7 @@ def running(
     begun = events.Submitted(job="j", epoch=1, spec=section, resume=False)
     told = (begun, events.Issued(plan=PLAN), *(step_report(n) for n in range(1, step + 1)), *log)
     view: JobView = fold(events.Record(time_s=0.0, event=event) for event in told)
-    replanner = Replanner(
-        first=PLAN, schedule=SCHEDULE, parameters=(10**6,) * 2, standbys=False, profile=profile
-    )
+    replanner = Replanner(first=PLAN, schedule=SCHEDULE, parameters=(10**6,) * 2, copies=0, profile=profile)
     return Running(
         spec=spec,
         view=view,
