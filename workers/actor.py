@@ -190,6 +190,11 @@ class RankActor:
         with travelling_errors():
             return self._rank.position()
 
+    def records(self) -> tuple[bytes, ...]:
+        """All ranks' records of the commit of its step; see `Rank.records`."""
+        with travelling_errors():
+            return self._rank.records()
+
     def settle(self, settlement: Settlement) -> None:
         """Apply or drop the commit in which a generation ended; see `Rank.settle`."""
         with travelling_errors():

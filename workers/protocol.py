@@ -346,8 +346,8 @@ class Position:
     rank: int
     step: int
     """Committed steps whose updates its layers have."""
-    vector: tuple[bytes, ...] | None = None
-    """All ranks' records of the commit of `step`, if that was in its last generation."""
+    vector_sha256: str | None = None
+    """Digest of all ranks' records of the commit of `step`, if it has them: `workers.commit.vector_sha256`."""
     undecided: int | None = None
     """The step whose commit it reached without learning the outcome; it keeps the gradients until that is
     settled."""
@@ -368,13 +368,12 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """The outcome of the commit in which a generation ended; the same for all its surviving ranks."""
+    """The outcome of the commit in which a generation ended; all its surviving ranks get the same step."""
 
     step: int
     """The step from which all ranks continue."""
     vector: tuple[bytes, ...] | None = None
-    """All ranks' records of the commit of `step`, for the ranks that are undecided. None: undecided ranks
-    roll back."""
+    """All ranks' records of the commit of `step`, for a rank that is undecided. None: it rolls back."""
     reported: int
     """The newest step reported to the controller. Later steps are reported again: the first rank may have
     died before reporting them."""

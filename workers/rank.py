@@ -21,6 +21,7 @@ from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import DamagedCheckpointError
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
+from workers.commit import vector_sha256
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
@@ -72,7 +73,8 @@ class Rank:
     """One rank of a job.
 
     Call `setup`, then for each generation `follow`, `join` and `train` in this order. After training that
-    ended with a failure or as `Parted`, call `position` and `settle` before the next generation. `request`,
+    ended with a failure or as `Parted`, call `position` and `settle` before the next generation, and `records` in
+    between if other ranks need them. `request`,
     `prepare`, `working` and `leave` may be called from any thread.
 
     Args:
@@ -418,7 +420,7 @@ class Rank:
         return Position(
             rank=self._rank,
             step=self._step,
-            vector=self._vector,
+            vector_sha256=None if self._vector is None else vector_sha256(self._vector),
             undecided=training.undecided if training is not None else None,
             began=self._began,
             holds=tuple(sorted(self._held())),
@@ -427,6 +429,16 @@ class Rank:
             host=self._host,
             port=self.port,
         )
+
+    def records(self) -> tuple[bytes, ...]:
+        """All ranks' records of the commit of its step, for ranks that do not know the outcome.
+
+        Raises:
+            JobError: it has none.
+        """
+        if self._vector is None:
+            raise JobError(f"rank {self._rank} has no records of the commit of step {self._step}")
+        return self._vector
 
     def settle(self, settlement: Settlement) -> None:
         """Apply or drop the undecided commit, and offer the layers of the settled step.

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from orchestrator.lifecycle.commands import (
     Train,
     Weigh,
 )
+from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.stimuli import (
     Departed,
     Ended,
@@ -63,9 +64,10 @@ from planner.failure_domains import domain_name
 from planner.freezing import FreezePlan
 from workers.actor import Home
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
+from workers.commit import vector_sha256
 from workers.control.rank_error import RankError
 from workers.process.output import cause_of_death, last_lines, rank_log_path
-from workers.protocol import CheckpointReport, Outcome, Parted
+from workers.protocol import CheckpointReport, Outcome, Parted, Settlement
 
 PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""
@@ -81,6 +83,8 @@ LOOK_FOR_ROOM_S = 1.0
 """Between two checks whether the cluster has room for more ranks."""
 
 Work = Coroutine[Any, Any, None]
+Vector = tuple[bytes, ...]
+"""All ranks' records of one commit."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +168,8 @@ class Runtime:
                 return self._reclaim(ranks, number)
             case Assess(ranks, number, generation):
                 return self._assess(ranks, number, generation)
-            case Settle(ranks, settlement, number):
-                return self._each(
-                    dict.fromkeys(ranks, ("settle", settlement)),
-                    lambda rank, _: Settled(rank, number),
-                    "settle",
-                    number,
-                )
+            case Settle():
+                return self._settle(command)
             case Save():
                 return self._save(command)
             case MakePlan():
@@ -428,8 +427,9 @@ class Runtime:
         records: list[FileRecord] = []
         try:
             async with asyncio.timeout(self._setup.timeout_s):
-                settling = (self._hosts.call(rank, "settle", rescue.settlement) for rank in rescue.settling)
-                await asyncio.gather(*settling)
+                vector = await self._records(rescue.handover)
+                told = _settlements(rescue.settling, rescue.settlement, rescue.handover, vector)
+                await asyncio.gather(*(self._hosts.call(rank, "settle", each) for rank, each in told.items()))
                 writing = (
                     self._hosts.call(rank, "save", path, rescue.step, layers)
                     for rank, layers in rescue.layers.items()
@@ -452,6 +452,39 @@ class Runtime:
             error=error,
         )
         self._post(Reported(report))
+
+    async def _settle(self, command: Settle) -> None:
+        """Have the ranks settle; first get the records that some of them lack from one that has them."""
+        handover, number = command.handover, command.round
+        vector: Vector | None = None
+        if handover is not None:
+            got = await self._answer(
+                handover.holder, self._records(handover), "send the records of its commit", number
+            )
+            if got is None:
+                return
+            vector = got[0]
+        told = _settlements(command.ranks, command.settlement, handover, vector)
+        await self._each(
+            {rank: ("settle", settlement) for rank, settlement in told.items()},
+            lambda rank, _: Settled(rank, number),
+            "settle",
+            number,
+        )
+
+    async def _records(self, handover: Handover | None) -> Vector | None:
+        """Return the records that `handover` is about, from the rank that holds them.
+
+        Raises:
+            Gone: it is dead.
+            RankError: it has none, or others than it had named.
+        """
+        if handover is None:
+            return None
+        vector: Vector = await self._hosts.call(handover.holder, "records")
+        if vector_sha256(vector) != handover.vector_sha256:
+            raise RankError("the records of its commit are not those that it had named")
+        return vector
 
     async def _assess(self, ranks: Iterable[int], number: int, generation: int) -> None:
         await asyncio.gather(*(self._position(rank, number, generation) for rank in ranks))
@@ -594,9 +627,18 @@ class Runtime:
         what: str,
         number: int,
     ) -> None:
+        if (got := await self._answer(rank, answer, what, number)) is not None:
+            self._post(told(rank, got[0]))
+
+    async def _answer(self, rank: int, answer: Awaitable[Any], what: str, number: int) -> tuple[Any] | None:
+        """Return what a rank answers. None: it was lost, and that is posted.
+
+        Args:
+            what: what it was to do, in words.
+        """
         try:
             async with asyncio.timeout(self._setup.timeout_s):
-                value = await answer
+                return (await answer,)
         except TimeoutError:
             text = f"did not {what} within {self._setup.timeout_s:g} s (cluster.timeout_s), and was killed"
             await self._bury_late(rank, text)
@@ -604,8 +646,16 @@ class Runtime:
             await self._found_dead(rank, str(error))
         except RankError as error:
             self._post(_raised(rank, error, number))
-        else:
-            self._post(told(rank, value))
+        return None
+
+
+def _settlements(
+    ranks: Iterable[int], settlement: Settlement, handover: Handover | None, vector: Vector | None
+) -> dict[int, Settlement]:
+    """Return what each of `ranks` is told: only those that lack the records get them."""
+    lacking = frozenset[int]() if handover is None else handover.lacking
+    with_records = replace(settlement, vector=vector)
+    return {rank: with_records if rank in lacking else settlement for rank in ranks}
 
 
 def _raised(rank: int, error: RankError, number: int) -> RankLost:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.events.types import Event, Regrouped
-from orchestrator.lifecycle.recovery import RecoveryPlan, Rescue
+from orchestrator.lifecycle.recovery import Handover, RecoveryPlan, Rescue
 from orchestrator.lifecycle.states import State
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
@@ -74,11 +74,13 @@ class Assess:
 
 @dataclass(frozen=True)
 class Settle:
-    """-> `Settled` or `RankLost` from each."""
+    """Have the ranks settle, once those that lack the commit's records have them -> `Settled` or `RankLost` from each.
+    If the rank that is to send them is lost, that is all that is answered."""
 
     ranks: frozenset[int]
     settlement: Settlement
     round: int
+    handover: Handover | None = None
 
 
 @dataclass(frozen=True)

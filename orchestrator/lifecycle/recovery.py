@@ -55,6 +55,18 @@ class Situation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Handover:
+    """The records of a commit, which some ranks lack: one that has them sends them, for all."""
+
+    holder: int
+    """The rank that sends them."""
+    vector_sha256: str
+    """Their digest."""
+    lacking: frozenset[int]
+    """Ranks that are undecided, and get them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecoveryPlan:
     """How the next generation forms."""
 
@@ -68,6 +80,9 @@ class RecoveryPlan:
     settling: frozenset[int] = frozenset()
     """Ranks that get `settlement`."""
     settlement: Settlement | None = None
+    """Without records: those come by `handover`."""
+    handover: Handover | None = None
+    """None: no rank needs the records of `settlement.step`, or none has them."""
     sources: tuple[Source, ...] = ()
     """One per layer if the living ranks hold the model; none if it is loaded or initialized again."""
     checkpoints: tuple[CheckpointRef, ...] = ()
@@ -95,6 +110,8 @@ class Rescue:
     settlement: Settlement
     layers: Mapping[int, tuple[int, ...]]
     """Rank -> layers that it writes; each layer once."""
+    handover: Handover | None = None
+    """As in `RecoveryPlan`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +139,8 @@ class Abort:
 def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     """Return what to do, with a reason for people."""
     elastic, lost = now.elastic, now.lost
+    if (odd := _disagreement(now)) is not None:
+        return Abort(reason=odd)
     newest = now.checkpoints[0].step if now.checkpoints else 0
     # A checkpoint may be known before its steps are.
     reached = max(now.step, newest, *_attainable(now))
@@ -155,7 +174,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     meeting = max(_attainable(now)) if held is None else held
     at_hand = held is not None and held >= newest
     step = meeting if at_hand else newest
-    settlement = Settlement(step=meeting, vector=_vector(now, meeting), reported=now.step)
+    settlement = Settlement(step=meeting, reported=now.step)
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
     return RecoveryPlan(
@@ -165,6 +184,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         step=step,
         settling=frozenset(_current(now, meeting)),
         settlement=settlement,
+        handover=_handover(now, meeting),
         sources=_sources(now, step) if at_hand else (),
         checkpoints=() if at_hand else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
@@ -182,23 +202,29 @@ def _interrupted(now: Situation, held: int | None) -> bool:
     meeting = max(_attainable(now)) if held is None else held
     # If a rank has yet to apply the commit of `meeting`, the step after it had hardly begun.
     under_way = any(position.began > meeting for position in _holders(now).values())
-    return now.interrupted or (under_way and _vector(now, meeting) is None)
+    return now.interrupted or (under_way and _handover(now, meeting) is None)
 
 
 def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
     """Return what to write of step `held` if it is beyond the `newest` checkpoint."""
     if held is None or held <= newest:
         return None
-    settlement = Settlement(step=held, vector=_vector(now, held), reported=now.step)
-    return rescue(held, frozenset(_current(now, held)), settlement, _sources(now, held))
+    settlement = Settlement(step=held, reported=now.step)
+    return rescue(held, frozenset(_current(now, held)), settlement, _sources(now, held), _handover(now, held))
 
 
-def rescue(step: int, settling: frozenset[int], settlement: Settlement, sources: Iterable[Source]) -> Rescue:
+def rescue(
+    step: int,
+    settling: frozenset[int],
+    settlement: Settlement,
+    sources: Iterable[Source],
+    handover: Handover | None = None,
+) -> Rescue:
     """Return the rescue in which each layer's source writes it."""
     layers: dict[int, tuple[int, ...]] = {}
     for source in sources:
         layers[source.rank] = (*layers.get(source.rank, ()), source.layer)
-    return Rescue(step=step, settling=settling, settlement=settlement, layers=layers)
+    return Rescue(step=step, settling=settling, settlement=settlement, layers=layers, handover=handover)
 
 
 def redundancy(elastic: ElasticConfig, plan: Plan) -> str:
@@ -236,21 +262,45 @@ def _holders(now: Situation) -> dict[int, Position]:
 
 
 def _current(now: Situation, step: int) -> tuple[int, ...]:
-    """Return the ranks that stand at `step`, or will once they get its vector."""
-    vector = _vector(now, step)
-    return tuple(
-        rank
-        for rank, position in _holders(now).items()
-        if position.step == step or (vector is not None and position.undecided == step)
-    )
+    """Return the ranks that stand at `step`, or will once they get its records."""
+    handover = _handover(now, step)
+    lacking = frozenset[int]() if handover is None else handover.lacking
+    return tuple(rank for rank, position in _holders(now).items() if position.step == step or rank in lacking)
 
 
-def _vector(now: Situation, step: int) -> tuple[bytes, ...] | None:
-    """Return the records of the commit of `step`, if a living rank has them and another one needs them."""
-    if not any(position.undecided == step for position in now.positions.values()):
+def _handover(now: Situation, step: int) -> Handover | None:
+    """Return who sends whom the records of the commit of `step`, if a living rank has them and another one needs
+    them."""
+    holders = _holders(now)
+    lacking = frozenset(rank for rank, position in holders.items() if position.undecided == step)
+    if not lacking:
         return None
-    vectors = (position.vector for position in now.positions.values() if position.step == step)
-    return next((vector for vector in vectors if vector is not None), None)
+    for rank, position in holders.items():
+        if position.step == step and position.vector_sha256 is not None:
+            return Handover(holder=rank, vector_sha256=position.vector_sha256, lacking=lacking)
+    return None
+
+
+def _disagreement(now: Situation) -> str | None:
+    """Say which ranks hold other records of one commit than others do. They would have updated their layers
+    differently, so none of them can be trusted."""
+    known: dict[int, tuple[int, str]] = {}
+    for rank, position in _holders(now).items():
+        if position.vector_sha256 is None:
+            continue
+        other, sha256 = known.setdefault(position.step, (rank, position.vector_sha256))
+        if sha256 != position.vector_sha256:
+            newest = now.checkpoints[0].step if now.checkpoints else 0
+            way_out = (
+                f"--resume goes on from the checkpoint of step {newest}"
+                if newest
+                else "there is no checkpoint: start the job again with the same spec"
+            )
+            return (
+                f"ranks {other} and {rank} hold different records of the commit of step {position.step}"
+                f" ({sha256[:12]} and {position.vector_sha256[:12]}), so their layers may differ; {way_out}"
+            )
+    return None
 
 
 def _held(now: Situation, *, weights: bool = False) -> int | None:

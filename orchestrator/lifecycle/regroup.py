@@ -161,7 +161,9 @@ def _decided(order: Order, state: Assessing) -> Step:
     if recovery_plan.settlement is None or not recovery_plan.settling:
         after, commands = plan(order, job, recovery_plan)
         return after, (*logs, *commands)
-    settle = Settle(recovery_plan.settling, recovery_plan.settlement, job.progress.round)
+    settle = Settle(
+        recovery_plan.settling, recovery_plan.settlement, job.progress.round, recovery_plan.handover
+    )
     return Settling(job, recovery_plan, recovery_plan.settling), (*logs, settle)
 
 

@@ -31,6 +31,7 @@ from orchestrator.lifecycle.commands import (
     Weigh,
 )
 from orchestrator.lifecycle.machine import handle
+from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.states import (
     Closing,
     Failed,
@@ -66,6 +67,7 @@ from orchestrator.lifecycle.stimuli import (
     Weighed,
 )
 from planner.schedule.registry import build
+from workers.commit import vector_sha256
 from workers.config import ElasticConfig
 from workers.protocol import (
     Assignment,
@@ -144,17 +146,24 @@ class World:
                         self.answers.append(Positioned(self.position(rank), number))
                     else:
                         self.answers.append(RankLost(rank, "refused", dead=True))
-            case Settle(ranks, settlement, number):
+            case Settle(ranks, settlement, number, handover):
+                if handover is not None and handover.holder not in self.ranks:
+                    return  # its death is an answer that is still to come
                 for rank in self.standing(ranks):
-                    self.settle(rank, settlement)
+                    self.settle(rank, settlement, handover)
                     self.answers.append(Settled(rank, number))
             case Save(rescue, _, generation):
-                there = rescue.settling | rescue.layers.keys() <= self.ranks.keys()
+                handover = rescue.handover
+                needed = rescue.settling | rescue.layers.keys()
+                there = needed <= self.ranks.keys() and (handover is None or handover.holder in self.ranks)
                 written = sorted(layer for layers in rescue.layers.values() for layer in layers)
                 assert written == list(range(LAYERS)), "every layer is written once"
-                for rank in self.standing(rescue.settling):
-                    self.settle(rank, rescue.settlement)
-                if self.standing(rescue.settling):
+                settling = self.standing(rescue.settling)
+                if handover is not None and handover.holder not in self.ranks:
+                    settling = []
+                for rank in settling:
+                    self.settle(rank, rescue.settlement, handover)
+                if settling:
                     self.tell_up_to(rescue.step, self.generations[-1])
                 if there:
                     for rank, layers in rescue.layers.items():
@@ -224,16 +233,21 @@ class World:
         one = self.ranks[rank]
         holds = tuple(sorted(layer for layer, step in one.layers.items() if step == one.step))
         weights = tuple(sorted(one.weights - {*holds}))
-        return position(rank, one.step, holds, weights=weights, undecided=one.undecided, vector=one.vector)
+        digest = None if one.vector is None else vector_sha256(one.vector)
+        return position(rank, one.step, holds, weights=weights, undecided=one.undecided, vector_sha256=digest)
 
-    def settle(self, rank: int, settlement: Settlement) -> None:
+    def settle(self, rank: int, settlement: Settlement, handover: Handover | None) -> None:
         one = self.ranks[rank]
         if one.undecided == settlement.step:
-            assert settlement.vector is not None
+            assert handover is not None
+            assert rank in handover.lacking
+            vector = self.ranks[handover.holder].vector
+            assert vector is not None
+            assert vector_sha256(vector) == handover.vector_sha256
             one.layers = {
                 layer: settlement.step if step == one.step else step for layer, step in one.layers.items()
             }
-            one.step, one.vector = settlement.step, settlement.vector
+            one.step, one.vector = settlement.step, vector
         assert one.step == settlement.step
         one.undecided = None
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from planner.plan import Plan
+from workers.commit import vector_sha256
 from workers.config import ElasticConfig, WorkerConfig
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
@@ -219,9 +220,17 @@ class RankGroup:
         answers = self.each("position")
         positions = {n: p for n, p in answers.items() if isinstance(p, Position)}
         newest = max(p.step for p in positions.values())
-        vector = next((p.vector for p in positions.values() if p.step == newest), None)
-        undecided = any(p.undecided == newest for p in positions.values())
-        self.each("settle", Settlement(step=newest, vector=vector if undecided else None, reported=0))
+        undecided = [n for n, p in positions.items() if p.undecided == newest]
+        vector = None
+        if undecided:
+            holder = next(n for n, p in positions.items() if p.step == newest and p.vector_sha256 is not None)
+            vector = self.call("records", {holder: ()})[holder]
+            assert vector_sha256(vector) == positions[holder].vector_sha256
+        told = {
+            n: (Settlement(step=newest, vector=vector if n in undecided else None, reported=0),)
+            for n in positions
+        }
+        self._check(self.call("settle", told))
         positions = self.each("position")
         sources = [
             Source(layer=layer, rank=number, host=p.host, port=p.port)

@@ -16,11 +16,13 @@ from tiny_jobs import tiny
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import CONNECT_S, Gone, Hosts, stands
 from orchestrator.controller.runtime import Runtime
-from orchestrator.lifecycle.commands import Assess, Prepare, Train
-from orchestrator.lifecycle.stimuli import Departed, Positioned, RankLost, Ready, Stimulus
+from orchestrator.lifecycle.commands import Assess, Prepare, Settle, Train
+from orchestrator.lifecycle.recovery import Handover
+from orchestrator.lifecycle.stimuli import Departed, Positioned, RankLost, Ready, Settled, Stimulus
 from workers.actor import Home
+from workers.commit import vector_sha256
 from workers.process.output import rank_log_path
-from workers.protocol import Parted, Position
+from workers.protocol import Parted, Position, Settlement
 
 
 def test_who_listens_stands_also_if_the_controller_stood_still() -> None:
@@ -240,7 +242,9 @@ class Tardy:
         return answer
 
 
-POSITION = Position(rank=0, step=4, vector=None, undecided=None, holds=(), freeze_plans=(), host="h", port=1)
+POSITION = Position(
+    rank=0, step=4, vector_sha256=None, undecided=None, holds=(), freeze_plans=(), host="h", port=1
+)
 
 
 def test_where_a_rank_stands_counts_once_it_has_left(tmp_path: Path) -> None:
@@ -260,3 +264,52 @@ def test_where_a_rank_stands_counts_once_it_has_left(tmp_path: Path) -> None:
         assert told == [Positioned(POSITION, 2)]
 
     asyncio.run(look())
+
+
+class Settling:
+    """Ranks that settle; rank 0 has the records of the commit."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, Settlement] = {}
+
+    def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if method == "settle":
+            (self.told[rank],) = arguments
+        answer.set_result(RECORDS if method == "records" else None)
+        return answer
+
+
+RECORDS = (b"a", b"b", b"c")
+
+
+def settled(folder: Path, sha256: str) -> tuple[list[Stimulus], dict[int, Settlement]]:
+    """What is posted, and what ranks 0 to 2 are told, when rank 2 lacks the records that rank 0 has."""
+
+    async def settle() -> tuple[list[Stimulus], dict[int, Settlement]]:
+        hosts, told = Settling(), list[Stimulus]()
+        setup = ElasticJob(resolved(tiny(folder, "settling"))).setup
+        runtime = Runtime(setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
+        handover = Handover(holder=0, vector_sha256=sha256, lacking=frozenset({2}))
+        work = runtime.carry_out(Settle(frozenset({0, 1, 2}), Settlement(step=5, reported=4), 2, handover))
+        assert work is not None
+        await work
+        return told, hosts.told
+
+    return asyncio.run(settle())
+
+
+def test_only_ranks_that_lack_the_records_of_a_commit_get_them(tmp_path: Path) -> None:
+    posted, told = settled(tmp_path, vector_sha256(RECORDS))
+    assert {rank: each.vector for rank, each in told.items()} == {0: None, 1: None, 2: RECORDS}
+    assert {each.step for each in told.values()} == {5}
+    assert sorted(posted, key=repr) == [Settled(rank, 2) for rank in (0, 1, 2)]
+
+
+def test_records_that_are_not_those_that_were_named_settle_nothing(tmp_path: Path) -> None:
+    posted, told = settled(tmp_path, vector_sha256((b"a", b"bc")))
+    assert told == {}
+    (lost,) = posted
+    assert isinstance(lost, RankLost)
+    assert (lost.rank, lost.round, lost.dead) == (0, 2, False)
+    assert "not those that it had named" in lost.error

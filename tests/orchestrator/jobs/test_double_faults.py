@@ -175,6 +175,34 @@ def test_a_commit_that_some_have_seen_has_one_outcome(
     assert ran.of(events.Formed)[1].step == FAULT_STEP - rerun
 
 
+def test_if_the_rank_that_is_to_send_the_records_dies_another_one_is_asked(
+    tmp_path: Path, quiet: str
+) -> None:
+    """Rank 2 is killed in the commit, whose records rank 1 loses. Ranks 0 and 3 have them."""
+    act = arming({1: [blind()], 2: [kill(Phase.IN_COMMIT)]})
+    running = ElasticJob(job(tmp_path), act, rig=all_gather_or_none)
+    passed_on, asked = running.hosts.call, list[int]()
+    got: list[tuple[int, bool]] = []
+
+    def called(rank: int, method: str, *arguments: Any) -> Any:
+        if method == "settle":
+            got.append((rank, arguments[0].vector is not None))
+        if method == "records":
+            asked.append(rank)
+            if len(asked) == 1:
+                running.signal(rank)
+        return passed_on(rank, method, *arguments)
+
+    running.hosts.call = called
+    ran = running.run()
+    check(ran, quiet, {1, 2})
+    assert asked == [0, 3]
+    assert sorted(got) == [(1, True), (3, False)], "only the rank that lacks the records gets them"
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.lost, regrouped.rerun, regrouped.steps_lost) == ((0, 2), 0, 0)
+    assert ran.of(events.Formed)[1].step == FAULT_STEP
+
+
 def test_a_checkpoint_that_was_being_written_is_no_refuge(tmp_path: Path, quiet: str) -> None:
     """The job goes back to an earlier checkpoint, whose checksums have already arrived."""
     ran = ElasticJob(

@@ -26,6 +26,7 @@ from lifecycle_jobs import (
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import Ask, Assess, Follow, LogRegroup, MakePlan, Settle
+from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.states import (
     Assessing,
     Closing,
@@ -55,6 +56,7 @@ from orchestrator.lifecycle.stimuli import (
     StoreUp,
 )
 from planner.schedule.registry import build
+from workers.commit import vector_sha256
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, DamagedCheckpoint, Parted, Request, Settlement, Source, StepReport
 
@@ -97,10 +99,11 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
 
 def test_who_holds_the_vector_takes_the_others_along() -> None:
     job = train(Job(THREE)).take(DEAD)
-    vector = (b"0", b"1", b"2")
-    job.take(Positioned(position(0, 1, (0, 1), vector=vector), 1))
+    sha256 = vector_sha256((b"0", b"1", b"2"))
+    job.take(Positioned(position(0, 1, (0, 1), vector_sha256=sha256), 1))
     job.take(Positioned(position(2, 0, (1, 2), undecided=1), 1))
-    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, vector=vector, reported=0), 1)
+    handover = Handover(holder=0, vector_sha256=sha256, lacking=frozenset({2}))
+    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=0), 1, handover)
     recovered(job, plan_of(2, version=2), (0, 2))
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.rerun, regrouped.steps_lost) == (1, 0, 0)

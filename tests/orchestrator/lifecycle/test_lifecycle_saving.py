@@ -39,7 +39,7 @@ STRICT = replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60))
 RESCUE = Rescue(
     step=4,
     settling=frozenset({0, 2}),
-    settlement=Settlement(step=4, vector=None, reported=4),
+    settlement=Settlement(step=4, reported=4),
     layers={0: (0,), 2: (1, 2)},
 )
 WRITTEN = checkpoint_report(4)

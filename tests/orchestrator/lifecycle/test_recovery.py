@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from lifecycle_jobs import plan_of, position
 
-from orchestrator.lifecycle.recovery import Abort, Pause, RecoveryPlan, Rescue, Situation, decide
+from orchestrator.lifecycle.recovery import Abort, Handover, Pause, RecoveryPlan, Rescue, Situation, decide
+from workers.commit import vector_sha256
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
 
@@ -31,37 +32,74 @@ def situation(*positions: Position, **changes: object) -> Situation:
     return Situation(**fields)  # pyright: ignore[reportArgumentType]
 
 
-VECTOR = (b"a", b"b", b"c")
+KNOWN = {"step": 5, "vector_sha256": vector_sha256((b"a", b"b", b"c"))}
+"""A position after the commit of step 5, with its records."""
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "step", "vector", "rerun"),
+    ("first", "last", "step", "lacking", "rerun"),
     [
         # Lost before the commit, which no rank reached.
-        ({"began": 5}, {"began": 5}, 4, None, 1),
-        ({"began": 5}, {}, 4, None, 1),
+        ({"began": 5}, {"began": 5}, 4, (), 1),
+        ({"began": 5}, {}, 4, (), 1),
         # Lost in the commit, and no surviving rank knows the outcome.
-        ({"began": 5, "undecided": 5}, {"began": 5, "undecided": 5}, 4, None, 1),
-        ({"began": 5, "undecided": 5}, {"began": 5}, 4, None, 1),
+        ({"began": 5, "undecided": 5}, {"began": 5, "undecided": 5}, 4, (), 1),
+        ({"began": 5, "undecided": 5}, {"began": 5}, 4, (), 1),
         # Lost in the commit, and one survivor has committed.
-        ({"step": 5, "began": 5, "vector": VECTOR}, {"began": 5, "undecided": 5}, 5, VECTOR, 0),
+        ({**KNOWN, "began": 5}, {"began": 5, "undecided": 5}, 5, (2,), 0),
         # Lost after the commit: both have committed, and the next step may have begun.
-        ({"step": 5, "began": 6, "vector": VECTOR}, {"step": 5, "began": 5, "vector": VECTOR}, 5, None, 1),
-        ({"step": 5, "began": 5, "vector": VECTOR}, {"step": 5, "began": 5, "vector": VECTOR}, 5, None, 0),
+        ({**KNOWN, "began": 6}, {**KNOWN, "began": 5}, 5, (), 1),
+        ({**KNOWN, "began": 5}, {**KNOWN, "began": 5}, 5, (), 0),
     ],
 )
 def test_the_commit_is_settled_one_way(
-    first: dict[str, object], last: dict[str, object], step: int, vector: tuple[bytes, ...] | None, rerun: int
+    first: dict[str, object], last: dict[str, object], step: int, lacking: tuple[int, ...], rerun: int
 ) -> None:
     recovery_plan = decide(
         situation(replace(at(0, 4, 0, 1, 2), **first), replace(at(2, 4, 2, 3, 4, 5), **last))  # pyright: ignore[reportArgumentType]
     )
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.step, recovery_plan.rerun) == (step, rerun)
-    assert recovery_plan.settlement == Settlement(step=step, vector=vector, reported=4)
+    assert recovery_plan.settlement == Settlement(step=step, reported=4)
+    sha256 = str(KNOWN["vector_sha256"])
+    handover = Handover(holder=0, vector_sha256=sha256, lacking=frozenset(lacking)) if lacking else None
+    assert recovery_plan.handover == handover
     assert recovery_plan.settling == {0, 2}
     assert recovery_plan.cause == "loss"
     assert recovery_plan.lost == (1,)
+
+
+def test_one_of_those_that_have_the_records_sends_them() -> None:
+    held = [replace(at(rank, 5, 0, 1, 2), vector_sha256="a") for rank in (0, 2)]
+    undecided = replace(at(3, 4, 3, 4, 5), undecided=5)
+    now = replace(situation(*held, undecided), members=(0, 1, 2, 3))
+    recovery_plan = decide(now)
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert recovery_plan.handover == Handover(holder=0, vector_sha256="a", lacking=frozenset({3}))
+    # That one dies before it has sent them: another one is asked.
+    again = decide(replace(now, positions={2: held[1], 3: undecided}))
+    assert isinstance(again, RecoveryPlan)
+    assert again.handover == Handover(holder=2, vector_sha256="a", lacking=frozenset({3}))
+    # All that had them are gone: the others roll back.
+    last = decide(replace(now, positions={3: replace(undecided, holds=tuple(range(6)))}))
+    assert isinstance(last, RecoveryPlan)
+    assert (last.step, last.handover) == (4, None)
+
+
+def test_records_of_a_rank_outside_the_generation_do_not_count() -> None:
+    """It stayed aside with a step that was undone since."""
+    undecided = replace(at(0, 4, 0, 1, 2, 3, 4, 5), undecided=5)
+    recovery_plan = decide(situation(undecided, replace(at(7, 5), vector_sha256="of another commit")))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.handover) == (4, None)
+
+
+def test_different_records_of_one_commit_end_the_job() -> None:
+    ranks = [replace(at(0, 5, 0, 1, 2), vector_sha256="a"), replace(at(2, 5, 3, 4, 5), vector_sha256="b")]
+    refused = decide(situation(*ranks))
+    assert isinstance(refused, Abort)
+    assert "ranks 0 and 2 hold different records of the commit of step 5" in refused.reason
+    assert refused.rescue is None
 
 
 def test_a_layer_comes_from_its_owner_then_from_a_standby_that_gives_least() -> None:
