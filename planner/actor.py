@@ -1,6 +1,6 @@
-"""The planner's Ray shell: it takes observations and returns decisions. The only planner module that imports Ray.
+"""The planner's Ray shells: they take observations and return decisions. The only planner module that imports Ray.
 
-The actor may die at any time: the controller then starts another one and sends the same observations again.
+An actor may die at any time: the controller then starts another one, with what is known.
 """
 
 from __future__ import annotations
@@ -8,13 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import ray
 
+from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
+from planner.adapt.policy import Decision
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation, complete
+from planner.observed import StepTimes
+from planner.plan import Plan
+from planner.search.replan import Replanner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +30,48 @@ class PlannerHome:
     pid: int
 
 
-class PlannerActor:
-    """The planner of one job. Calls are idempotent, and a waiting call does not block the others."""
+class _Shell:
+    """What every planner's process answers."""
+
+    async def home(self) -> PlannerHome:
+        """This planner's process, once it runs."""
+        return PlannerHome(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+
+    async def stay(self) -> None:
+        """Never return: the call fails when this process dies, and so the controller notices."""
+        await asyncio.Event().wait()
+
+
+class LivePlannerActor(_Shell):
+    """The planner of a job that adapts. A decision runs in a thread, so that observations need not wait for it."""
+
+    def __init__(self, start: LiveStart) -> None:
+        self._planner = LivePlanner(start)
+
+    async def take(self, batch: Sequence[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
+        """See `LivePlanner.take`."""
+        return self._planner.take(batch, plans, members)
+
+    async def keep(self, ranks: Sequence[int]) -> None:
+        """See `LivePlanner.keep`."""
+        self._planner.keep(ranks)
+
+    async def plan_with(self, replanner: Replanner) -> None:
+        """See `LivePlanner.plan_with`."""
+        self._planner.plan_with(replanner)
+
+    async def decide(self, question: Question) -> Decision:
+        """See `LivePlanner.decide`."""
+        return await asyncio.to_thread(self._planner.decide, question)
+
+
+class PlannerActor(_Shell):
+    """The planner of a job's freezing. Calls are idempotent, and a waiting call does not block the others."""
 
     def __init__(self, question: FreezeQuestion) -> None:
         self._question = question
         self._observations: dict[tuple[int, int], Observation] = {}
         self._complete = asyncio.Event()
-
-    async def home(self) -> PlannerHome:
-        """This planner's process, once it runs."""
-        return PlannerHome(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
 
     async def observe(self, observations: Iterable[Observation]) -> None:
         """Add observations of monitored steps. The newest one of a step and rank replaces the earlier ones."""
@@ -63,7 +99,3 @@ class PlannerActor:
         observations = list(self._observations.values())
         decision = await asyncio.to_thread(decide, self._question, observations)
         return decision, time.perf_counter() - begun_s
-
-    async def stay(self) -> None:
-        """Never return: the call fails when this process dies, and so the controller notices."""
-        await asyncio.Event().wait()

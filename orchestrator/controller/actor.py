@@ -28,6 +28,7 @@ from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze_control import FreezeControl
 from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.garbage import exclude_kept_objects
+from orchestrator.controller.live_planner import PlannerInRay
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.publisher import Publisher
@@ -124,7 +125,12 @@ class Controller:
             order, self._setup, self._loop, lambda: self._view, self._runtime.planning
         )
         self._adaptation = Adaptation(
-            self._setup, self._loop, lambda: self._view, self._runtime.planning, self._reshaping.migrate
+            self._setup,
+            self._loop,
+            lambda: self._view,
+            self._runtime.planning,
+            self._reshaping.migrate,
+            PlannerInRay,
         )
         self._commands = Commands(
             order.job,
@@ -293,6 +299,7 @@ class Controller:
             cut = f"its writer was killed before it had finished; {self._torn_bytes} bytes are left out"
             text = f"the last line of the event log was torn: {cut}"
             self._record(events.Warned(text=text))
+        self._adaptation.run()
         self._spawn(self._run())
         self._loop.spawn(self._outlets.keep_recording(self._view))
         if self._folder.segments is not None:

@@ -1,13 +1,14 @@
 """Moves layers away from ranks that have become slow, while the job trains.
 
-What counts as a change of speed, and whether another cut pays, is decided in `planner/adapt/`; here observations are
-passed on, changes and decisions logged, and moves begun. Runs on the controller's event loop. Nothing here ends a job:
-a bug of ours costs the adaptation.
+What counts as a change of speed, and whether another cut pays, is the planner's to say (`planner/adapt/`); here
+observations are passed on to it, changes and decisions logged, and moves begun. Runs on the controller's event loop.
+Nothing here ends a job: a bug of ours costs the adaptation.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,17 +16,19 @@ from typing import Any
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.event_loop import EventLoop
+from orchestrator.controller.live_planner import LivePlannerHome, PlannerGone
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
-from orchestrator.events.types import Adapted, Event, Formed, SpeedsChanged, Warned
+from orchestrator.events.types import Adapted, Event, Formed, LayersTimed, SpeedsChanged, Warned
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Job, Training
-from orchestrator.lifecycle.stimuli import Noted
-from planner.adapt.adviser import Adviser
-from planner.adapt.policy import Decision, decide
+from orchestrator.lifecycle.stimuli import Noted, Stimulus
+from planner.adapt.live import Heard, LiveStart, Question
+from planner.adapt.policy import Decision
 from planner.adapt.speeds import Slowdowns
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.search.replan import Replanner
 from workers.protocol import JobError
 
 MATERIAL = 1.05
@@ -34,6 +37,10 @@ SOONEST_STEPS = 8
 """Steps after a decision against a move, or a move that was refused, until the next decision."""
 SAID_REFUSALS = 3
 """How many observations that make no sense are warned of, for each rank."""
+WAITING = 4096
+"""Most observations that wait for the planner; older ones are dropped."""
+
+MakeHome = Callable[[Callable[[], LiveStart], Callable[[Stimulus], None]], LivePlannerHome]
 
 
 class Adaptation:
@@ -43,6 +50,7 @@ class Adaptation:
         view: returns the job's view, with everything that is logged.
         planning: gets the slowdowns, for every plan that is made.
         migrate: has the training ranks follow another plan in the same places, unless the job has changed since then.
+        home: makes the planner's home from what a planner begins with and what takes its news.
     """
 
     def __init__(
@@ -52,18 +60,26 @@ class Adaptation:
         view: Callable[[], JobView],
         planning: CurrentReplanner,
         migrate: Callable[[Plan, Job], Coroutine[Any, Any, str]],
+        home: MakeHome,
     ) -> None:
+        self._setup = setup
         self._steps = setup.config.steps
         self._freeze = setup.config.freeze
         self._loop = loop
         self._view = view
         self._planning = planning
         self._migrate = migrate
-        self._adviser: Adviser | None = None
+        self._home: LivePlannerHome | None = None
         if setup.config.adapt.policy != "off" and setup.profile is not None:
-            self._adviser = Adviser(setup.profile)
+            self._home = home(self._start, loop.post)
+        self._waiting: deque[StepTimes | tuple[int, ...]] = deque(maxlen=WAITING)
+        """Observations, and between them the ranks of each new generation."""
+        self._pump: asyncio.Task[None] | None = None
+        self._heard: Heard | None = None
+        """What the planner knew last."""
         self._told = Slowdowns()
         """As logged last."""
+        self._since: int | None = None
         self._changes: list[str] = []
         """Changes that are not logged yet, in words."""
         self._due = False
@@ -72,101 +88,160 @@ class Adaptation:
         """The step at which to decide again, if the speeds lasted too short for a move so far, or it was refused."""
         self._deciding: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
+        self._sent: tuple[int, Replanner] | None = None
+        """Which planner has been told to plan with which replanner."""
+
+    def run(self) -> None:
+        """Keep a planner from now on, if the job adapts."""
+        if self._home is not None:
+            self._loop.spawn(self._guarded(self._home.run()))
 
     def go_on(self) -> None:
         """Know what the previous controller knew, from the log."""
-        if self._adviser is not None:
+        if self._home is not None:
             record = self._view().adapt
-            self._told = Slowdowns(tuple(record.known))
-            self._adviser = self._adviser.with_known(self._told, record.since)
-            self._planning.set(known=self._told)
+            self._told, self._since = Slowdowns(tuple(record.known)), record.since
+            self._planning.set(known=self._told, factors=record.factors)
             self._due = True
 
     def observe(self, batch: Sequence[StepTimes]) -> None:
         """Take what ranks observed; without training ranks nobody needs it."""
-        state = self._loop.state
-        if self._adviser is None or not isinstance(state, Training):
-            return
-        for observed in batch:
-            self._take(self._adviser, observed, state.job)
-        self._tell(self._adviser, state.job)
-        if self._due or (self._again_at is not None and state.job.progress.step >= self._again_at):
-            self._consider(self._adviser, state.job)
+        if self._home is not None and isinstance(self._loop.state, Training):
+            self._waiting.extend(batch)
+            self._go()
 
     def take(self, event: Event) -> None:
         """Follow a logged event. After a move there is nothing to decide until a speed changes: a move that somebody
         requested stays."""
         state = self._loop.state
-        if self._adviser is not None and isinstance(event, Formed) and isinstance(state, Training):
-            self._adviser.keep(state.job.membership.alive)
+        if self._home is not None and isinstance(event, Formed) and isinstance(state, Training):
+            self._waiting.append(tuple(sorted(state.job.membership.alive)))
             self._due = True
 
-    def _take(self, adviser: Adviser, observed: StepTimes, job: Job) -> None:
-        migration = job.intents.migration
-        coming = () if migration is None else migration.path[:1]
-        change, ignored = adviser.take(observed, (job.progress.plan, *coming), job.membership.members)
-        if ignored is not None and not ignored.usual:
-            times = self._refused[observed.rank] = self._refused.get(observed.rank, 0) + 1
-            if times <= SAID_REFUSALS:
-                self._loop.post(Noted(Warned(text=ignored.reason)))
-        if change is not None and change.before is not None:
-            self._changes.append(f"rank {observed.rank} {change.reason}")
+    async def idle(self) -> None:
+        """Wait until the planner has taken everything that waits for it."""
+        while self._pump is not None:
+            await asyncio.shield(self._pump)
 
-    def _tell(self, adviser: Adviser, job: Job) -> None:
+    def _start(self) -> LiveStart:
+        profile = self._setup.profile
+        assert profile is not None, "only a job with a profile adapts"
+        factors = self._view().adapt.factors
+        return LiveStart(profile=profile, known=self._told, since=self._since, factors=factors)
+
+    def _go(self) -> None:
+        if self._pump is None and self._waiting:
+            self._pump = self._loop.spawn(self._pass_on())
+
+    async def _pass_on(self) -> None:
+        try:
+            while self._waiting and self._home is not None:
+                await self._guarded(self._pass_one(self._home))
+        finally:
+            self._pump = None
+
+    async def _pass_one(self, home: LivePlannerHome) -> None:
+        """Pass on what waits, up to the next generation's beginning."""
+        first = self._waiting.popleft()
+        if isinstance(first, tuple):
+            await home.keep(first)
+            return
+        batch = [first]
+        while self._waiting and not isinstance(self._waiting[0], tuple):
+            batch.append(self._waiting.popleft())  # pyright: ignore[reportArgumentType]
+        state = self._loop.state
+        if not isinstance(state, Training):
+            return
+        migration = state.job.intents.migration
+        coming = () if migration is None else migration.path[:1]
+        members = state.job.membership.members
+        heard = await home.take(batch, (state.job.progress.plan, *coming), members)
+        self._hear(heard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """A bug of ours costs the adaptation, not the job; and what a dead planner does not take is lost."""
+        try:
+            await work
+        except PlannerGone:
+            return
+        except Exception as error:
+            self._home = None
+            why = f"{type(error).__name__}: {error}"
+            self._loop.post(
+                Noted(Warned(text=f"the adaptation failed ({why}): the job trains on with its cut"))
+            )
+
+    def _hear(self, heard: Heard) -> None:
+        """Log what is new, and have it decided upon."""
+        state = self._loop.state
+        if not isinstance(state, Training):
+            return
+        self._heard = heard
+        for rank, why in heard.ignored:
+            times = self._refused[rank] = self._refused.get(rank, 0) + 1
+            if times <= SAID_REFUSALS:
+                self._loop.post(Noted(Warned(text=why)))
+        self._changes += heard.changes
+        if heard.factors:
+            self._planning.set(factors=heard.factors)
+            self._loop.post(Noted(LayersTimed(step=state.job.progress.step, factors=heard.factors)))
+        self._tell(heard, state.job)
+        if self._due or (self._again_at is not None and state.job.progress.step >= self._again_at):
+            self._consider(heard, state.job)
+
+    def _tell(self, heard: Heard, job: Job) -> None:
         """Log speeds that have changed, and plan with them from now on."""
         members = job.membership.members
-        known = adviser.known.among(members)
+        known = heard.known.among(members)
         if len(known.by_rank) < len(members) or not known.far_from(self._told.among(members), MATERIAL):
             return
         changes, self._changes = tuple(self._changes), []
-        self._told = adviser.known
-        self._planning.set(known=self._told)
         step = job.progress.step
+        self._told, self._since = heard.known, step - heard.age
+        self._planning.set(known=self._told)
         event = SpeedsChanged(
             step=step,
             slowdowns=known.by_rank,
             changes=changes,
-            lasting_steps=adviser.lasting_steps(step),
-            since=step - adviser.age(step),
+            lasting_steps=heard.lasting_steps,
+            since=self._since,
         )
         self._loop.post(Noted(event))
         self._due = True
 
-    def _consider(self, adviser: Adviser, job: Job) -> None:
+    def _consider(self, heard: Heard, job: Job) -> None:
         """Decide whether to move, unless something else is under way: then later."""
         intents, known = job.intents, self._told.among(job.membership.members)
         busy = intents.migration is not None or intents.moves or intents.asked is not None or intents.stopping
         if self._deciding is not None or busy or monitors(self._freeze, self._view()):
             return
         self._due, self._again_at = False, None
-        if known.by_rank:
-            self._deciding = self._loop.spawn(self._decide(adviser, job, known))
+        if known.by_rank and self._home is not None:
+            self._deciding = self._loop.spawn(self._decide(self._home, heard, job))
 
-    async def _decide(self, adviser: Adviser, job: Job, known: Slowdowns) -> None:
+    async def _decide(self, home: LivePlannerHome, heard: Heard, job: Job) -> None:
         try:
-            await self._decide_once(adviser, job, known)
-        except Exception as error:  # a bug of ours costs the adaptation, not the job
-            self._adviser = None
-            why = f"{type(error).__name__}: {error}"
-            self._loop.post(
-                Noted(Warned(text=f"the adaptation failed ({why}): the job trains on with its cut"))
-            )
+            await self._guarded(self._decide_once(home, heard, job))
         finally:
             self._deciding = None
 
-    async def _decide_once(self, adviser: Adviser, job: Job, known: Slowdowns) -> None:
+    async def _decide_once(self, home: LivePlannerHome, heard: Heard, job: Job) -> None:
         step = job.progress.step
-        decision = await asyncio.to_thread(
-            decide,
-            self._planning.replanner,
-            job.progress.plan,
-            domains_of(job),
-            known.of(job.membership.members),
+        question = Question(
+            now=job.progress.plan,
+            domains=tuple(domains_of(job)),
+            members=job.membership.members,
+            step=step,
             remaining_steps=self._steps - step,
-            lasting_steps=adviser.lasting_steps(step),
         )
+        try:
+            await self._bring_replanner(home)
+            decision = await home.decide(question)
+        except PlannerGone:
+            self._due = True
+            raise
         if decision.too_short:
-            self._again_at = step + max(SOONEST_STEPS, adviser.age(step))
+            self._again_at = step + max(SOONEST_STEPS, heard.age)
         refused = ""
         if decision.plan is not None:
             try:
@@ -176,6 +251,14 @@ class Adaptation:
                 refused = str(error)
                 self._again_at = step + SOONEST_STEPS
         self._loop.post(Noted(_adapted(decision, step, refused)))
+
+    async def _bring_replanner(self, home: LivePlannerHome) -> None:
+        """Have the planner plan with the job's present replanner."""
+        replanner = self._planning.replanner
+        if self._sent is None or self._sent[0] != home.lives or self._sent[1] is not replanner:
+            # A copy, without the answers that it remembers.
+            await home.plan_with(replace(replanner))
+            self._sent = home.lives, replanner
 
 
 def _adapted(decision: Decision, step: int, refused: str) -> Adapted:

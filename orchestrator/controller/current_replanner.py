@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.adapt.layer_times import Factors, with_factors
 from planner.adapt.speeds import Slowdowns
 from planner.search.replan import Replanner
 
@@ -26,6 +27,7 @@ class CurrentReplanner:
         self._profile = first.profile
         self._method: str | None = None
         self._known = Slowdowns()
+        self._factors: Factors = ()
         self._changed = changed
 
     @property
@@ -38,17 +40,21 @@ class CurrentReplanner:
         """The speeds of the ranks that have been measured."""
         return self._known
 
-    def set(self, *, method: str | None = None, known: Slowdowns | None = None) -> None:
-        """Plan for the copies of another freeze method, or with other speeds, from now on.
+    def set(
+        self, *, method: str | None = None, known: Slowdowns | None = None, factors: Factors = ()
+    ) -> None:
+        """Plan for the copies of another freeze method, or with other speeds or times, from now on.
 
         Args:
             method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
             known: the speeds of the ranks. None: as before.
+            factors: on the layers' times. Empty: as before.
         """
+        self._factors = factors or self._factors
         known = self._known if known is None else known
         other, self._known = known != self._known, known
         self._method = self._method if method is None else method
-        planned = self._profile
+        planned = None if self._profile is None else with_factors(self._profile, self._factors)
         if planned is not None and self._method is not None:
             planned = planned.frozen_by(self._method)
         if planned != self._replanner.profile:

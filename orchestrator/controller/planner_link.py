@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.planner_process import LIVES, reason_of, start_planner
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS, open_question
 from orchestrator.events.types import Event, FreezeSolved, PlannerStarted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation
@@ -26,9 +26,6 @@ from planner.freezing import Control, FreezePlan, Phase
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol import StepReport, TimelineReport
-
-LIVES = 6
-"""How many planners a controller starts before it gives up."""
 
 
 class PlannerLink:
@@ -98,7 +95,7 @@ class PlannerLink:
                     await self._live(life)
                 except RayError as error:
                     self._drop()
-                    self._warn(f"the planner died: {_reason(error)}{self._consequence(life)}")
+                    self._warn(f"the planner died: {reason_of(error)}{self._consequence(life)}")
         except Exception as error:  # a bug of ours costs the freezing, not the job
             self._warn(f"the planner failed: {type(error).__name__}: {error}{self._consequence(LIVES)}")
         finally:
@@ -106,15 +103,7 @@ class PlannerLink:
 
     async def _live(self, life: int) -> None:
         """Run one planner up to the error that ends it."""
-        remote: Any = ray.remote(PlannerActor)
-        actor = remote.options(
-            num_cpus=0,
-            max_restarts=0,
-            # On the controller's node: the controller owns it, and both start and end together.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(
-                ray.get_runtime_context().get_node_id(), soft=False
-            ),
-        ).remote(self._question)
+        actor = start_planner(PlannerActor, self._question)
         self._actor = actor
         # Awaited: calls may arrive out of order, and a solution must use all observations.
         await actor.observe.remote(tuple(self._observations.values()))
@@ -193,11 +182,3 @@ def link_planner(
         plan=plan, schedule=schedule, phases=freeze.phases, r_max=freeze.r_max, profile=setup.profile
     )
     return PlannerLink(question, view.freeze_history(), order.epoch, post, version=version, control=control)
-
-
-def _reason(error: Exception) -> str:
-    """Return Ray's reason for a death in one line."""
-    text = str(error).strip()
-    if isinstance(error, RayActorError) and "creation task" not in text:
-        return "killed, out of memory, or its node is gone"
-    return text.splitlines()[-1] if text else type(error).__name__

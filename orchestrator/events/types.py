@@ -145,10 +145,12 @@ class PlannerStarted:
     """The planner's process is up."""
 
     life: int
-    """1 for the controller's first planner, plus one for each that died."""
+    """1 for the controller's first planner of its kind, plus one for each that died."""
     node: str
     """Node id of the cluster."""
     pid: int
+    of: str = "freezing"
+    """What it plans: `freezing`, or moves away from slow ranks, by their `speeds`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +325,16 @@ class SpeedsChanged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayersTimed:
+    """The layers' times are others than those that the planner has planned with."""
+
+    step: int
+    """Steps committed."""
+    factors: tuple[tuple[float, float, float], ...]
+    """Per layer, on the profile's forward, input gradient and weight gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Adapted:
     """The planner decided whether another cut pays for the speeds that it knows."""
 
@@ -406,6 +418,7 @@ Event = (
     | Paused
     | Noticed
     | SpeedsChanged
+    | LayersTimed
     | Adapted
     | Warned
     | RankEnded
@@ -449,6 +462,7 @@ KINDS: dict[str, type[Event]] = {
     "paused": Paused,
     "noticed": Noticed,
     "speeds": SpeedsChanged,
+    "layers_timed": LayersTimed,
     "adapted": Adapted,
     "warned": Warned,
     "rank_ended": RankEnded,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from orchestrator.events.types import Adapted, SpeedsChanged
+from orchestrator.events.types import Adapted, LayersTimed, SpeedsChanged
 
 KEPT = 300
 """How many of the newest changes and decisions are kept, of each."""
@@ -39,11 +39,13 @@ class AdaptRecord:
     """(rank, slowdown) of the ranks that were known last."""
     since: int = 0
     """The step since which no speed has changed."""
+    factors: tuple[tuple[float, float, float], ...] = ()
+    """On the layers' times, per layer; empty: the profile's stand."""
     speeds: list[Speeds] = field(default_factory=list)
     """Ascending steps."""
     decisions: list[Decided] = field(default_factory=list)
 
-    def take(self, event: SpeedsChanged | Adapted, time_s: float) -> None:
+    def take(self, event: SpeedsChanged | LayersTimed | Adapted, time_s: float) -> None:
         """Add one event."""
         match event:
             case SpeedsChanged(slowdowns=known):
@@ -52,5 +54,7 @@ class AdaptRecord:
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.speeds if each.step < event.step]
                 self.speeds = [*kept, Speeds(event.step, max(slowdowns), median(slowdowns))][-KEPT:]
+            case LayersTimed(factors=factors):
+                self.factors = factors
             case Adapted():
                 self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]

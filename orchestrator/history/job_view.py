@@ -23,6 +23,7 @@ from orchestrator.events.types import (
     FreezeChanged,
     FreezeSolved,
     Issued,
+    LayersTimed,
     Migrated,
     Noticed,
     Paused,
@@ -289,7 +290,7 @@ class JobView:
                 self.freeze.take(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)
-            case SpeedsChanged() | Adapted() as adapted:
+            case SpeedsChanged() | LayersTimed() | Adapted() as adapted:
                 self.adapt.take(adapted, record.time_s)
             case CurvatureReport() as part:
                 self.curvature.take(part, self.plan.pipeline_ranks if self.plan else 1)

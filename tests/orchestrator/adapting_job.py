@@ -8,6 +8,7 @@ from collections.abc import Callable
 from process_hosts import ElasticJob
 
 from orchestrator.controller.adaptation import Adaptation
+from orchestrator.controller.live_planner import PlannerBeside
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView
@@ -32,7 +33,12 @@ class AdaptingJob(ElasticJob):
         super().__init__(resolved, act, profile=profile)
         reshaping = Reshaping(self.order, self.setup, self.loop, self.runtime, self.hosts)
         self._adaptation = Adaptation(
-            self.setup, self.loop, lambda: self.view, self.runtime.planning, reshaping.migrate
+            self.setup,
+            self.loop,
+            lambda: self.view,
+            self.runtime.planning,
+            reshaping.migrate,
+            lambda start, _: PlannerBeside(start),
         )
 
     def observe(self, observed: StepTimes) -> None:

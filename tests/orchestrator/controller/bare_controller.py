@@ -16,7 +16,9 @@ from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
+from orchestrator.controller.live_planner import PlannerBeside
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Submitted
@@ -46,6 +48,7 @@ async def controller_of(
         job.setup = replace(job.setup, replanner=replanner, profile=profile)
     context = SimpleNamespace(current_actor=None, was_current_actor_reconstructed=False)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(actor, "PlannerInRay", lambda start, post: PlannerBeside(start))
     spec = made.spec.model_dump(mode="json")
     controller = Controller(job.order, job.setup, spec)
     log = JobFolder(job.setup.config.output).open_log(1)

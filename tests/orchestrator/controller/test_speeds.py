@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from bare_controller import controller_of
 
-from orchestrator.controller import adaptation
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adaptation import SAID_REFUSALS, SOONEST_STEPS, Adaptation
+from orchestrator.controller.live_planner import PlannerBeside
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
 from orchestrator.events.types import Adapted, FreezeChanged, Record, SpeedsChanged, Warned
 from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.states import Job, Training
 from orchestrator.lifecycle.stimuli import Noted
+from planner.adapt import live
 from planner.adapt.policy import Decision
 from planner.adapt.speeds import Slowdowns
 from planner.freezing import Control, FreezePlan, Phases
@@ -65,10 +66,17 @@ def times(controller: Controller, place: int, step: int, factor: float) -> StepT
     )
 
 
-def see(controller: Controller, steps: Sequence[int], *factors: float) -> None:
+async def see(controller: Controller, steps: Sequence[int], *factors: float) -> None:
     for step in steps:
         for place, factor in enumerate(factors):
             controller._adaptation.observe([times(controller, place, step, factor)])
+            await controller._adaptation.idle()
+
+
+async def decided_on(controller: Controller) -> None:
+    """Wait for the decision under way, if there is one."""
+    if controller._adaptation._deciding is not None:
+        await controller._adaptation._deciding
 
 
 def told(controller: Controller) -> list[object]:
@@ -96,13 +104,13 @@ def run(
 def test_speeds_are_told_once_they_are_complete_and_again_when_they_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(controller: Controller) -> None:
-        see(controller, range(1, 4), 1.0, 1.0)
+    async def check(controller: Controller) -> None:
+        await see(controller, range(1, 4), 1.0, 1.0)
         assert not [event for event in told(controller) if isinstance(event, SpeedsChanged)]
-        see(controller, range(4, 10), 1.0, 1.02)
+        await see(controller, range(4, 10), 1.0, 1.02)
         (first,) = [event for event in told(controller) if isinstance(event, SpeedsChanged)]
         assert (first.changes, [rank for rank, _ in first.slowdowns]) == ((), [0, 1])
-        see(controller, range(10, 13), 1.0, 2.5)
+        await see(controller, range(10, 13), 1.0, 2.5)
         (second,) = [event for event in told(controller) if isinstance(event, SpeedsChanged)]
         assert second.changes[0].startswith("rank 1 is 2.4")
         assert controller._runtime.planning.known.of((0, 1)) == (pytest.approx(1.0), pytest.approx(2.5))
@@ -113,8 +121,8 @@ def test_speeds_are_told_once_they_are_complete_and_again_when_they_change(
 def test_off_or_without_training_ranks_nothing_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(controller: Controller) -> None:
-        see(controller, range(1, 9), 1.0, 2.0)
+    async def check(controller: Controller) -> None:
+        await see(controller, range(1, 9), 1.0, 2.0)
         assert told(controller) == []
         assert controller._runtime.planning.known == Slowdowns()
 
@@ -122,12 +130,13 @@ def test_off_or_without_training_ranks_nothing_is_learned(
 
 
 def test_garbage_is_ignored_and_told_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(controller: Controller) -> None:
-        see(controller, [1], 1.0, 1.0)
+    async def check(controller: Controller) -> None:
+        await see(controller, [1], 1.0, 1.0)
         for step in range(2, 20):
             odd = times(controller, 0, step, 1.0)
             nan = replace(odd, times=(replace(odd.times[0], seconds=math.nan),))
             controller._adaptation.observe([nan, replace(odd, rank=1), replace(odd, plan=(0, 99))])
+        await controller._adaptation.idle()
         warned = [event.text for event in told(controller) if isinstance(event, Warned)]
         assert len(warned) == SAID_REFUSALS
         assert "the times of rank 0 in step 2 are ignored: F of stage 0 took nan s" in warned[0]
@@ -152,13 +161,11 @@ def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: py
         migration = Migration(move=move, path=(plan,), began=0, now=plan)
         busy = replace(state.job, intents=replace(state.job.intents, migration=migration))
         controller._loop.state = replace(state, job=busy)
-        see(controller, range(1, 9), 1.0, 3.0)
-        assert controller._adaptation._deciding is None
+        await see(controller, range(1, 9), 1.0, 3.0)
+        assert not [event for event in told(controller) if isinstance(event, Adapted)]
         controller._loop.state = state
-        see(controller, [9], 1.0, 3.0)
-        deciding = controller._adaptation._deciding
-        assert deciding is not None
-        await deciding
+        await see(controller, [9], 1.0, 3.0)
+        await decided_on(controller)
         (decided,) = [event for event in told(controller) if isinstance(event, Adapted)]
         assert decided.now_s > decided.then_s
         assert decided.moves
@@ -174,19 +181,20 @@ def test_the_cut_stays_while_steps_are_monitored_for_freezing(
 
     async def check(controller: Controller) -> None:
         monkeypatch.setattr(controller._adaptation, "_migrate", nothing_moves)
-        see(controller, range(1, 12), 1.0, 3.0)
-        assert [event for event in told(controller) if isinstance(event, SpeedsChanged)]
-        assert controller._adaptation._deciding is None
+        await see(controller, range(1, 12), 1.0, 3.0)
+        said = told(controller)
+        assert [event for event in said if isinstance(event, SpeedsChanged)]
+        assert not [event for event in said if isinstance(event, Adapted)]
         controller._view.step = 6 + GRACE_STEPS
-        see(controller, [12], 1.0, 3.0)
-        assert controller._adaptation._deciding is not None
-        await controller._adaptation._deciding
+        await see(controller, [12], 1.0, 3.0)
+        await decided_on(controller)
+        assert [event for event in told(controller) if isinstance(event, Adapted)]
         # A request begins to monitor again.
         control = Control(method="timelyfreeze", r_max=0.5, phases=Phases(warm_up=0, monitoring=8, ramp=12))
         plan = FreezePlan(epoch=1, version=9, ratios=(), control=control)
         request = FreezeChanged(from_step=9, method="timelyfreeze", r_max=0.5, by="a test", plan=plan, id="a")
         controller._view.take(Record(time_s=1.0, event=request))
-        see(controller, range(13, 20), 1.0, 1.0)
+        await see(controller, range(13, 20), 1.0, 1.0)
         assert controller._adaptation._due
         assert controller._adaptation._deciding is None
 
@@ -218,23 +226,22 @@ def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again_
 
         controller._loop.state = state
         monkeypatch.setattr(controller._adaptation, "_migrate", refuses)
-        monkeypatch.setattr(adaptation, "decide", lambda *given, **more: MOVES)
-        see(controller, range(1, 9), 1.0, 3.0)
-        deciding = controller._adaptation._deciding
-        assert deciding is not None
-        await deciding
+        monkeypatch.setattr(live, "decide", lambda *given, **more: MOVES)
+        await see(controller, range(1, 9), 1.0, 3.0)
+        await decided_on(controller)
         (decided,) = [event for event in told(controller) if isinstance(event, Adapted)]
         assert (decided.moves, decided.reason) == (
             False,
             "it pays; but the job's plan or its ranks have changed meanwhile",
         )
-        see(controller, range(9, 20), 1.0, 3.0)
-        assert controller._adaptation._deciding is None
+        await see(controller, range(9, 20), 1.0, 3.0)
+        await decided_on(controller)
+        assert not [event for event in told(controller) if isinstance(event, Adapted)]
         later = replace(job.progress, step=job.progress.step + SOONEST_STEPS)
         controller._loop.state = replace(state, job=replace(job, progress=later))
-        see(controller, [20], 1.0, 3.0)
-        assert controller._adaptation._deciding is not None
-        await controller._adaptation._deciding
+        await see(controller, [20], 1.0, 3.0)
+        await decided_on(controller)
+        assert [event for event in told(controller) if isinstance(event, Adapted)]
 
     run(tmp_path, monkeypatch, check, **MEASURED)
 
@@ -246,15 +253,14 @@ def test_a_bug_in_a_decision_costs_the_adaptation_and_not_the_job(
         raise ValueError("a bug")
 
     async def check(controller: Controller) -> None:
-        monkeypatch.setattr(adaptation, "decide", fails)
-        see(controller, range(1, 9), 1.0, 3.0)
-        assert controller._adaptation._deciding is not None
-        await controller._adaptation._deciding
+        monkeypatch.setattr(live, "decide", fails)
+        await see(controller, range(1, 9), 1.0, 3.0)
+        await decided_on(controller)
         said = told(controller)
         assert [event.text for event in said if isinstance(event, Warned)] == [
             "the adaptation failed (ValueError: a bug): the job trains on with its cut"
         ]
-        see(controller, range(9, 20), 1.0, 1.0)
+        await see(controller, range(9, 20), 1.0, 1.0)
         assert told(controller) == []
         assert isinstance(controller._loop.state, Training)
 
@@ -271,13 +277,13 @@ def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
         return replace(MOVES, plan=None, too_short=True)
 
     async def check(controller: Controller) -> None:
-        monkeypatch.setattr(adaptation, "decide", too_short)
+        monkeypatch.setattr(live, "decide", too_short)
         state = controller._loop.state
         assert isinstance(state, Training)
         for step in range(1, 60):
             progress = replace(state.job.progress, step=step)
             controller._loop.state = replace(state, job=replace(state.job, progress=progress))
-            see(controller, [step], 1.0, 3.0)
+            await see(controller, [step], 1.0, 3.0)
             if controller._adaptation._deciding is not None:
                 await controller._adaptation._deciding
         # Each time after as long as the speeds have lasted by then.
@@ -289,7 +295,7 @@ def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
 def test_the_next_controller_knows_what_this_one_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(controller: Controller) -> None:
+    async def check(controller: Controller) -> None:
         known = SpeedsChanged(step=5, slowdowns=((0, 1.0), (1, 2.5)), changes=(), lasting_steps=200, since=3)
         controller._record(known)
         planning = controller._runtime.planning
@@ -299,12 +305,13 @@ def test_the_next_controller_knows_what_this_one_knew(
             lambda: controller._view,
             planning,
             controller._reshaping.migrate,
+            lambda start, _: PlannerBeside(start),
         )
         after.go_on()
         assert planning.known.of((0, 1)) == (1.0, 2.5)
         controller._adaptation = after
         # The first step warms up; from then on one measurement per rank is enough.
-        see(controller, range(6, 9), 1.0, 1.0)
+        await see(controller, range(6, 9), 1.0, 1.0)
         changed = [event for event in told(controller) if isinstance(event, SpeedsChanged)]
         assert [each.changes[0] for each in changed] == [
             "rank 1 is 2.50 times faster since step 7 (2.50 -> 1.00)"

@@ -124,6 +124,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         step=9,
     ),
     events.Paused(reason="no rank is left", step=7),
+    events.LayersTimed(step=7, factors=((1.0, 1.25, 0.8),)),
     events.SpeedsChanged(
         step=7,
         slowdowns=((0, 1.0), (3, 2.5)),

@@ -1,0 +1,125 @@
+"""The planner of a job that adapts: it gathers what ranks observe, keeps what is known of them, and decides on moves.
+
+Holds state but no clock and no thread. Its process is `planner/actor.py`'s; killed and started anew it begins with what
+the log knows (`LiveStart`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from planner.adapt.adviser import Adviser
+from planner.adapt.layer_times import Factors, LayerTimes
+from planner.adapt.policy import Decision, decide
+from planner.adapt.speeds import NONE_KNOWN, Slowdowns
+from planner.observed import StepTimes
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.search.replan import Replanner
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveStart:
+    """What a planner begins with."""
+
+    profile: Profile
+    known: Slowdowns = NONE_KNOWN
+    """The ranks' slowdowns, from the log."""
+    factors: Factors = ()
+    """On the layers' times, from the log."""
+    since: int | None = None
+    """The step since which they have not changed; None: nothing is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """What a planner knows after some observations."""
+
+    known: Slowdowns
+    changes: tuple[str, ...]
+    """Changes of speed that these observations completed, in words."""
+    ignored: tuple[tuple[int, str], ...]
+    """(rank, why) of observations that make no sense."""
+    lasting_steps: int
+    age: int
+    """For how many steps no speed has changed."""
+    factors: Factors = ()
+    """On the layers' times, if these observations have changed them much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Whether to move, for a job as it is now."""
+
+    now: Plan
+    domains: tuple[str, ...]
+    """Failure domain by place."""
+    members: tuple[int, ...]
+    """Rank by place."""
+    step: int
+    remaining_steps: int
+
+
+class LivePlanner:
+    """What one job's planner knows."""
+
+    def __init__(self, start: LiveStart) -> None:
+        self._adviser = Adviser(start.profile, start.known, start.since)
+        self._times = LayerTimes(start.profile, start.factors)
+        self._replanner: Replanner | None = None
+
+    def take(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
+        """Learn from what ranks observed.
+
+        Args:
+            plans: the plan in force, and the one that the ranks are about to follow.
+            members: rank by place.
+        """
+        changes: list[str] = []
+        ignored: list[tuple[int, str]] = []
+        step, moved = 0, False
+        for observed in batch:
+            step = max(step, observed.step)
+            change, refusal = self._adviser.take(observed, plans, members)
+            if refusal is not None:
+                if not refusal.usual:
+                    ignored.append((observed.rank, refusal.reason))
+                continue
+            if change is not None and change.before is not None:
+                changes.append(f"rank {observed.rank} {change.reason}")
+            plan = next(plan for plan in plans if plan.key == observed.plan)
+            moved = self._times.take(observed, plan) or moved
+        return Heard(
+            known=self._adviser.known,
+            changes=tuple(changes),
+            ignored=tuple(ignored),
+            lasting_steps=self._adviser.lasting_steps(step),
+            age=self._adviser.age(step),
+            factors=self._times.factors if moved else (),
+        )
+
+    def keep(self, ranks: Iterable[int]) -> None:
+        """Forget all but `ranks`: a new generation begins."""
+        self._adviser.keep(ranks)
+
+    def plan_with(self, replanner: Replanner) -> None:
+        """Decide with `replanner` from now on."""
+        self._replanner = replanner
+
+    def decide(self, question: Question) -> Decision:
+        """Whether another cut pays for what is known now.
+
+        Raises:
+            ValueError: it has no replanner, or the job no profile.
+        """
+        if self._replanner is None:
+            raise ValueError("the planner has not been told what to plan with")
+        return decide(
+            self._replanner,
+            question.now,
+            question.domains,
+            self._adviser.known.of(question.members),
+            remaining_steps=question.remaining_steps,
+            lasting_steps=self._adviser.lasting_steps(question.step),
+        )
