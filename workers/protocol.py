@@ -419,6 +419,20 @@ class Assignment:
         return frozenset(source.layer for source in self.sources if source.part is Part.WEIGHTS)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryShortage:
+    """An allocation of a rank failed for want of memory. In bytes; None: unknown."""
+
+    needed_bytes: int | None = None
+    """The size of the allocation."""
+    free_bytes: int | None = None
+    """Free memory of the rank's device."""
+    held_bytes: int | None = None
+    """What the rank's tensors took at that moment."""
+    peak_bytes: int | None = None
+    """The most that the rank has taken of its device's memory so far."""
+
+
 class JobError(Exception):
     """An error that a user can fix: what is wrong, the number, what to do."""
 

@@ -37,6 +37,7 @@ from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.plans import Plans, Settings, check_plan
 from workers.generation import GenerationSetup
 from workers.layer_state import LayerState, host_copy
+from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.optim import Optimizer, make_optimizer
@@ -127,6 +128,8 @@ class Rank:
         self._left: Unfinished | None = None
         self._began = 0
         """The newest step begun in its last training."""
+        self._short = False
+        """Whether its last training ended for want of memory."""
         self._source: LayerSource | None = None
         self.faults = FaultPoints(
             report,
@@ -190,6 +193,9 @@ class Rank:
         source.begin(freeze)
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, self._step)
+        if self._short:
+            self._short = False
+            self._device.release()
         for known in assignment.freeze:
             self._check_freeze_plan(known)
         plan = assignment.plan
@@ -297,6 +303,7 @@ class Rank:
         """Train until the last step, a STOP or a REGROUP; blocks, and streams reports.
 
         Raises:
+            OutOfMemory: this rank has not enough memory for the step.
             ChannelError: another rank is gone, or `leave` was called.
         """
         assert self._channel is not None
@@ -336,9 +343,10 @@ class Rank:
             while isinstance(end := self._training.run(), NextPlan):
                 setup = self._switch(end, setup)
             return end
-        except BaseException:
+        except BaseException as error:
             # The neighbours must learn of it at once, and their neighbours from them.
             self.leave()
+            self._short = shortage_in(error) is not None
             raise
         finally:
             # Standbys of a plan switch that failed half-way have not been trained with yet.

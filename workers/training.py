@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -26,6 +27,8 @@ from workers.engine import Window
 from workers.fault_injection.points import Phase
 from workers.generation import GenerationSetup, make_freezer
 from workers.layer_state import digest
+from workers.memory.limit import LimitedMemory
+from workers.memory.shortage import OutOfMemory, shortage_in
 from workers.minibatch import Buffers, Minibatch
 from workers.profiling.stage_times import half_times, stage_times
 from workers.protocol import (
@@ -181,6 +184,7 @@ class Training:
 
         Raises:
             JobError: too many steps in a row were skipped.
+            OutOfMemory: this rank has not enough memory for the step; its state is that of the last commit.
             ChannelError: a rank is gone. No step is half done: the state is that of the last commit. If the
                 outcome of one more commit is unknown, `settle` applies or drops it.
         """
@@ -315,7 +319,8 @@ class Training:
         self._freezer.begin(step)
         try:
             self._shipping.expect()
-            window, buffers = self._minibatch.run(self.step)
+            with self._limited_memory(step):
+                window, buffers = self._minibatch.run(self.step)
             self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
             # with forward-only stages: they may run ahead of those behind them.
@@ -346,12 +351,24 @@ class Training:
             committed = True
             self._take_up(_Undecided(step, begun_s, window, record.requests, {}, parcels), vector, decision)
             self._next = None if decision.switch is None else self._ready
+        except Exception as error:
+            if (shortage := shortage_in(error, self._setup.device)) is not None:
+                raise OutOfMemory(shortage) from error
+            raise
         finally:
             if not committed:
                 self._minibatch.load_buffers(before)
                 if self._undecided is None:
                     self._minibatch.drop()
         faults.reach(Phase.AFTER_COMMIT, step)
+
+    def _limited_memory(self, step: int) -> AbstractContextManager[object]:
+        """The limit that a drill sets to what the window's tensors take."""
+        limit_bytes = self._setup.faults.memory_limit_bytes(step) if self._setup.faults.armed else None
+        if limit_bytes is None:
+            return nullcontext()
+        own = [state for _, state in self._setup.layers.values()]
+        return LimitedMemory(limit_bytes, [*own, *self._standbys.states()])
 
     def _observe(self, step: int, window: Window) -> None:
         setup = self._setup

@@ -16,6 +16,7 @@ Kind = Literal[
     "slow",
     "drop-link",
     "throttle-link",
+    "oom",
     "fill-disk",
     "corrupt-checkpoint",
     "raise",
@@ -58,8 +59,10 @@ class Fault(Model):
     """By how much every action is slowed down (`slow`)."""
     bytes_per_s: PositiveFinite | None = None
     """The bandwidth of the link (`throttle-link`)."""
+    limit_bytes: Positive | None = None
+    """What the rank's tensors may take (`oom`)."""
     steps: Positive | None = None
-    """How many steps it lasts (`slow`, `throttle-link`); null: for good."""
+    """How many steps it lasts (`slow`, `throttle-link`, `oom`); null: for good."""
 
 
 class Drill(

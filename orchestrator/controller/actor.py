@@ -30,6 +30,7 @@ from orchestrator.controller.freeze_watch import FreezeWatch
 from orchestrator.controller.garbage import exclude_kept_objects
 from orchestrator.controller.live_planner import PlannerInRay
 from orchestrator.controller.log_writer import LogWriter
+from orchestrator.controller.memory_relief import MemoryRelief
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.reshaping import Reshaping
@@ -132,6 +133,7 @@ class Controller:
             self._reshaping.migrate,
             PlannerInRay,
         )
+        self._memory = MemoryRelief(self._loop.post, lambda: self._view, self._runtime.planning)
         self._commands = Commands(
             order.job,
             self._setup.config.elastic,
@@ -279,6 +281,7 @@ class Controller:
         self._watch = watch
         for event in self._view.recap():
             self._runtime.take(event)
+        self._memory.go_on()
         self._adaptation.go_on()
         self._begin(takeover=True)
         self._commands.go_on()
@@ -463,6 +466,7 @@ class Controller:
             exclude_kept_objects()
             self._writer.keep(self._view.to_json())
         self._runtime.take(event)
+        self._memory.take(event)
         if isinstance(event, events.Migrated):
             self._freezing.accompany(event.step)
         self._freezing.take(event)

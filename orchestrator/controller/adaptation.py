@@ -235,7 +235,7 @@ class Adaptation:
             remaining_steps=self._steps - step,
         )
         try:
-            await self._bring_replanner(home)
+            await self._bring_replanner(home, job.membership.members)
             decision = await home.decide(question)
         except PlannerGone:
             self._due = True
@@ -252,9 +252,9 @@ class Adaptation:
                 self._again_at = step + SOONEST_STEPS
         self._loop.post(Noted(_adapted(decision, step, refused)))
 
-    async def _bring_replanner(self, home: LivePlannerHome) -> None:
-        """Have the planner plan with the job's present replanner."""
-        replanner = self._planning.replanner
+    async def _bring_replanner(self, home: LivePlannerHome, members: Sequence[int]) -> None:
+        """Have the planner plan with the job's present replanner for `members`."""
+        replanner = self._planning.of(members)
         if self._sent is None or self._sent[0] != home.lives or self._sent[1] is not replanner:
             # A copy, without the answers that it remembers.
             await home.plan_with(replace(replanner))

@@ -5,11 +5,12 @@ Knows no events and makes no plans; whoever learns something new about the job s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.adapt.layer_times import Factors, with_factors
 from planner.adapt.speeds import Slowdowns
+from planner.schedule.expand import schedule_after
 from planner.search.replan import Replanner
 
 
@@ -28,6 +29,9 @@ class CurrentReplanner:
         self._method: str | None = None
         self._known = Slowdowns()
         self._factors: Factors = ()
+        self._limits: Mapping[int, int] = {}
+        self._limited: dict[tuple[int | None, ...], Replanner] = {}
+        """Replanners with the limits of some ranks, by place: each remembers its answers."""
         self._changed = changed
 
     @property
@@ -35,22 +39,50 @@ class CurrentReplanner:
         """The replanner as of now. Read it for each plan, and keep it for none: another one may take its place."""
         return self._replanner
 
+    def of(self, ranks: Sequence[int]) -> Replanner:
+        """The replanner as of now for `ranks`, by place: with the limits of their memory."""
+        limits = tuple(self._limits.get(rank) for rank in ranks)
+        if all(limit is None for limit in limits):
+            return self._replanner
+        if limits not in self._limited:
+            self._limited[limits] = replace(self._replanner, limits=limits)
+        return self._limited[limits]
+
+    @property
+    def limits(self) -> Mapping[int, int]:
+        """Rank -> the most memory that a plan may take there, of the ranks whose device cannot be used up."""
+        return self._limits
+
     @property
     def known(self) -> Slowdowns:
         """The speeds of the ranks that have been measured."""
         return self._known
 
     def set(
-        self, *, method: str | None = None, known: Slowdowns | None = None, factors: Factors = ()
+        self,
+        *,
+        method: str | None = None,
+        known: Slowdowns | None = None,
+        factors: Factors = (),
+        limits: Mapping[int, int] | None = None,
+        recompute: tuple[int, ...] | None = None,
     ) -> None:
-        """Plan for the copies of another freeze method, or with other speeds or times, from now on.
+        """Plan for the copies of another freeze method, other speeds, times or limits, from now on.
 
         Args:
             method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
             known: the speeds of the ranks. None: as before.
             factors: on the layers' times. Empty: as before.
+            limits: by rank, the most memory that a plan may take there. None: as before.
+            recompute: the layers that recompute in every plan. None: as before.
         """
         self._factors = factors or self._factors
+        before = self._replanner
+        limits = self._limits if limits is None else dict(limits)
+        other_limits, self._limits = limits != self._limits, limits
+        if recompute is not None and recompute != before.first.recompute:
+            first = replace(before.first, recompute=recompute)
+            self._replanner = replace(before, first=first, schedule=schedule_after(before.schedule, first))
         known = self._known if known is None else known
         other, self._known = known != self._known, known
         self._method = self._method if method is None else method
@@ -60,6 +92,8 @@ class CurrentReplanner:
         if planned != self._replanner.profile:
             # A new one, which remembers no answers: those of the old one are for the copies that it counts.
             self._replanner = replace(self._replanner, profile=planned)
-        elif not other:
+        if self._replanner is not before:
+            self._limited = {}
+        elif not other and not other_limits:
             return
         self._changed()

@@ -52,7 +52,8 @@ class PrecomputedPlans:
 
     async def make(self, command: MakePlan) -> Planned | Unplannable:
         """Return the plan for the ranks that continue."""
-        recovery_plan, replanner = command.recovery_plan, self._planning.replanner
+        recovery_plan = command.recovery_plan
+        replanner = self._planning.of(recovery_plan.lineup)
         domains = [command.domains[rank] for rank in recovery_plan.lineup]
         slowdowns = self._planning.known.of(recovery_plan.lineup)
         try:
@@ -97,7 +98,7 @@ class PrecomputedPlans:
             if others:
                 with suppress(PlanError):
                     await asyncio.to_thread(
-                        replanner.plan_for,
+                        self._planning.of([*others]).plan_for,
                         len(others),
                         epoch=0,
                         version=0,
@@ -110,7 +111,7 @@ class PrecomputedPlans:
         """Decide whether more ranks are worth a regroup."""
         try:
             pays, why = await asyncio.to_thread(
-                self._planning.replanner.pays,
+                self._planning.of(command.ranks).pays,
                 command.now,
                 len(command.domains),
                 self._steps - command.step,

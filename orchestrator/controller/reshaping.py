@@ -162,7 +162,9 @@ class Reshaping:
 
     @property
     def _replanner(self) -> Replanner:
-        return self._runtime.planning.replanner
+        state = self._loop.state
+        members = state.job.membership.members if isinstance(state, Live) else ()
+        return self._runtime.planning.of(members)
 
     def _slowdowns(self, job: Job) -> tuple[float | None, ...]:
         """By place."""

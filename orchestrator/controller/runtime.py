@@ -659,4 +659,12 @@ def _settlements(
 
 
 def _raised(rank: int, error: RankError, number: int) -> RankLost:
-    return RankLost(rank, error.message, error.cut_off, error.user_error, error.details, round=number)
+    return RankLost(
+        rank,
+        error.message,
+        error.cut_off,
+        error.user_error,
+        error.details,
+        round=number,
+        shortage=error.shortage,
+    )

@@ -27,6 +27,7 @@ from workers.protocol import (
     FreezeStarted,
     FrozenCounts,
     Generation,
+    MemoryShortage,
     NoticeReport,
     Outcome,
     SampleReport,
@@ -208,8 +209,8 @@ class Regrouped:
 
     generation: int
     cause: str
-    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, `scale`, or `retry` (a step failed and no rank was
-    lost)."""
+    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, `scale`, `memory` (a rank ran out of it), or `retry`
+    (a step failed and no rank was lost)."""
     reason: str
     """Reason for the decision, in words with its numbers."""
     lost: tuple[int, ...]
@@ -354,6 +355,33 @@ class Adapted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """An allocation of a rank failed. The step is run again under a smaller plan."""
+
+    rank: int
+    place: int
+    """Its place in the plan."""
+    plan: tuple[int, int]
+    """Epoch and version of the plan that was too large."""
+    step: int
+    """Steps committed."""
+    shortage: MemoryShortage
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLimited:
+    """Every later plan takes less of a rank's memory than its device has."""
+
+    rank: int
+    limit_bytes: int | None
+    """The most that a plan may take, as the profile counts it. None: there is no profile, and all layers recompute that
+    can."""
+    reason: str
+    step: int
+    """Steps committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Warned:
     """Something that a person should know; the job goes on."""
 
@@ -420,6 +448,8 @@ Event = (
     | SpeedsChanged
     | LayersTimed
     | Adapted
+    | OutOfMemory
+    | MemoryLimited
     | Warned
     | RankEnded
     | RankFailed
@@ -464,6 +494,8 @@ KINDS: dict[str, type[Event]] = {
     "speeds": SpeedsChanged,
     "layers_timed": LayersTimed,
     "adapted": Adapted,
+    "out_of_memory": OutOfMemory,
+    "memory_limit": MemoryLimited,
     "warned": Warned,
     "rank_ended": RankEnded,
     "rank_failed": RankFailed,

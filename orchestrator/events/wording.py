@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.events.types import Adapted, FreezeSolved, Noticed, SpeedsChanged
+from orchestrator.events.types import Adapted, FreezeSolved, MemoryLimited, Noticed, SpeedsChanged
 from orchestrator.quantities import seconds
 from workers.protocol import FaultReport
 
@@ -43,6 +43,15 @@ def speeds_text(changed: SpeedsChanged) -> str:
 def adapted_text(adapted: Adapted) -> str:
     """What was decided on the ranks' speeds, in words."""
     return f"{'layers move' if adapted.moves else 'the cut stays'}: {adapted.reason}"
+
+
+def limited_text(limited: MemoryLimited) -> str:
+    """What later plans take of a rank's memory, in words."""
+    if limited.limit_bytes is None:
+        return (
+            f"rank {limited.rank} ran out of memory, and all layers recompute from now on: {limited.reason}"
+        )
+    return f"plans take {limited.limit_bytes:,} bytes of rank {limited.rank} at most from now on: {limited.reason}"
 
 
 def solved_text(solved: FreezeSolved) -> str:

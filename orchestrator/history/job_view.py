@@ -24,8 +24,10 @@ from orchestrator.events.types import (
     FreezeSolved,
     Issued,
     LayersTimed,
+    MemoryLimited,
     Migrated,
     Noticed,
+    OutOfMemory,
     Paused,
     Placing,
     RankFailed,
@@ -45,6 +47,7 @@ from orchestrator.history.curvature_record import CurvatureRecord
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.frozen_counts import ParameterCounts
+from orchestrator.history.memory_record import MemoryRecord
 from orchestrator.history.notes import Note, note_of
 from orchestrator.history.phase_bands import Band, phase_bands, phases_of
 from orchestrator.history.ranks_view import RanksView
@@ -68,7 +71,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 13
+VERSION = 14
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -146,6 +149,7 @@ class JobView:
     """The newest plan that ranks followed, in this start or an earlier one."""
     freeze: FreezeRecord = field(default_factory=FreezeRecord)
     adapt: AdaptRecord = field(default_factory=AdaptRecord)
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
     curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
     """Generations and the gaps between them."""
@@ -292,6 +296,8 @@ class JobView:
                 self._measure(timeline)
             case SpeedsChanged() | LayersTimed() | Adapted() as adapted:
                 self.adapt.take(adapted, record.time_s)
+            case OutOfMemory() | MemoryLimited() as told:
+                self.memory.take(told)
             case CurvatureReport() as part:
                 self.curvature.take(part, self.plan.pipeline_ranks if self.plan else 1)
             case ValidationReport() as validation:
@@ -364,7 +370,7 @@ class JobView:
         self.stopping = self.pausing = False
         self.validated = 0
         # Its ranks are others, whatever their numbers.
-        self.adapt = AdaptRecord()
+        self.adapt, self.memory = AdaptRecord(), MemoryRecord()
         self.freeze.begin(submitted.spec.get("freeze", {}), resume=submitted.resume)
 
     def _request(self, request: str) -> None:

@@ -10,6 +10,7 @@ from orchestrator.events.types import (
     Failed,
     FreezeChanged,
     FreezeSolved,
+    MemoryLimited,
     Noticed,
     RankFailed,
     Requested,
@@ -19,7 +20,7 @@ from orchestrator.events.types import (
     Submitted,
     Warned,
 )
-from orchestrator.events.wording import injected_text, noticed_text, speeds_text
+from orchestrator.events.wording import injected_text, limited_text, noticed_text, speeds_text
 from planner.wording import counted
 from workers.protocol import CheckpointReport, FaultReport, WarningReport
 
@@ -66,6 +67,9 @@ def note_of(event: Event) -> Note | None:
             return Note("note", f"{by or 'Someone'} set the freeze method to {method}{budget}.")
         case SpeedsChanged(changes=(_, *_)):
             text = speeds_text(event)
+            return Note("warning", f"{text[0].upper()}{text[1:]}.")
+        case MemoryLimited():
+            text = limited_text(event)
             return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case Noticed():
             return Note("note", f"Notice: {noticed_text(event)}.")

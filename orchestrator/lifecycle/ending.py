@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.events import types as events
@@ -9,6 +10,7 @@ from orchestrator.lifecycle.commands import Log, Release, Save, Step, Wait
 from orchestrator.lifecycle.recovery import Pause, Rescue
 from orchestrator.lifecycle.states import Closing, Failed, Finished, Job, Order, Saving, Waiting
 from orchestrator.lifecycle.stimuli import RankLost
+from planner.plan import Plan
 from planner.wording import counted
 
 
@@ -91,3 +93,21 @@ def verdict(loss: RankLost) -> Failed:
 def log_loss(loss: RankLost) -> Log:
     """Return the log entry for `loss`."""
     return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
+
+
+def log_shortage(job: Job, plan: Plan, members: Sequence[int], loss: RankLost) -> tuple[Log, ...]:
+    """Return the log entry for the shortage of memory that `loss` is, if it is one.
+
+    Args:
+        plan: the plan that `members`, the ranks by place, followed or were to follow.
+    """
+    if loss.shortage is None or loss.rank not in members:
+        return ()
+    short = events.OutOfMemory(
+        rank=loss.rank,
+        place=members.index(loss.rank),
+        plan=plan.key,
+        step=job.progress.step,
+        shortage=loss.shortage,
+    )
+    return (Log(short),)

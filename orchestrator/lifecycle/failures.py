@@ -69,7 +69,9 @@ def lost_regrouping(
         return lost_aside(order, state, stimulus)
     if not stimulus.dead and stimulus.round != state.job.progress.round:
         return state, ()
-    return regroup.assess(order, state.job, (stimulus,))
+    draft = state.draft if isinstance(state, Loading | Hosting | Joining) else None
+    failed = None if draft is None else (draft.plan, draft.members)
+    return regroup.assess(order, state.job, (stimulus,), failed)
 
 
 def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step:

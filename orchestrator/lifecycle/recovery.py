@@ -40,6 +40,8 @@ class Situation:
     """Why the generation was asked to end; None: it failed, or the next one failed to form."""
     trouble: str = ""
     """What went wrong first, in words."""
+    short: bool = False
+    """Whether a rank ran out of memory: it needs a smaller plan."""
     failures: int = 0
     """How often the job had failed with no step committed beyond `failed_at`, whichever rank failed."""
     failed_at: int = -1
@@ -145,7 +147,8 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     # A checkpoint may be known before its steps are.
     reached = max(now.step, newest, *_attainable(now))
     before = now.failures if reached <= now.failed_at else 0
-    failures = before + (now.asked is None)
+    # A shortage of memory leads to a smaller plan, until none fits: it is no failure that may recur for ever.
+    failures = before + (now.asked is None and not now.short)
     held, salvaged = _held(now), False
     if redundancy(elastic, now.plan) == "none" and now.asked is None:
         return Abort(
@@ -178,7 +181,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
     return RecoveryPlan(
-        cause="loss" if lost else now.asked or "retry",
+        cause="loss" if lost else now.asked or ("memory" if now.short else "retry"),
         reason=_reason(now, lineup, joined, step, reached, at_hand),
         lineup=lineup,
         step=step,
@@ -188,7 +191,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         sources=_sources(now, step) if at_hand else (),
         checkpoints=() if at_hand else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
-        keep_plan=lineup == now.members,
+        keep_plan=lineup == now.members and not now.short,
         lost=gone,
         joined=joined,
         rerun=1 if _interrupted(now, held) else 0,

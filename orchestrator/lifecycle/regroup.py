@@ -23,8 +23,9 @@ from orchestrator.lifecycle.commands import (
     Settle,
     Step,
 )
-from orchestrator.lifecycle.ending import close, hold, log_loss, save
+from orchestrator.lifecycle.ending import close, hold, log_loss, log_shortage, save
 from orchestrator.lifecycle.in_training import train, without
+from orchestrator.lifecycle.migration import same
 from orchestrator.lifecycle.recovery import Abort, Pause, RecoveryPlan, Rescue, Situation, decide, rescue
 from orchestrator.lifecycle.reports import with_freeze
 from orchestrator.lifecycle.states import (
@@ -51,12 +52,24 @@ from orchestrator.lifecycle.stimuli import (
     Unplannable,
 )
 from planner.failure_domains import lacking
+from planner.plan import Plan
 from planner.wording import counted
 from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation
 
+LARGER = (
+    "What would help: pipeline.recompute = true, a smaller pipeline.microbatch_size, more ranks (pipeline.ranks) or"
+    " devices with more memory"
+)
 
-def assess(order: Order, job: Job, troubles: tuple[RankLost, ...]) -> Step:
-    """The generation, or the attempt to form the next, is over: ask all living ranks for positions."""
+
+def assess(
+    order: Order, job: Job, troubles: tuple[RankLost, ...], failed: tuple[Plan, tuple[int, ...]] | None = None
+) -> Step:
+    """The generation, or the attempt to form the next, is over: ask all living ranks for positions.
+
+    Args:
+        failed: the plan of the attempt and its ranks by place; None: those of the generation.
+    """
     for loss in troubles:
         if loss.dead:
             job = without(job, loss.rank)
@@ -68,7 +81,11 @@ def assess(order: Order, job: Job, troubles: tuple[RankLost, ...]) -> Step:
             intents=replace(job.intents, asked=asked, pausing=False),
         )
     )
-    logs = (*(log_loss(loss) for loss in troubles if not loss.cut_off), *void)
+    logs: list[Command] = []
+    for loss in troubles:
+        logs += () if loss.cut_off else (log_loss(loss),)
+        logs += log_shortage(job, *(failed or (job.progress.plan, job.membership.members)), loss)
+    logs += void
     after, commands = _decided(order, Assessing(job, job.membership.alive, (), troubles))
     return after, (
         *logs,
@@ -86,6 +103,7 @@ def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
 def assess_without(order: Order, state: Assessing, loss: RankLost) -> Step:
     """One more rank is dead, or reports why its training failed."""
     logs: tuple[Command, ...] = () if loss.cut_off else (log_loss(loss),)
+    logs += log_shortage(state.job, state.job.progress.plan, state.job.membership.members, loss)
     spares = state.job.membership.idle - state.job.membership.tried if loss.dead else frozenset[int]()
     aside = loss.rank in state.job.membership.starting | spares
     if aside or loss.dead:
@@ -119,6 +137,7 @@ def _decided(order: Order, state: Assessing) -> Step:
             elastic=order.elastic,
             asked=job.intents.asked,
             trouble=_words(state.troubles),
+            short=any(loss.shortage is not None for loss in state.troubles),
             failures=job.progress.failures,
             failed_at=job.progress.failed_at,
             trained=job.progress.trained,
@@ -209,6 +228,8 @@ def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
 
 def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
     """The planner has made a plan: log it, then send it. A first plan needs domains for all copies."""
+    if state.recovery_plan.cause == "memory" and same(stimulus.plan, state.job.progress.plan):
+        return unplannable(order, state, Unplannable(f"no smaller plan is known. {LARGER}"))
     job = replace(state.job, progress=replace(state.job.progress, version=stimulus.plan.version))
     draft, begins = (
         Draft(state.recovery_plan, stimulus.plan, stimulus.schedule),
@@ -232,9 +253,11 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
     """No plan fits the ranks that are left: wait for more, if that is allowed."""
     if state.recovery_plan.cause == "start":
         return close(Failed(stimulus.reason, user_error=True))
-    if order.elastic.wait_s == 0:
-        return close(Failed(f"{stimulus.reason}; elastic.wait_s = 0 waits for no others", user_error=False))
     recovery_plan = state.recovery_plan
+    complete = len(recovery_plan.lineup) >= scaling.size_of(order, state.job).places
+    short = recovery_plan.cause == "memory" and complete
+    if order.elastic.wait_s == 0 and not short:
+        return close(Failed(f"{stimulus.reason}; elastic.wait_s = 0 waits for no others", user_error=False))
     newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
     rescued = None
     if (
@@ -246,6 +269,12 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
         rescued = rescue(
             recovery_plan.step, recovery_plan.settling, recovery_plan.settlement, recovery_plan.sources
         )
+    if short:
+        # The job has all the ranks that it may have: waiting brings no memory.
+        reason = f"{recovery_plan.reason}: {stimulus.reason}"
+        if rescued is None:
+            return close(Failed(reason, user_error=False))
+        return Saving(state.job, rescued.step, reason), (save(state.job, rescued),)
     holding = Pause(
         reason=stimulus.reason, step=recovery_plan.step, rescue=rescued, interrupted=bool(recovery_plan.rerun)
     )

@@ -12,7 +12,7 @@ from orchestrator.events.types import Event, FreezeChanged, FreezeSolved, Scaled
 from orchestrator.lifecycle.migration import Move
 from planner.ir import Schedule
 from planner.plan import Plan
-from workers.protocol import DamagedCheckpoint, Outcome, Parted, Position, Report, Request
+from workers.protocol import DamagedCheckpoint, MemoryShortage, Outcome, Parted, Position, Report, Request
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ class RankLost:
     details: str = ""
     dead: bool = False
     """There is no such process any more, or none that answers; it was killed to make sure."""
+    shortage: MemoryShortage | None = None
+    """It ran out of memory."""
     round: int = 0
 
 

@@ -17,7 +17,7 @@ from planner.profile import Profile
 from planner.schedule.expand import recomputing_stages, with_recompute
 from planner.search.shapes import Shape
 from planner.search.standbys import assign
-from planner.simulation.costs import rank_slowdowns
+from planner.simulation.costs import memory_limits, rank_slowdowns
 from planner.simulation.predict import Prediction, predict
 
 PROGRAMS: Mapping[str, Callable[[StageCosts, bool], Ranges]] = {
@@ -173,10 +173,15 @@ class Evaluator:
 
 
 def _of_one_pipeline(profile: Profile, ranks: int, pipelines: int) -> Profile:
-    """`profile` as a program sees it that cuts one pipeline for all: each rank as slow as its slowest sibling."""
+    """`profile` as a program sees it that cuts one pipeline for all: each rank as slow as its slowest sibling, and with
+    the memory of the smallest."""
     devices = profile.cluster.devices
     slowest = rank_slowdowns(profile.cluster, ranks, pipelines)
-    if all(device.slowdown == slow for device, slow in zip(devices, slowest, strict=False)):
+    limits = memory_limits(profile.cluster, ranks, pipelines)
+    first = tuple(
+        replace(device, slowdown=slow, memory_bytes=limit)
+        for device, slow, limit in zip(devices, slowest, limits, strict=False)
+    )
+    if first == devices[: len(first)]:
         return profile
-    first = tuple(replace(device, slowdown=slow) for device, slow in zip(devices, slowest, strict=False))
     return replace(profile, cluster=replace(profile.cluster, devices=(*first, *devices[ranks:])))

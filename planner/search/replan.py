@@ -15,12 +15,13 @@ from planner.schedule.expand import schedule_after, without_recompute
 from planner.schedule.validate import validate
 from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, Options, options
+from planner.search.recomputing import every_recompute, least_recompute
 from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
-from planner.simulation.resized_cluster import Sites, links_are_uniform, resized
-from planner.wording import counted, seconds
+from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized
+from planner.wording import counted, named, seconds
 
 _ANSWERS = 512
 """Answers that are remembered."""
@@ -49,6 +50,9 @@ class Replanner:
     """That each layer has on standbys, if there are domains enough; 0: layers have no standbys."""
     profile: Profile | None = None
     """With at least one rank's device and the job's memory limits; without a profile the cut is by parameters."""
+    limits: tuple[int | None, ...] = ()
+    """By place, the most memory that a plan may take there, as the profile counts it; None, or no entry: all that the
+    device has."""
     _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The newest answers."""
 
@@ -216,10 +220,38 @@ class Replanner:
         return None
 
     def _by_profile(self, profile: Profile, found: Options, sites: Sites) -> _Answer:
+        if not self.limits:
+            return self._searched(profile, found, sites, self.first.recompute)
+        answers: list[_Answer] = []
+        refusals: list[PlanError] = []
+        for recompute in dict.fromkeys((self.first.recompute, every_recompute(self.first))):
+            try:
+                answers.append(self._searched(profile, found, sites, recompute))
+            except PlanError as error:
+                refusals.append(error.with_traceback(None))
+        if not answers:
+            raise refusals[-1]
+        on = self._profile_on(profile, sites)
+        leaner = [self._recomputing_less(on, answer) for answer in answers]
+        return min(leaner, key=lambda answer: answer.plan.predicted_step_s or 0.0)
+
+    def _recomputing_less(self, on: Profile, answer: _Answer) -> _Answer:
+        """`answer` without the recomputations that it does not need to fit the memory of `on`."""
+        prediction = least_recompute(
+            predict(on, answer.plan, answer.schedule), self.first.recompute, self._schedule_of
+        )
+        plan = _with_prediction(prediction.plan, prediction)
+        again = [layer for layer in plan.recompute if layer not in self.first.recompute]
+        why = f"{answer.why}; {named('layer', again)} recompute" if again else answer.why
+        return _Answer(plan, self._schedule_of(plan), why)
+
+    def _searched(
+        self, profile: Profile, found: Options, sites: Sites, recompute: tuple[int, ...]
+    ) -> _Answer:
         resized_profile, pattern = self._profile_on(profile, sites), sites.domains
-        # The other programs were chosen for devices that are alike.
-        named = sites.alike and self.first.partition in PROGRAMS
-        program = self.first.partition if named else END_TO_END
+        # The other programs were chosen for devices that are alike, and some know no memory.
+        as_first = sites.alike and not self.limits and self.first.partition in PROGRAMS
+        program = self.first.partition if as_first else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> Choice:
             evaluators = [
@@ -227,7 +259,7 @@ class Replanner:
                     resized_profile,
                     option.shape,
                     replicas=self.first.replicas,
-                    recompute=self.first.recompute,
+                    recompute=recompute,
                     pipelines=option.pipelines,
                     domains=sites.names if self.copies else None,
                     copies=self.copies,
@@ -295,9 +327,9 @@ class Replanner:
         assert self.profile is not None
         return self._profile_on(self.profile, Sites.of(domains, slowdowns))
 
-    @staticmethod
-    def _profile_on(profile: Profile, sites: Sites) -> Profile:
-        return replace(profile, cluster=resized(profile.cluster, sites.domains, sites.slowdowns))
+    def _profile_on(self, profile: Profile, sites: Sites) -> Profile:
+        cluster = resized(profile.cluster, sites.domains, sites.slowdowns)
+        return replace(profile, cluster=limited(cluster, self.limits))
 
     def _step_s(self, plan: Plan, schedule: Schedule, sites: Sites) -> float:
         """The predicted step; without a profile, in units of one microbatch on one rank that holds the whole model."""

@@ -112,6 +112,14 @@ def pipeline_slowdowns(cluster: Cluster, ranks: int, pipeline: int) -> tuple[flo
     )
 
 
+def memory_limits(cluster: Cluster, ranks: int, pipelines: int) -> tuple[int, ...]:
+    """Per pipeline rank of `pipelines` pipelines of `ranks` ranks, the memory of the smallest of its places."""
+    return tuple(
+        min(device.memory_bytes for device in cluster.devices[rank : ranks * pipelines : ranks])
+        for rank in range(ranks)
+    )
+
+
 def boundary_bytes(profile: Profile, plan: Plan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(per stage, bytes that its forward sends to the next stage; per stage, bytes that its backward sends back)."""
     layers = profile.model.layers

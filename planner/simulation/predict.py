@@ -15,7 +15,7 @@ from planner.profile import Profile
 from planner.schedule.expand import schedule_of_pipeline
 from planner.schedule.passes import repeat
 from planner.shares import check_shares, numbers_of
-from planner.simulation.costs import action_costs, check_fit, outside_s
+from planner.simulation.costs import action_costs, check_fit, memory_limits, outside_s
 from planner.simulation.gradient_communication import (
     exchanged_s,
     shipped_bytes,
@@ -112,10 +112,8 @@ class Prediction:
     @property
     def excess_bytes(self) -> tuple[int, ...]:
         """Per rank, the bytes by which its peak exceeds its device's memory; 0 where it fits."""
-        devices = self.profile.cluster.devices
-        return tuple(
-            max(0, peak - devices[rank].memory_bytes) for rank, peak in enumerate(self.memory.peak_bytes)
-        )
+        limits = memory_limits(self.profile.cluster, self.plan.pipeline_ranks, self.plan.pipeline_count)
+        return tuple(max(0, peak - limits[rank]) for rank, peak in enumerate(self.memory.peak_bytes))
 
     @property
     def fits(self) -> bool:

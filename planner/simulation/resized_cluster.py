@@ -114,6 +114,15 @@ def resized(
     )
 
 
+def limited(cluster: Cluster, limits: Sequence[int | None]) -> Cluster:
+    """`cluster` whose first devices may use no more than `limits` bytes; None: all that they have."""
+    devices = list(cluster.devices)
+    for place, (device, limit) in enumerate(zip(cluster.devices, limits, strict=False)):
+        if limit is not None:
+            devices[place] = replace(device, memory_bytes=min(device.memory_bytes, max(1, limit)))
+    return replace(cluster, devices=tuple(devices))
+
+
 def links_are_uniform(measured: Cluster) -> bool:
     """Whether domains make no difference to `resized`: the profile has at most one kind of link."""
     return None in (_typical(measured, same=True), _typical(measured, same=False))

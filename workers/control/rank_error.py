@@ -6,16 +6,21 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from workers.protocol import JobError
+from workers.protocol import JobError, MemoryShortage
 
 
 class RankError(Exception):
     """What a rank raised, without the types of torch: any process can read it."""
 
     def __init__(
-        self, message: str, user_error: bool = False, cut_off: bool = False, details: str = ""
+        self,
+        message: str,
+        user_error: bool = False,
+        cut_off: bool = False,
+        details: str = "",
+        shortage: MemoryShortage | None = None,
     ) -> None:
-        super().__init__(message, user_error, cut_off, details)
+        super().__init__(message, user_error, cut_off, details, shortage)
         self.message = message
         self.user_error = user_error
         """The user can mend it."""
@@ -23,6 +28,8 @@ class RankError(Exception):
         """The rank lost another one, or was told to leave: the cause lies elsewhere."""
         self.details = details
         """The traceback, where the message alone does not say enough."""
+        self.shortage = shortage
+        """The rank ran out of memory."""
 
     def __str__(self) -> str:
         return self.message
@@ -40,9 +47,14 @@ def travelling_errors(cut_off: bool = False) -> Iterator[None]:
         text = f"the job's code called sys.exit({error.code!r}): raise an exception where something is wrong"
         raise RankError(text, user_error=True, details=traceback.format_exc()) from None
     except Exception as error:
+        from workers.memory.shortage import described, drop_frames, shortage_in
         from workers.state_stream.frames import StateStreamError
         from workers.transport.channel import ChannelError
 
+        if (shortage := shortage_in(error)) is not None:
+            details = traceback.format_exc()
+            drop_frames(error)
+            raise RankError(described(shortage), details=details, shortage=shortage) from None
         elsewhere = isinstance(error, ChannelError | StateStreamError)
         message = f"{type(error).__name__}: {error}"
         raise RankError(message, cut_off=cut_off or elsewhere, details=traceback.format_exc()) from None

@@ -61,3 +61,16 @@ class CudaDevice(Device):
     def memory_bytes(self) -> int:
         """The most that tensors have taken so far."""
         return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self.torch_device)
+
+    def free_bytes(self) -> int:
+        """What the driver has left, and what the allocator keeps for this process without using it."""
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        kept = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
+        return free + kept
+
+    def release(self) -> None:
+        super().release()
+        torch.cuda.empty_cache()

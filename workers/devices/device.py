@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import psutil
 import torch
 
 from planner.ir import Action
+from workers.process.host_memory import free_host_bytes, give_freed_pages_back
 from workers.protocol import Span
 
 
@@ -43,6 +45,19 @@ class Device(ABC):
     def memory_bytes(self) -> int:
         """What this process takes of the device's memory: here the host's."""
         return psutil.Process().memory_info().rss
+
+    def held_bytes(self) -> int | None:
+        """What this process's tensors take of the device's memory now; None where nobody counts them."""
+        return None
+
+    def free_bytes(self) -> int:
+        """What this process could still take of the device's memory: here the host's."""
+        return free_host_bytes()
+
+    def release(self) -> None:
+        """Give back memory that nothing uses: to the host, and to other processes on the device."""
+        gc.collect()
+        give_freed_pages_back()
 
 
 class CpuDevice(Device):

@@ -224,6 +224,10 @@ class Standbys:
         bases = {layer: copy.base for layer, copy in copies.items() if not copy.late}
         return {layer: base for layer, base in bases.items() if base is not None}
 
+    def states(self) -> list[LayerState]:
+        """Return the states of the copies that are here."""
+        return [copy.base[1] for copy in self._copies.values() if copy.base is not None]
+
     def _begin(self, layer: int, base: Base) -> None:
         copy, state = self._copies[layer], base[1]
         copy.packing = Packing(state)

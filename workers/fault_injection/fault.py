@@ -20,6 +20,7 @@ AT_ANY_TIME = frozenset(
 _ONLY_PHASE = {
     FaultKind.SLOW: Phase.FORWARD,
     FaultKind.THROTTLE_LINK: Phase.FORWARD,
+    FaultKind.OOM: Phase.FORWARD,
     FaultKind.NAN: Phase.BACKWARD,
     FaultKind.FILL_DISK: Phase.SAVING,
     FaultKind.BLIND: Phase.IN_COMMIT,
@@ -29,12 +30,14 @@ _NEEDED = {
     FaultKind.DRAIN: ("seconds",),
     FaultKind.SLOW: ("factor",),
     FaultKind.THROTTLE_LINK: ("bytes_per_s",),
+    FaultKind.OOM: ("limit_bytes",),
 }
 _TAKEN = {
     "seconds": (FaultKind.STOP, FaultKind.FILL_DISK, FaultKind.DRAIN),
     "factor": (FaultKind.SLOW,),
     "bytes_per_s": (FaultKind.THROTTLE_LINK,),
-    "steps": (FaultKind.SLOW, FaultKind.THROTTLE_LINK),
+    "limit_bytes": (FaultKind.OOM,),
+    "steps": (FaultKind.SLOW, FaultKind.THROTTLE_LINK, FaultKind.OOM),
 }
 
 
@@ -58,8 +61,10 @@ class Fault(Section):
     """By how much every action is slowed down (`slow`)."""
     bytes_per_s: PositiveFinite | None = None
     """The bandwidth of the link (`throttle-link`)."""
+    limit_bytes: Positive | None = None
+    """What the rank's tensors may take (`oom`)."""
     steps: Positive | None = None
-    """How many steps it lasts (`slow`, `throttle-link`); unset: for good."""
+    """How many steps it lasts (`slow`, `throttle-link`, `oom`); unset: for good."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -90,6 +95,8 @@ class Fault(Section):
             words.append(f"{self.factor:g} times")
         if self.bytes_per_s is not None:
             words.append(f"to {self.bytes_per_s:g} bytes/s")
+        if self.limit_bytes is not None:
+            words.append(f"beyond {self.limit_bytes:,} bytes")
         if self.steps is not None:
             words.append(f"for {counted(self.steps, 'step')}")
         return " ".join(words)

@@ -50,5 +50,7 @@ class FaultKind(StrEnum):
     """The rank gets notice that it has `seconds` left, and is killed when they are over."""
     NAN = "nan"
     """The step's gradients of this rank hold a NaN."""
+    OOM = "oom"
+    """The rank's tensors may take `limit_bytes` in a step's window, for `steps` steps: allocations beyond fail."""
     BLIND = "blind"
     """This rank loses the commit's records, as if its connections had failed within the gather."""

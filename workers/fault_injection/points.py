@@ -23,7 +23,7 @@ __all__ = ["Fault", "FaultKind", "FaultPoints", "Phase"]
 
 ANSWER_S = 0.1
 """A fault that fires at once waits so long, so that the answer to `arm` leaves first."""
-_LASTING = (FaultKind.SLOW, FaultKind.THROTTLE_LINK)
+_LASTING = (FaultKind.SLOW, FaultKind.THROTTLE_LINK, FaultKind.OOM)
 """Kinds that begin with a window and last for several."""
 
 
@@ -110,6 +110,10 @@ class FaultPoints:
     def bytes_per_s(self, step: int) -> float | None:
         """The bandwidth limit of this rank's sends in the window of `step`; None: no limit."""
         return min((f.bytes_per_s or 0.0 for f in self._lasting(FaultKind.THROTTLE_LINK, step)), default=None)
+
+    def memory_limit_bytes(self, step: int) -> int | None:
+        """What this rank's tensors may take in the window of `step`; None: no limit."""
+        return min((f.limit_bytes or 0 for f in self._lasting(FaultKind.OOM, step)), default=None)
 
     def poisons(self, step: int) -> bool:
         """Whether the gradients of `step` are to hold a NaN."""

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 # mallopt's parameters, from glibc's malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
@@ -36,6 +41,27 @@ def keep_freed_pages() -> bool:
             (_ARENA_MAX, 1),
         )
     )
+
+
+def give_freed_pages_back() -> None:
+    """Have the C library's allocator give the pages that it keeps back to the host; nothing where it is not glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def free_host_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory of the host that processes can still take, or what this process's control group leaves of it.
+
+    Args:
+        group: the folder of the control group.
+    """
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # there is no group, or it has no limit
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        # The kernel takes cached files back before it refuses memory.
+        files = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+        free = min(free, limit - used + (int(files[1]) if files else 0))
+    return max(0, free)
 
 
 def settle_objects() -> None:

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.cli.text.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
-from orchestrator.events.wording import adapted_text, injected_text, noticed_text, solved_text, speeds_text
+from orchestrator.events.wording import (
+    adapted_text,
+    injected_text,
+    limited_text,
+    noticed_text,
+    solved_text,
+    speeds_text,
+)
 from orchestrator.quantities import seconds
 from planner.wording import counted
 
@@ -64,6 +71,8 @@ def observer(
                 progress.note(speeds_text(changed), warning=bool(changed.changes))
             case events.Adapted() as adapted:
                 progress.note(adapted_text(adapted))
+            case events.MemoryLimited() as limited:
+                progress.note(limited_text(limited), warning=True)
             case events.FreezeStarted(plan=plan):
                 progress.note(f"freezing: its ratios take effect with step {plan.start}")
             case events.Noticed() as notice:

@@ -147,6 +147,10 @@ def test_a_fault_in_words() -> None:
             "throttle-link --rank 1 --bytes-per-s 1e6 --after 3",
             Drill(rank=1, fault=Fault(kind=FaultKind.THROTTLE_LINK, bytes_per_s=1e6, after_s=3)),
         ),
+        (
+            "oom --rank 1 --limit-bytes 1000000 --steps 4",
+            Drill(rank=1, fault=Fault(kind=FaultKind.OOM, limit_bytes=1_000_000, steps=4)),
+        ),
         ("fill-disk --rank 1 --times 4", Drill(rank=1, fault=Fault(kind=FaultKind.FILL_DISK, times=4))),
         ("corrupt-checkpoint", Drill(fault=Fault(kind=FaultKind.CORRUPT_CHECKPOINT))),
         ("drain --rank 3", Drill(rank=3, fault=Fault(kind=FaultKind.DRAIN, seconds=30))),

@@ -40,6 +40,7 @@ def test_it_travels_as_json(fault: Fault) -> None:
         ({"kind": "slow"}, "slow needs factor"),
         ({"kind": "slow", "factor": 0.5}, "greater than or equal to 1"),
         ({"kind": "throttle-link"}, "throttle-link needs bytes_per_s"),
+        ({"kind": "oom"}, "oom needs limit_bytes"),
         ({"kind": "nan", "phase": "saving"}, "leave the phase out"),
         ({"kind": "kill", "after_s": math.inf}, "finite"),
         ({"kind": "stop", "seconds": math.nan}, "finite"),

@@ -36,8 +36,9 @@ def fault(
     bytes_per_s: Annotated[
         float | None, typer.Option(help="throttle-link: what the rank may send to its neighbours.")
     ] = None,
+    limit_bytes: Annotated[int | None, typer.Option(help="oom: what the rank's tensors may take.")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="slow, throttle-link: for how many steps; unset: to the end.")
+        int | None, typer.Option(help="slow, throttle-link, oom: for how many steps; unset: to the end.")
     ] = None,
     node: Annotated[
         str | None, typer.Option(help="drain: a node, by its id, the beginning of its id, or its host.")
@@ -63,6 +64,8 @@ def fault(
     drop-link: the rank's connections to all others are severed; its process lives.
 
     throttle-link: what the rank sends to its neighbours leaves at --bytes-per-s, for --steps steps.
+
+    oom: the rank's tensors may take --limit-bytes, for --steps steps; allocations beyond that fail.
 
     fill-disk: the rank's writes of checkpoints fail as on a full disk, --times of them or for --seconds.
 
@@ -98,6 +101,7 @@ def fault(
         seconds=seconds,
         factor=factor,
         bytes_per_s=bytes_per_s,
+        limit_bytes=limit_bytes,
         steps=steps,
     )
     typer.echo(fault_job(job, address, asked.to_json(), id=id, as_json=as_json))

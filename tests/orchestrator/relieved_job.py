@@ -1,0 +1,28 @@
+"""A job on plain processes whose controller keeps its plans within the memory that its ranks turn out to have."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from process_hosts import ElasticJob
+
+from orchestrator.controller.memory_relief import MemoryRelief
+from orchestrator.events import types as events
+from orchestrator.history.job_view import JobView
+
+
+class RelievedJob(ElasticJob):
+    """A job under the real lifecycle, with the real relief; the arguments are those of `ElasticJob`."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.view = JobView()
+        self._relief: MemoryRelief | None = None
+        super().__init__(*given, **named)
+        self._relief = MemoryRelief(self.loop.post, lambda: self.view, self.runtime.planning)
+
+    def _take(self, event: events.Event) -> None:
+        self.view.take(events.Record(time_s=time.time(), event=event))
+        if self._relief is not None:
+            self._relief.take(event)
+        super()._take(event)
