@@ -16,13 +16,14 @@ from orchestrator.analysis.outlook import Outlook, convergence_of, outlook
 from orchestrator.cli.text.plan_text import show
 from orchestrator.pictures.forms import check_suffix
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
-from orchestrator.prepare.planning import Freezing, first_plan, freezing, redundancy
+from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies, redundancy
 from orchestrator.prepare.profiling import profile_of, read
 from orchestrator.prepare.settling import SettledSpec, settle
 from orchestrator.report.plan_page import write_timeline
 from orchestrator.spec.checks import CheckedSpec, check
 from orchestrator.spec.job_spec import load
 from planner.profile import Profile
+from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, Choice
 from workers.protocol import JobError
 
@@ -55,15 +56,15 @@ def plan_command(
     begun_s = time.perf_counter()
     choice = first_plan(settled, measured)
     frozen = freezing(settled.spec, choice)
-    mode = redundancy(settled.spec, choice)
+    mode, copies = redundancy(settled.spec, choice), price_of_copies(settled.spec, choice)
     solve_s = time.perf_counter() - begun_s
     foreseen = None if convergence is None else outlook(choice, convergence)
     if timeline is not None:
         write_timeline(timeline, choice, frozen)
     if as_json:
-        typer.echo(json.dumps(as_dict(choice, frozen, mode, solve_s, foreseen)))
+        typer.echo(json.dumps(as_dict(choice, frozen, mode, copies, solve_s, foreseen)))
     else:
-        show(Console(highlight=False), choice, frozen, mode, foreseen)
+        show(Console(highlight=False), choice, frozen, mode, copies, foreseen)
 
 
 def _measured(checked: CheckedSpec, found: ModelOutline, profile: Path | None) -> tuple[SettledSpec, Profile]:
@@ -76,14 +77,20 @@ def _measured(checked: CheckedSpec, found: ModelOutline, profile: Path | None) -
 
 
 def as_dict(
-    choice: Choice, frozen: Freezing, mode: str, solve_s: float, foreseen: Outlook | None = None
+    choice: Choice,
+    frozen: Freezing,
+    mode: str,
+    copies: Sequence[CopiesCost],
+    solve_s: float,
+    foreseen: Outlook | None = None,
 ) -> dict[str, Any]:
     """The plan as JSON values.
 
     `partition` holds the layers per stage as [first, stop); `ranks` counts the ranks of all replicas; times of `freeze`
     are makespans of one window, `kappa` is their ratio, and `ratios` are shares of weight-gradient time. `redundancy`
     is the cost of copies of layers on other ranks: bytes that all ranks together send in a step, seconds that they add
-    to a step, and memory on the rank that keeps most; the numbers above include it. `convergence` is present if a run's
+    to a step, and memory on the rank that keeps most; the numbers above include it. Its `copies` hold the step, the
+    bytes, that memory and whether it fits, for no copy and for each further one. `convergence` is present if a run's
     estimates were given.
     """
     plan, prediction = choice.plan, choice.prediction
@@ -97,7 +104,11 @@ def as_dict(
         "peak_memory_bytes": prediction.peak_memory_bytes,
         "alternatives": [_alternatives(each) for each in choice.alternatives],
         "solve_s": solve_s,
-        "redundancy": {"mode": mode, **asdict(prediction.redundancy)},
+        "redundancy": {
+            "mode": mode,
+            **asdict(prediction.redundancy),
+            "copies": [asdict(each) for each in copies],
+        },
         "freeze": {
             "unfrozen_s": frozen.unfrozen_s,
             "solved_s": frozen.solved_s,

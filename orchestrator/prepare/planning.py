@@ -23,6 +23,7 @@ from planner.plan import PlanError
 from planner.profile import Profile
 from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
+from planner.search.copies_cost import COMPARED, CopiesCost, cost_of_copies
 from planner.search.replan import Replanner
 from planner.search.search import Choice, Wish, choose
 from planner.simulation.costs import bounds
@@ -102,7 +103,7 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
                 chunks=pipeline.chunks,
                 replicas=pipeline.replicas,
                 recompute=recompute,
-                domains=_domains(spec, profile),
+                domains=_domains(spec, profile, spec.elastic.copies),
                 copies=spec.elastic.copies,
             ),
         )
@@ -124,6 +125,19 @@ def redundancy(spec: Spec, choice: Choice) -> str:
     mode = settle_elastic(spec.elastic, choice.plan.world_size).redundancy
     assert mode is not None
     return mode
+
+
+def price_of_copies(spec: Spec, choice: Choice) -> tuple[CopiesCost, ...]:
+    """What no copy, one copy and each further one of every layer cost the plan of `choice`; none if the settled `spec`
+    keeps no copies. Where the profile has too few machines for them, each rank counts as on one of its own."""
+    plan, profile = choice.plan, choice.prediction.profile
+    costs: list[CopiesCost] = []
+    for copies in range(min(max(COMPARED, spec.elastic.copies), plan.world_size - 1) + 1):
+        domains = _domains(spec, profile, copies)
+        if domains is None or plan.world_size == 1:
+            return ()
+        costs.append(cost_of_copies(profile, plan, choice.schedule, domains, copies))
+    return tuple(costs)
 
 
 def freezing(spec: Spec, choice: Choice) -> Freezing:
@@ -256,15 +270,15 @@ def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Pro
     return replace(profile, cluster=replace(cluster, devices=cluster.devices[:most]))
 
 
-def _domains(spec: Spec, profile: Profile) -> tuple[str, ...] | None:
+def _domains(spec: Spec, profile: Profile, copies: int) -> tuple[str, ...] | None:
     """Per place, the machine that it was profiled on; None for a job without standbys. If a profile has fewer ranks
-    than the job, its machines repeat. If it has too few machines for the job's copies, each place counts as one: the
-    job starts on no fewer."""
+    than the job, its machines repeat. If it has too few machines for `copies` copies, each place counts as one: a job
+    starts on no fewer."""
     if spec.elastic.redundancy not in (None, "peer"):
         return None
     machines = [device.machine for device in profile.cluster.devices]
     places = max(len(machines), 0 if spec.pipeline.ranks == AUTO else spec.pipeline.ranks)
-    if lacking(machines, spec.elastic.copies) is not None:
+    if lacking(machines, copies) is not None:
         return tuple(f"machine {place}" for place in range(places))
     return tuple(machines[place % len(machines)] for place in range(places))
 

@@ -15,6 +15,7 @@ from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds, significant, size
 from planner.plan import PlanError
+from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, Choice
 from planner.wording import counted
 
@@ -25,9 +26,14 @@ WIDTH = 120
 
 
 def show(
-    console: Console, choice: Choice, freezing: Freezing, mode: str, outlook: Outlook | None = None
+    console: Console,
+    choice: Choice,
+    freezing: Freezing,
+    mode: str,
+    copies: Sequence[CopiesCost],
+    outlook: Outlook | None = None,
 ) -> None:
-    """Print everything about `choice`; `mode` is the job's redundancy."""
+    """Print everything about `choice`; `mode` is the job's redundancy, `copies` the price of its copies."""
 
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
@@ -49,6 +55,8 @@ def show(
         f" {size(prediction.peak_memory_bytes)}"
     )
     post(f"redundancy {mode}: {_redundancy(choice, mode)}")
+    if copies:
+        console.print(_copies(copies))
     critical = frozenset(simulated_causes(prediction.simulation).critical.spans)
     console.print(terminal(prediction.simulation.timeline, console.width, critical=critical), no_wrap=True)
     console.print(legend(prediction.simulation.timeline, critical=True))
@@ -81,10 +89,32 @@ def _redundancy(choice: Choice, mode: str) -> str:
     if not cost.bytes_per_step:
         return "other replicas hold all that a rank can lose; no copies are sent"
     return (
-        f"a step sends {size(cost.bytes_per_step)} of gradients to copies, which makes it"
+        f"a step sends {size(cost.bytes_per_step)} of gradients to {_copies_of(choice)}, which makes it"
         f" {seconds(cost.seconds_per_step)} longer ({percent(cost.seconds_per_step / step_s)}); copies take up to"
         f" {size(cost.memory_bytes)} of a rank's memory"
     )
+
+
+def _copies_of(choice: Choice) -> str:
+    most = max(map(len, choice.plan.standbys), default=1)
+    return "copies" if most == 1 else f"{most} copies of every layer"
+
+
+def _copies(costs: Sequence[CopiesCost]) -> Table:
+    """A row per number of copies, with what it costs more than one copy less."""
+    table = Table("copies", "step", "sent in a step", "memory for copies, at most", "survive", box=None)
+    before_s: float | None = None
+    for each in costs:
+        more = "" if before_s is None else f" (+{seconds(max(0.0, each.step_s - before_s))})"
+        table.add_row(
+            str(each.copies),
+            f"{seconds(each.step_s)}{more}",
+            size(each.bytes_per_step),
+            size(each.memory_bytes) + ("" if each.fits else ": does not fit"),
+            "no lost rank" if not each.copies else f"any {counted(each.copies, 'node')} lost at one instant",
+        )
+        before_s = each.step_s
+    return table
 
 
 def binding_limits(choice: Choice, freezing: Freezing) -> Iterator[str]:

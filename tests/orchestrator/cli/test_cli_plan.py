@@ -79,7 +79,13 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
         return json.loads(capsys.readouterr().out)
 
     peer, alone = told(None), told("checkpoint")
-    assert peer["redundancy"].keys() == {"mode", "bytes_per_step", "seconds_per_step", "memory_bytes"}
+    assert peer["redundancy"].keys() == {
+        "mode",
+        "bytes_per_step",
+        "seconds_per_step",
+        "memory_bytes",
+        "copies",
+    }
     assert (peer["redundancy"]["mode"], alone["redundancy"]["mode"]) == ("peer", "checkpoint")
     found = outline_model(absolute(load(job)))
     # A step sends every gradient once, in float32. Copies hold weights, gradients and two moments.
@@ -89,9 +95,40 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
         peer["predicted_step_s"] - alone["predicted_step_s"]
     )
     assert peer["peak_memory_bytes"] > alone["peak_memory_bytes"]
-    nothing = {"bytes_per_step": 0, "seconds_per_step": 0, "memory_bytes": 0}
+    nothing = {"bytes_per_step": 0, "seconds_per_step": 0, "memory_bytes": 0, "copies": []}
     assert alone["redundancy"] == {"mode": "checkpoint", **nothing}
     assert told("none")["redundancy"] == {"mode": "none", **nothing}
+
+
+def test_each_copy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(copies: int) -> dict[str, Any]:
+        options = ("--set", "pipeline.partition=parameter", "--set", f"elastic.copies={copies}")
+        assert plan(job, "--json", *options) == DONE
+        return json.loads(capsys.readouterr().out)
+
+    one, two = told(1), told(2)
+    none, *costs = one["redundancy"]["copies"]
+    assert [each["copies"] for each in (none, *costs)] == [0, 1, 2]
+    assert (none["bytes_per_step"], none["memory_bytes"]) == (0, 0)
+    # The rows are what the job's own plan with so many copies has.
+    for found, cost in zip((one, two), costs, strict=True):
+        assert found["predicted_step_s"] == cost["step_s"] > none["step_s"]
+        assert {key: found["redundancy"][key] for key in ("bytes_per_step", "memory_bytes")} == {
+            key: cost[key] for key in ("bytes_per_step", "memory_bytes")
+        }
+    assert costs[1]["bytes_per_step"] == 2 * costs[0]["bytes_per_step"]
+    assert two["redundancy"]["copies"] == one["redundancy"]["copies"]
+    assert len(told(3)["redundancy"]["copies"]) == 4
+
+
+def test_copies_for_which_there_are_too_few_ranks_are_refused(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(job, "--set", "pipeline.ranks=2", "--set", "elastic.copies=2") == USER_ERROR
+    assert (
+        "elastic.copies = 2 needs 3 failure domains, a rank in each, and the job has 2"
+        in capsys.readouterr().err
+    )
 
 
 def test_people_are_told_what_redundancy_costs(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +137,10 @@ def test_people_are_told_what_redundancy_costs(job: Path, capsys: pytest.Capture
         r"redundancy peer: a step sends \S+ kB of gradients to copies, which makes it \S+ .s longer",
         capsys.readouterr().out,
     )
+    assert plan(job, "--set", "elastic.copies=2") == DONE
+    out = capsys.readouterr().out
+    assert re.search(r"redundancy peer: a step sends \S+ kB of gradients to 2 copies of every layer", out)
+    assert re.search(r"2 +\S+ .?s \(\+\S+ .?s\) +\S+ kB +\S+ kB +any 2 nodes lost at one instant", out), out
     assert plan(job, "--set", "elastic.redundancy=checkpoint") == DONE
     assert "redundancy checkpoint: a lost rank takes the job back" in capsys.readouterr().out
     assert plan(job, "--set", "elastic.redundancy=none") == DONE

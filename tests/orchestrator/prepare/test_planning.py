@@ -239,7 +239,7 @@ def test_the_table_begins_with_each_program_s_own_pick() -> None:
     )
     choice = replace(choice, alternatives=(*others, *choice.alternatives))
     text = StringIO()
-    show(Console(file=text, width=200), choice, freezing(spec(), choice), "peer")
+    show(Console(file=text, width=200), choice, freezing(spec(), choice), "peer", ())
     table = text.getvalue()[text.getvalue().index("alternatives") :]
     for name in PROGRAMS:
         assert name in table.partition("gpipe")[0], name
