@@ -26,7 +26,7 @@ def replanner(first: Plan | None = None, memory_bytes: int = 10_000) -> Replanne
         first=first,
         schedule=schedule_of(first),
         parameters=(10,) * LAYERS,
-        standbys=False,
+        copies=0,
         profile=profile(*layers, ranks=4, device=device),
     )
 
