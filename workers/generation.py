@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from planner.features import Sample
 from planner.ir import Schedule
 from planner.observed import StepTimes
 from planner.plan import Plan
@@ -69,6 +70,8 @@ class GenerationSetup:
     report: Callable[[Report], None]
     observe: Callable[[StepTimes], None] | None = None
     """Takes the times of each step, before it is settled. None: nobody wants them."""
+    surroundings: Callable[[], Sample | None] = lambda: None
+    """Returns the newest sample of its device and host."""
 
     @property
     def pipeline_rank(self) -> int:

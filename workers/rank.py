@@ -12,6 +12,7 @@ from functools import partial
 
 import torch.distributed as dist
 
+from planner.features import Sample
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.observed import StepTimes
@@ -61,6 +62,7 @@ from workers.protocol import (
     Working,
 )
 from workers.reproducibility import determinism
+from workers.sampling.sampler import Sampler, sampler_of
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.training import Training
@@ -101,6 +103,8 @@ class Rank:
         self._rank = rank
         self._report = report
         self._observe = observe if config.adapt.policy != "off" else None
+        self._sampler: Sampler | None = None
+        """Of its surroundings, if anyone wants to know them."""
         self._secret = secret
         self._host = host
         self._mailbox = Mailbox()
@@ -153,6 +157,8 @@ class Rank:
         self._data: OpenData = open_dataset(config.data, config.model, config.output)
         self._definition: ModelDefinition = build_definition(config.model, self._data.vocabulary)
         self._device: Device = make_device(config, len(self._definition.layers))
+        if self._observe is not None and self._sampler is None:
+            self._sampler = sampler_of(self._device.torch_device)
         self._optimizer: Optimizer = make_optimizer(config.optimizer, config.steps)
         self._optimizer.check_ties(self._definition.ties)
         if self._definition.ties and config.elastic.salvage != "none":
@@ -337,6 +343,7 @@ class Rank:
             activity=self._activity,
             report=self._report,
             observe=self._observe,
+            surroundings=self._surroundings,
         )
         self._training = Training(setup, self._generation, self._channel, self._step)
         try:
@@ -411,6 +418,9 @@ class Rank:
             mine = {layer: host_copy(self._layers[layer][1]) for layer in layers if layer in self._layers}
             if mine:
                 self._server.offer(self._step, mine)
+
+    def _surroundings(self) -> Sample | None:
+        return None if self._sampler is None else self._sampler.newest
 
     def working(self) -> Working | None:
         """The action that it is computing; None: it waits for other ranks, or does something else."""
@@ -606,6 +616,9 @@ class Rank:
         self._channel = None
         self._store = None
         self.faults.close()
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -380,6 +380,7 @@ class Training:
                 plan=setup.plan.key,
                 times=stage_times(window.spans),
                 halves=half_times(window.spans),
+                surroundings=setup.surroundings(),
                 frozen=self._freezer.may_freeze(step),
             )
             setup.observe(observed)

@@ -22,6 +22,7 @@ from orchestrator.report.rank_memory import rank_memory
 from orchestrator.report.recovery import recovery
 from orchestrator.report.sections import checkpoints, notes, spec, training
 from orchestrator.report.speeds import speeds
+from orchestrator.report.surroundings import surroundings
 from orchestrator.report.timeline import timeline
 from orchestrator.report.what_ran import what_ran
 
@@ -89,6 +90,7 @@ SECTIONS = (
     Section("decisions", lambda shown: decision_log(shown.view) or None, (*PLANS, *SPEEDS, "freeze_started")),
     Section("recovery", lambda shown: recovery(shown.view), ("regrouped", "formed", "rehearsed")),
     Section("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "plan", "migrated")),
+    Section("surroundings", lambda shown: surroundings(shown.view), ("sampled",), every_ms=5000),
     Section("moves", lambda shown: moves(shown.view), ("migrated",)),
     Section("checkpoints", lambda shown: checkpoints(shown.view), ("checkpoint",)),
     Section("what", lambda shown: what_ran(shown.view) or None, PLANS),

@@ -8,6 +8,7 @@ Nothing here ends a job: a bug of ours costs the adaptation.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.live_planner import LivePlannerHome, PlannerGone
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
+from orchestrator.controller.sample_thinning import Thinning
 from orchestrator.events.types import Adapted, Event, Formed, LayersTimed, SpeedsChanged, Warned
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Job, Training
@@ -88,6 +90,7 @@ class Adaptation:
         """The step at which to decide again, if the speeds lasted too short for a move so far, or it was refused."""
         self._deciding: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
+        self._thinning = Thinning()
         self._sent: tuple[int, Replanner] | None = None
         """Which planner has been told to plan with which replanner."""
 
@@ -107,6 +110,7 @@ class Adaptation:
     def observe(self, batch: Sequence[StepTimes]) -> None:
         """Take what ranks observed; without training ranks nobody needs it."""
         if self._home is not None and isinstance(self._loop.state, Training):
+            self._thinning.see(batch)
             self._waiting.extend(batch)
             self._go()
 
@@ -186,6 +190,9 @@ class Adaptation:
             self._planning.set(factors=heard.factors)
             self._loop.post(Noted(LayersTimed(step=state.job.progress.step, factors=heard.factors)))
         self._tell(heard, state.job)
+        sampled = self._thinning.due(time.monotonic(), state.job.progress.step, dict(heard.newest))
+        if sampled is not None:
+            self._loop.post(Noted(sampled))
         if self._due or (self._again_at is not None and state.job.progress.step >= self._again_at):
             self._consider(heard, state.job)
 

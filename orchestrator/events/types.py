@@ -326,6 +326,27 @@ class SpeedsChanged:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What surrounds one rank."""
+
+    rank: int
+    """Its number."""
+    slowdown: float
+    """As measured in the newest step."""
+    values: tuple[tuple[str, float], ...]
+    """(name, value) of some features of `planner.features`; those that its machine cannot tell are missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """What surrounds the ranks, now and then: the planner sees more of it."""
+
+    step: int
+    """Steps committed."""
+    ranks: tuple[Surroundings, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayersTimed:
     """The layers' times are others than those that the planner has planned with."""
 
@@ -446,6 +467,7 @@ Event = (
     | Paused
     | Noticed
     | SpeedsChanged
+    | Sampled
     | LayersTimed
     | Adapted
     | OutOfMemory
@@ -492,6 +514,7 @@ KINDS: dict[str, type[Event]] = {
     "paused": Paused,
     "noticed": Noticed,
     "speeds": SpeedsChanged,
+    "sampled": Sampled,
     "layers_timed": LayersTimed,
     "adapted": Adapted,
     "out_of_memory": OutOfMemory,

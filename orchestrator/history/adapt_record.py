@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from orchestrator.events.types import Adapted, LayersTimed, SpeedsChanged
+from orchestrator.events.types import Adapted, LayersTimed, Sampled, SpeedsChanged
 
 KEPT = 300
 """How many of the newest changes and decisions are kept, of each."""
@@ -41,11 +41,13 @@ class AdaptRecord:
     """The step since which no speed has changed."""
     factors: tuple[tuple[float, float, float], ...] = ()
     """On the layers' times, per layer; empty: the profile's stand."""
+    samples: list[Sampled] = field(default_factory=list)
+    """What surrounded the ranks; ascending steps, every second one dropped where they are too many."""
     speeds: list[Speeds] = field(default_factory=list)
     """Ascending steps."""
     decisions: list[Decided] = field(default_factory=list)
 
-    def take(self, event: SpeedsChanged | LayersTimed | Adapted, time_s: float) -> None:
+    def take(self, event: SpeedsChanged | Sampled | LayersTimed | Adapted, time_s: float) -> None:
         """Add one event."""
         match event:
             case SpeedsChanged(slowdowns=known):
@@ -54,6 +56,10 @@ class AdaptRecord:
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.speeds if each.step < event.step]
                 self.speeds = [*kept, Speeds(event.step, max(slowdowns), median(slowdowns))][-KEPT:]
+            case Sampled():
+                # After a return to a checkpoint steps come again.
+                kept = [each for each in self.samples if each.step < event.step]
+                self.samples = [*(kept if len(kept) < KEPT else kept[::2]), event]
             case LayersTimed(factors=factors):
                 self.factors = factors
             case Adapted():

@@ -35,6 +35,7 @@ from orchestrator.events.types import (
     Record,
     Regrouped,
     Requested,
+    Sampled,
     Scaled,
     Skipped,
     SpeedsChanged,
@@ -294,7 +295,7 @@ class JobView:
                 self.freeze.take(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)
-            case SpeedsChanged() | LayersTimed() | Adapted() as adapted:
+            case SpeedsChanged() | Sampled() | LayersTimed() | Adapted() as adapted:
                 self.adapt.take(adapted, record.time_s)
             case OutOfMemory() | MemoryLimited() as told:
                 self.memory.take(told)

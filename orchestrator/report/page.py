@@ -32,6 +32,7 @@ from orchestrator.report.sections import (
     training,
 )
 from orchestrator.report.speeds import SpeedsPart, speeds
+from orchestrator.report.surroundings import SurroundingsPart, surroundings
 from orchestrator.report.timeline import TimelinePart, timeline
 from orchestrator.report.what_ran import Term, what_ran
 from planner.profile import Profile
@@ -50,6 +51,7 @@ class Report:
     training: Training | None
     recovery: RecoveryPart | None
     speeds: SpeedsPart | None
+    surroundings: SurroundingsPart | None
     moves: Table | None
     freezing: FreezingPart | None
     timeline: TimelinePart | None
@@ -75,6 +77,7 @@ def report_of(run: JobView, profile: Profile | None = None) -> Report:
         training=training(run),
         recovery=recovery(run),
         speeds=speeds(run),
+        surroundings=surroundings(run),
         moves=moves(run),
         freezing=freezing(run),
         timeline=timeline(run, profile),

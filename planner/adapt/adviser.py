@@ -48,6 +48,8 @@ class Adviser:
         self._durations: list[int] = []
         self._first_steps: dict[tuple[int, int], int] = {}
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
+        self.newest: dict[int, float] = {}
+        """Rank -> its slowdown in its newest step."""
         self._measured_on: dict[int, tuple[tuple[int, ...], bool]] = {}
         """Rank -> its layers, and whether weight gradients counted: the profile's errors differ between them."""
 
@@ -76,6 +78,7 @@ class Adviser:
         )
         if slowdown is None:
             return None, Ignored(f"the times of {who} in step {observed.step} are ignored: {why}")
+        self.newest[observed.rank] = slowdown
         measured_on = plan.layers_of_place(observed.place), observed.frozen
         watch = self._watches.get(observed.rank, Watch())
         if self._measured_on.setdefault(observed.rank, measured_on) != measured_on:
@@ -109,6 +112,7 @@ class Adviser:
         self._changed_at = {rank: step for rank, step in self._changed_at.items() if rank in kept}
         self._measured_on = {rank: on for rank, on in self._measured_on.items() if rank in kept}
         self._first_steps = {}
+        self.newest = {rank: slowdown for rank, slowdown in self.newest.items() if rank in kept}
         self.known = self.known.among(kept)
 
     def lasting_steps(self, step: int) -> int:

@@ -44,6 +44,8 @@ class Heard:
     lasting_steps: int
     age: int
     """For how many steps no speed has changed."""
+    newest: tuple[tuple[int, float], ...] = ()
+    """(rank, slowdown in its newest step)."""
     factors: Factors = ()
     """On the layers' times, if these observations have changed them much."""
 
@@ -96,6 +98,7 @@ class LivePlanner:
             ignored=tuple(ignored),
             lasting_steps=self._adviser.lasting_steps(step),
             age=self._adviser.age(step),
+            newest=tuple(sorted(self._adviser.newest.items())),
             factors=self._times.factors if moved else (),
         )
 

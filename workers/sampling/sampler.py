@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+import torch
+
 from planner.features import Sample
+from workers.sampling.gpu import gpu_reader
+from workers.sampling.host import HostReader
 from workers.sampling.readings import Reading, between, merged
 
 EVERY_S = 0.25
@@ -46,3 +50,13 @@ class Sampler:
 
     def _read(self) -> Reading:
         return merged(reader() for reader in self._readers)
+
+
+def sampler_of(device: torch.device) -> Sampler:
+    """A sampler of this host and, if `device` is a GPU that NVML knows, of that GPU."""
+    readers: list[Callable[[], Reading]] = [HostReader().read]
+    if device.type == "cuda":
+        gpu = gpu_reader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        if gpu is not None:
+            readers.append(gpu.read)
+    return Sampler(readers)

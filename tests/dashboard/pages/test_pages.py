@@ -32,7 +32,17 @@ from orchestrator.analysis.what_if import what_if
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, PlanChanged, Refused
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
-from orchestrator.events.types import KINDS, Adapted, Commanded, Finished, Issued, Record, SpeedsChanged
+from orchestrator.events.types import (
+    KINDS,
+    Adapted,
+    Commanded,
+    Finished,
+    Issued,
+    Record,
+    Sampled,
+    SpeedsChanged,
+    Surroundings,
+)
 from orchestrator.history.job_view import JobView
 
 KIND_OF = {event: kind for kind, event in KINDS.items()}
@@ -239,18 +249,24 @@ STAYS = Adapted(
 )
 
 
+SAMPLED = Sampled(step=5, ranks=(Surroundings(rank=0, slowdown=1.5, values=(("cpu_others", 0.5),)),))
+
+
 @pytest.mark.parametrize(
     ("name", "needed"),
     [
         ("decisions", {"freeze_started", "adapted", "plan"}),
         ("freezing", {"freeze_started", "plan"}),
         ("speeds", {"speeds", "adapted"}),
+        ("surroundings", {"sampled"}),
     ],
 )
 def test_an_event_that_changes_a_section_is_one_that_makes_it_old(name: str, needed: set[str]) -> None:
     log = [each for each in freezing_records(steps=60) if not isinstance(each.event, Finished)]
     end_s = log[-1].time_s
-    log += [Record(time_s=end_s + 1, event=event) for event in (KNOWN, STAYS, Issued(plan=other_plan()))]
+    log += [
+        Record(time_s=end_s + 1, event=event) for event in (KNOWN, STAYS, SAMPLED, Issued(plan=other_plan()))
+    ]
     view, changed = JobView(), set()
     for record in log:
         kind = KIND_OF[type(record.event)]

@@ -124,6 +124,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         step=9,
     ),
     events.Paused(reason="no rank is left", step=7),
+    events.Sampled(step=7, ranks=(events.Surroundings(rank=1, slowdown=1.5, values=(("cpu_others", 0.5),)),)),
     events.LayersTimed(step=7, factors=((1.0, 1.25, 0.8),)),
     events.SpeedsChanged(
         step=7,

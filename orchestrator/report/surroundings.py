@@ -1,0 +1,78 @@
+"""What surrounded the ranks while they trained, in `report.html` and on a job's page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from orchestrator.events.types import Sampled
+from orchestrator.history.job_view import JobView
+from orchestrator.pictures.charts import Chart, Series
+from orchestrator.quantities import significant
+from planner.features import FEATURES
+
+
+@dataclass(frozen=True)
+class SurroundingsPart:
+    """The section."""
+
+    charts: tuple[Chart, ...]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    title: str
+    feature: str
+    worst: Callable[..., float] = max
+    """Of the ranks' values."""
+
+
+SLOWDOWN = "slowdown"
+SHOWN = (
+    _Shown("Measured slowdown", SLOWDOWN),
+    _Shown("Cores that other processes take", "cpu_others"),
+    _Shown("Waiting for a core", "cpu_pressure"),
+    _Shown("Waiting for the disk", "io_pressure"),
+    _Shown("Free memory", "memory_free", min),
+    _Shown("Device memory in use by others", "gpu_memory_others"),
+    _Shown("SM clock", "gpu_sm_clock", min),
+    _Shown("Device busy", "gpu_busy"),
+)
+
+
+def surroundings(run: JobView) -> SurroundingsPart | None:
+    """The worst and the median rank's surroundings over the steps; None for a job that does not sample them."""
+    samples = run.adapt.samples
+    drawn = tuple(chart for shown in SHOWN if (chart := _chart(run, samples, shown)) is not None)
+    return SurroundingsPart(drawn) if drawn else None
+
+
+def _chart(run: JobView, samples: list[Sampled], shown: _Shown) -> Chart | None:
+    found = {
+        each.step: values
+        for each in samples
+        if (
+            values := [
+                rank.slowdown if shown.feature == SLOWDOWN else dict(rank.values)[shown.feature]
+                for rank in each.ranks
+                if shown.feature == SLOWDOWN or shown.feature in dict(rank.values)
+            ]
+        )
+    }
+    if not found:
+        return None
+    units = {feature.name: feature.unit for feature in FEATURES}
+    return Chart(
+        title=shown.title,
+        unit="measured over expected time" if shown.feature == SLOWDOWN else units[shown.feature],
+        series=(
+            Series(
+                name="worst rank", points=tuple((step, shown.worst(each)) for step, each in found.items())
+            ),
+            Series(name="median rank", points=tuple((step, median(each)) for step, each in found.items())),
+        ),
+        format=significant,
+        from_zero=True,
+        emulated=run.emulated and shown.feature == SLOWDOWN,
+    )
