@@ -321,6 +321,8 @@ class WorkerConfig(Section):
     """The job's folder, or a URI that every node reaches."""
     device: DeviceKind
     """The kind of device that the rank computes on."""
+    pin_cores: bool = False
+    """Whether the rank's thread is bound to one core."""
     microbatch_size: Positive
     """Samples in a microbatch."""
     microbatches: Positive

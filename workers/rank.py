@@ -42,6 +42,7 @@ from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.optim import Optimizer, make_optimizer
+from workers.process.cores import pin_to_core
 from workers.process.host_memory import keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
@@ -144,13 +145,15 @@ class Rank:
         )
 
     def setup(self) -> None:
-        """Fix threads and kernels, resolve the model definition, open the data, and serve layers to other
-        ranks.
+        """Fix core, threads and kernels, resolve the model definition, open the data, and serve layers to other
+        ranks. The thread that calls it is the one that trains.
 
         Raises:
-            JobError: the factory, the data or the device is not usable.
+            JobError: the factory, the data or the device is not usable, or no core can be fixed.
         """
         config = self._config
+        if config.pin_cores:
+            pin_to_core(self._rank)
         determinism.fix(threads=config.threads, cuda=config.device == "cuda")
         keep_freed_pages()
         keep_lookups_short()

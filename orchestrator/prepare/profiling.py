@@ -168,6 +168,8 @@ def key_of(spec: Spec, ranks: int) -> str:
         "where": _here(spec.cluster.device) if local else _nodes(),
         "per_rank": None if local else spec.cluster.resources_per_rank,
     }
+    if spec.cluster.pin_cores:
+        depends["pinned"] = True
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -303,6 +305,7 @@ def _config(spec: Spec) -> WorkerConfig:
         validate_every=0,
         output=spec.job.folder,
         device=device,
+        pin_cores=spec.cluster.pin_cores,
         microbatch_size=pipeline.microbatch_size,
         microbatches=pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1,
         replicas=1,

@@ -84,6 +84,7 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
         sample_tokens=spec.job.sample_tokens if found.language else 0,
         output=spec.job.folder,
         device=device,
+        pin_cores=spec.cluster.pin_cores,
         microbatch_size=pipeline.microbatch_size,
         microbatches=plan.microbatches,
         replicas=plan.replicas,

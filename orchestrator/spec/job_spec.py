@@ -109,6 +109,10 @@ class ClusterConfig(Section):
     """What each rank reserves; unset: 1 CPU (`cpu`), 1 CPU and 1 GPU (`cuda`), 0.05 CPU (`emulated`)."""
     device: DeviceKind | Literal["auto"] = "auto"
     """`auto`: `cuda` if the cluster has GPUs for all ranks, else `cpu`. `emulated`: times are modelled."""
+    pin_cores: bool = False
+    """Bind each rank to one core of its node: of the n cores that it may use there, rank r has number r mod n. Ranks
+    whose numbers differ by n share a core. A neighbour on one core then slows only that core's ranks. Changes no
+    bits."""
     memory_per_rank_bytes: Positive | None = None
     """What a rank may use; no plan that needs more is taken. Unset: the device's memory, for plans that are made on a
     profile."""

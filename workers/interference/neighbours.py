@@ -1,9 +1,9 @@
 """Neighbours of a stage, each a program that keeps one part of the machine busy until its input is closed.
 
-    python -m workers.interference.neighbours KIND LEVEL
+    python -m workers.interference.neighbours KIND LEVEL [CORE]
 
 Without torch, so that one starts in a moment. `light` is one process that works half of the time; `heavy` one process
-per core that never rests.
+per core that never rests. On one core alone, `heavy` is `PINNED` processes there: what else runs on it keeps a third.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ KINDS = ("compute", "memory", "cache", "network", "disk")
 LEVELS = ("light", "heavy")
 SLICE_S = 0.05
 """A light neighbour works and rests for this long, in turn."""
+PINNED = 2
+"""Processes of a heavy neighbour that stays on one core."""
 STREAMED_BYTES = 1 << 27
 """More than any cache holds."""
 CACHED_BYTES = 1 << 24
@@ -37,8 +39,11 @@ Work = Callable[[], None]
 
 
 @contextmanager
-def beside(kind: str, level: str) -> Iterator[None]:
+def beside(kind: str, level: str, core: int | None = None) -> Iterator[None]:
     """Run a neighbour while the block runs; it has begun to work when the block begins.
+
+    Args:
+        core: the only core that it uses; None: any.
 
     Raises:
         ValueError: there is no such neighbour.
@@ -47,8 +52,12 @@ def beside(kind: str, level: str) -> Iterator[None]:
     if kind not in KINDS or level not in LEVELS:
         raise ValueError(f"no neighbour {kind} {level}: the kinds are {', '.join(KINDS)}, light or heavy")
     command = [sys.executable, "-m", "workers.interference.neighbours", kind, level]
+    command += [] if core is None else [str(core)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+    # In a process group of its own: Ctrl-C is for the caller, and the neighbour ends when its input does.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -148,8 +157,12 @@ def _beyond_parent(kind: str) -> None:
 
 
 def main() -> None:
-    kind, level = sys.argv[1:]
-    more = (os.cpu_count() or 1) - 1 if level == "heavy" else 0
+    kind, level, *core = sys.argv[1:]
+    processes = os.cpu_count() or 1
+    if core:
+        os.sched_setaffinity(0, {int(core[0])})
+        processes = PINNED
+    more = processes - 1 if level == "heavy" else 0
     others = [
         multiprocessing.get_context("fork").Process(target=_beyond_parent, args=(kind,), daemon=True)
         for _ in range(more)

@@ -3,6 +3,8 @@ the time of another."""
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import psutil
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from orchestrator.prepare.collecting import collect
 from planner.features import NAMES
 from planner.interference.dataset import ALONE
-from workers.interference.neighbours import KINDS, beside
+from workers.interference.neighbours import KINDS, PINNED, beside
 from workers.interference.stage import MeasuredStage, Size
 from workers.sampling.host import HostReader
 
@@ -47,6 +49,14 @@ def test_a_neighbour_works_until_its_block_ends_and_leaves_nothing(kind: str) ->
         assert started
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not alive
+
+
+def test_a_neighbour_on_one_core_has_two_processes_there() -> None:
+    core = min(os.sched_getaffinity(0))
+    before = set(psutil.Process().children(recursive=True))
+    with beside("compute", "heavy", core):
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert [process.cpu_affinity() for process in started] == [[core]] * PINNED
 
 
 def test_there_are_no_other_neighbours() -> None:
