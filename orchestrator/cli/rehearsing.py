@@ -65,7 +65,7 @@ def rehearse_command(options: Options) -> int:
         _write_trace(options.write_trace, performance.trace)
     # Standard output is for JSON alone; progress goes to standard error.
     console = Console(file=sys.stderr if options.as_json else sys.stdout)
-    with open_progress(console, spec.job.name, spec.job.steps) as progress, _without_ray():
+    with open_progress(console, spec.job.name, spec.job.steps) as progress, without_ray():
         done = rehearse(performance, observe=observer(progress), say=progress.note)
     _conclude(console, done, options.as_json)
     if isinstance(done.run.end, events.Failed) or done.cut_short is not None:
@@ -74,7 +74,7 @@ def rehearse_command(options: Options) -> int:
 
 
 @contextmanager
-def _without_ray() -> Iterator[None]:
+def without_ray() -> Iterator[None]:
     """Discard Ray's messages about vanishing nodes: a rehearsal kills them on purpose."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         yield

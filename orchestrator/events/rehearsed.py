@@ -1,4 +1,4 @@
-"""What a rehearsal did to a job's nodes, as the event log records it. Values only."""
+"""What a rehearsal did to a job's nodes or to one of its ranks, as the event log records it. Values only."""
 
 from __future__ import annotations
 
@@ -36,3 +36,23 @@ class Rehearsed:
     """The end of the trace, or of the job, or when someone stopped it."""
     lives: tuple[NodeLife, ...]
     """All nodes that could host ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """A run of steps that were disturbed, the first and the last of them perhaps in part."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbed:
+    """A rank was slowed down on purpose, again and again; written once, after the job's end."""
+
+    by: str
+    """What slowed it down, in words."""
+    rank: int
+    """Its number."""
+    visits: tuple[Visit, ...]
+    """In order of steps; those that the job's end left out are missing."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from orchestrator.events.rehearsed import Rehearsed
+from orchestrator.events.rehearsed import Disturbed, Rehearsed
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
@@ -492,6 +492,7 @@ Event = (
     | NoticeReport
     | WarningReport
     | Rehearsed
+    | Disturbed
 )
 
 KINDS: dict[str, type[Event]] = {
@@ -537,6 +538,7 @@ KINDS: dict[str, type[Event]] = {
     "switch": SwitchReport,
     "fault": FaultReport,
     "rehearsed": Rehearsed,
+    "disturbed": Disturbed,
     "notice": NoticeReport,
     "warning": WarningReport,
 }

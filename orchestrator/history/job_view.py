@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from orchestrator.events.rehearsed import Disturbed
 from orchestrator.events.types import (
     Adapted,
     Dismissed,
@@ -72,7 +73,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 14
+VERSION = 15
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -154,6 +155,8 @@ class JobView:
     curvature: CurvatureRecord = field(default_factory=CurvatureRecord)
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
     """Generations and the gaps between them."""
+    disturbed: Disturbed | None = None
+    """How a rehearsal slowed down one of the newest start's ranks; None before its end, and for other jobs."""
     totals: Totals = field(default_factory=Totals)
     """What recoveries and moves have come to over the whole log."""
     moves: list[Migrated] = field(default_factory=list)
@@ -350,6 +353,8 @@ class JobView:
                 self.outcome, self.state = outcome, "failed"
             case SampleReport() as sample:
                 self.sample = sample
+            case Disturbed() as disturbed:
+                self.disturbed = disturbed
             case _:
                 pass
         note = note_of(record.event)
@@ -371,7 +376,7 @@ class JobView:
         self.stopping = self.pausing = False
         self.validated = 0
         # Its ranks are others, whatever their numbers.
-        self.adapt, self.memory = AdaptRecord(), MemoryRecord()
+        self.adapt, self.memory, self.disturbed = AdaptRecord(), MemoryRecord(), None
         self.freeze.begin(submitted.spec.get("freeze", {}), resume=submitted.resume)
 
     def _request(self, request: str) -> None:

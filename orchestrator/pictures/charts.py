@@ -100,7 +100,7 @@ class Chart:
     changes: tuple[int, ...] = ()
     """Steps after which the plan changed."""
     bands: tuple[Band, ...] = ()
-    """In order of steps, each with its own tint."""
+    """In order of steps; those of one name have one tint."""
     axis: str = "step"
     """The quantity on the horizontal axis; every `step` in this module stands for it."""
     axis_range: tuple[float, float] | None = None
@@ -134,6 +134,17 @@ class Chart:
             padding = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
             low, high = low - padding, high + padding
         return ValueAxis(low, high, above=sum(value > high for value in values))
+
+    @property
+    def tints(self) -> Mapping[str, str]:
+        """The name of each tint, in the order of the bands -> the steps that have it: `21–30`."""
+        steps: dict[str, list[str]] = {}
+        for band in self.bands:
+            steps.setdefault(band.name, []).append(band.steps)
+        return {
+            name: ", ".join(each[:MOST_NAMED]) + (", …" if len(each) > MOST_NAMED else "")
+            for name, each in steps.items()
+        }
 
     @property
     def words(self) -> str:
@@ -212,7 +223,7 @@ class Chart:
                 "log": axis.logarithmic,
             },
             "series": [_series_data(series, axis) for series in self.series],
-            "bands": [[band.first, band.last] for band in self.bands],
+            "bands": [[band.first, band.last, list(self.tints).index(band.name)] for band in self.bands],
             "marks": list(self.marks[:MOST_MARKS]),
             "changes": list(self.changes[-MOST_MARKS:]),
         }

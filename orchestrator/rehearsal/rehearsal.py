@@ -62,12 +62,19 @@ class Rehearsal:
     """Why the trace was not played to its end, in words: an error of the nodes, upon which the job was stopped."""
 
 
-def rehearse(performance: Performance, *, observe: Observer, say: Callable[[str], None]) -> Rehearsal:
+def rehearse(
+    performance: Performance,
+    *,
+    observe: Observer,
+    say: Callable[[str], None],
+    profile: Path | None = None,
+) -> Rehearsal:
     """Start the nodes, the job on them, and the trace; nothing is left of the nodes afterwards.
 
     Args:
         observe: takes every event of the job as it comes.
         say: takes what happens, in words.
+        profile: plan with this file instead of measuring.
 
     Raises:
         JobError: something that the user can mend.
@@ -102,7 +109,7 @@ def rehearse(performance: Performance, *, observe: Observer, say: Callable[[str]
 
         player.start()
         try:
-            done = run(spec, resume=False, observe=take, say=say)
+            done = run(spec, resume=False, observe=take, say=say, profile=profile)
         finally:
             player.end()
         for name, why in nodes.failed().items():

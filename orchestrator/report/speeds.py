@@ -10,7 +10,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import seconds, significant
 from orchestrator.report.parts import Column, Explained, Table
-from orchestrator.report.what_ran import plan_changes
+from orchestrator.report.what_ran import plan_changes, visit_bands
 
 MOST_ROWS = 30
 MEASURED_STEPS = 50
@@ -44,6 +44,7 @@ def speeds(run: JobView) -> SpeedsPart | None:
         ),
         format=significant,
         from_zero=True,
+        bands=visit_bands(run),
         changes=plan_changes(run),
         emulated=run.emulated,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
+from orchestrator.history.phase_bands import Band
 from planner.plan import Plan
 from planner.wording import counted
 
@@ -52,6 +53,12 @@ def what_ran(run: JobView) -> tuple[Term, ...]:
 def plan_changes(run: JobView) -> tuple[int, ...]:
     """The steps after which another plan was issued, for the marks of curves."""
     return tuple(sorted({decision.step for decision in run.decisions if decision.step > 0}))
+
+
+def visit_bands(run: JobView) -> tuple[Band, ...]:
+    """The steps in which a rehearsal slowed a rank down, for the bands of curves."""
+    visits = run.disturbed.visits if run.disturbed is not None else ()
+    return tuple(Band(name="neighbour", first=visit.first, last=visit.last) for visit in visits)
 
 
 def model_text(model: Mapping[str, Any]) -> str:

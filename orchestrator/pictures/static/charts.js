@@ -113,7 +113,7 @@ const freshetCharts = (() => {
   /** Bands of steps behind the curves, each from half a step before its first to half a step after its last. */
   function tint(plot, chart) {
     const { left, top, width, height } = plot.bbox;
-    chart.bands.forEach(([first, last], number) => {
+    chart.bands.forEach(([first, last, number]) => {
       const from = Math.max(plot.valToPos(first - 0.5, "x", true), left);
       const to = Math.min(plot.valToPos(last + 0.5, "x", true), left + width);
       plot.ctx.fillStyle = faint(colour(`--b${number}`), 0.14);

@@ -297,7 +297,7 @@ def test_the_heat_map_has_a_cell_per_stage_and_microbatch_with_its_value(page: s
 
 def test_phases_are_marked_as_bands_over_the_steps(page: str) -> None:
     parsed = Page(page)
-    bands = [[1, 20], [21, 25], [26, 30], [31, 60], [61, 200]]
+    bands = [[1, 20, 0], [21, 25, 1], [26, 30, 2], [31, 60, 3], [61, 200, 4]]
     for title in ("Throughput", "Step time", "Freeze ratio", "Effective update (p_eff)"):
         assert parsed.charts[title]["bands"] == bands
     for words in (

@@ -1,4 +1,4 @@
-"""`freshet rehearse`: replays a spot trace against a job."""
+"""`freshet rehearse`: replays a spot trace against a job, or slows one of its ranks down."""
 
 from __future__ import annotations
 
@@ -46,6 +46,46 @@ def rehearse(
         ),
     ] = "none",
     seed: Annotated[int, typer.Option(help="Seed of the synthetic trace.")] = 0,
+    interference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="light|heavy",
+            help="A neighbour slows one rank down, again and again: a process on its core, or a fault if devices are"
+            " emulated. The job is trained without and with adaptation.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="--interference: how the job adapts, as in adapt.policy.")
+    ] = "measured",
+    beside_off: Annotated[
+        bool,
+        typer.Option("--beside-off/--no-beside-off", help="--interference: train without adaptation first."),
+    ] = True,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="--interference: what the neighbour does: compute (the default), memory, cache, network or disk.",
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="--interference: the rank that it slows down; unset: 1.")
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="--interference: the neighbour is away for so many steps and there for as many, in turn; unset: it"
+            " comes twice.",
+        ),
+    ] = None,
+    dashboard: Annotated[
+        bool,
+        typer.Option(
+            "--dashboard", help="--interference: serve the job's page meanwhile, and print its address."
+        ),
+    ] = False,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
@@ -66,9 +106,11 @@ def rehearse(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Replay a spot trace against a job: Ray nodes of this machine are killed and added as the trace says."""
+    """Replay a spot trace against a job: Ray nodes of this machine are killed and added as the trace says. Or let a
+    neighbour slow one rank down, with --interference."""
     from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.rehearsing import Options, rehearse_command
+    from orchestrator.cli.rehearsing_interference import InterferenceOptions, interference_command
 
     options = Options(
         spec=spec,
@@ -87,7 +129,19 @@ def rehearse(
         as_json=as_json,
     )
     try:
-        code = rehearse_command(options)
+        if interference is None:
+            code = rehearse_command(options)
+        else:
+            given = InterferenceOptions(
+                level=interference,
+                kind=kind,
+                rank=rank,
+                every=every,
+                policy=policy,
+                beside_off=beside_off,
+                dashboard=dashboard,
+            )
+            code = interference_command(options, given)
     except KeyboardInterrupt:
         typer.echo("freshet: interrupted before the job was running", err=True)
         code = INTERRUPTED

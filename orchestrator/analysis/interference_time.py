@@ -1,0 +1,186 @@
+"""What a disturbed rank cost jobs that differ in their adaptation alone. Pure: views in, numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from orchestrator.events.rehearsed import Visit
+from orchestrator.events.types import Finished
+from orchestrator.history.job_view import JobView
+
+WARM_STEPS = 5
+"""The first steps of a job are slower than the rest and are not counted."""
+LEAST_STEPS = 8
+"""Steps beside the neighbour with one cut, of which a median is the time of that cut."""
+NOTICED = 1.1
+"""Factor by which the slowest rank's slowdown grows when the neighbour is noticed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """How a job answered one visit. Steps are counted from the first that was disturbed, which is 1."""
+
+    first: int
+    last: int
+    noticed: int | None
+    """The step after which the slowdown was known; None if it was not."""
+    slowdown: float | None
+    """Of the slowest rank, as it was noticed."""
+    in_force: int | None
+    """The step after which the ranks followed another cut; None if they did not."""
+    step_s: float
+    """Median step of the visit's second half."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One of the jobs."""
+
+    policy: str
+    steps: int
+    """Counted steps."""
+    seconds: float
+    """Time of these steps, from commit to commit."""
+    disturbed_s: float | None
+    """Median step beside the neighbour; None without a visit."""
+    productive: float | None
+    """Time that the counted steps take an oracle over the time that they took. The oracle follows the best cut from
+    each visit's first step on, and the first cut otherwise."""
+    undisturbed: float | None
+    """Time that they take without any neighbour over the time that they took."""
+    steps_lost: int
+    """Committed steps that were undone."""
+    steps_rerun: int
+    moves: int
+    """How often layers moved."""
+    state_sha256: str | None
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterferenceTime:
+    """The jobs beside each other."""
+
+    undisturbed_s: float | None
+    """Median step of all jobs before the first visit."""
+    best_s: float | None
+    """Median step beside the neighbour with the cut for which it is least, of all jobs and cuts."""
+    emulated: bool
+    trials: tuple[Trial, ...]
+
+    @property
+    def same_state(self) -> bool | None:
+        """Whether all jobs ended with the same state; None if one did not end, or there is only one."""
+        hashes = [trial.state_sha256 for trial in self.trials]
+        return None if None in hashes or len(hashes) < 2 else len(set(hashes)) == 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "same_state": self.same_state}
+
+
+def interference_time(runs: Sequence[JobView]) -> InterferenceTime:
+    """Compare `runs`, of which there is at least one, whose logs say when they were disturbed."""
+    took = [_took(run) for run in runs]
+    before = [
+        each
+        for run, times in zip(runs, took, strict=True)
+        for step, each in times.items()
+        if step < min((visit.first for visit in _visits(run)), default=run.step + 1)
+    ]
+    undisturbed_s = median(before) if before else None
+    best_s = min(
+        (each for run, times in zip(runs, took, strict=True) for each in _cuts_s(run, times)), default=None
+    )
+    return InterferenceTime(
+        undisturbed_s=undisturbed_s,
+        best_s=best_s,
+        emulated=runs[0].emulated,
+        trials=tuple(
+            _trial(run, times, undisturbed_s, best_s) for run, times in zip(runs, took, strict=True)
+        ),
+    )
+
+
+def _visits(run: JobView) -> tuple[Visit, ...]:
+    return run.disturbed.visits if run.disturbed is not None else ()
+
+
+def _took(run: JobView) -> dict[int, float]:
+    """Step -> seconds from the commit before to its own, of the counted steps."""
+    found: dict[int, float] = {}
+    for step, report in run.steps.items():
+        if step <= WARM_STEPS:
+            continue
+        before = run.steps.get(step - 1)
+        known = before is not None and report.committed_s > before.committed_s > 0
+        found[step] = report.committed_s - before.committed_s if known and before else report.step_s
+    return found
+
+
+def _of(times: dict[int, float], steps: Iterable[int]) -> list[float]:
+    return [times[step] for step in steps if step in times]
+
+
+def _cuts_s(run: JobView, times: dict[int, float]) -> list[float]:
+    """The median step beside the neighbour with each cut that was in force there for a while."""
+    changes = [0, *sorted(move.step for move in run.moves), run.step]
+    found = []
+    for visit in _visits(run):
+        # A visit's first and last step may be disturbed in part only, and a cut's first step waits for the switch.
+        inside = range(visit.first + 1, visit.last)
+        for begin, end in pairwise(changes):
+            steps = _of(times, (step for step in inside if begin + 1 < step <= end))
+            if len(steps) >= LEAST_STEPS:
+                found.append(median(steps))
+    return found
+
+
+def _trial(run: JobView, times: dict[int, float], undisturbed_s: float | None, best_s: float | None) -> Trial:
+    visits = _visits(run)
+    inside = {step for visit in visits for step in range(visit.first, visit.last + 1)} & times.keys()
+    seconds = sum(times.values())
+    productive = undisturbed = None
+    if undisturbed_s is not None and seconds > 0:
+        undisturbed = len(times) * undisturbed_s / seconds
+        if best_s is not None or not inside:
+            oracle_s = (len(times) - len(inside)) * undisturbed_s + len(inside) * (best_s or 0.0)
+            productive = oracle_s / seconds
+    return Trial(
+        policy=run.spec.get("adapt", {}).get("policy", "off"),
+        steps=len(times),
+        seconds=seconds,
+        disturbed_s=median(_of(times, inside)) if inside else None,
+        productive=productive,
+        undisturbed=undisturbed,
+        steps_lost=run.recovery.undone,
+        steps_rerun=run.steps_rerun,
+        moves=len(run.moves),
+        state_sha256=run.outcome.state_sha256 if isinstance(run.outcome, Finished) else None,
+        answers=tuple(answer for visit in visits if (answer := _answer(run, visit, times)) is not None),
+    )
+
+
+def _answer(run: JobView, visit: Visit, times: dict[int, float]) -> Answer | None:
+    settled = _of(times, range((visit.first + visit.last) // 2, visit.last + 1))
+    if not settled:
+        return None
+    noticed, level = None, 1.0
+    for known in run.adapt.speeds:
+        if visit.first <= known.step <= visit.last and known.slowest > NOTICED * level:
+            noticed = known
+            break
+        level = known.slowest
+    in_force = min((move.step for move in run.moves if visit.first <= move.step <= visit.last), default=None)
+    return Answer(
+        first=visit.first,
+        last=visit.last,
+        noticed=noticed.step - visit.first + 1 if noticed is not None else None,
+        slowdown=noticed.slowest if noticed is not None else None,
+        in_force=in_force - visit.first + 1 if in_force is not None else None,
+        step_s=median(settled),
+    )

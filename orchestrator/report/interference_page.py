@@ -1,0 +1,220 @@
+"""A page about jobs that a neighbour disturbed, beside each other: `interference.html`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from orchestrator.analysis.interference_time import InterferenceTime, Trial, interference_time
+from orchestrator.events.log import read_log
+from orchestrator.history.job_view import JobView, fold
+from orchestrator.pictures.charts import Chart, Series
+from orchestrator.quantities import percent, seconds, significant
+from orchestrator.report.assets import render_page
+from orchestrator.report.interference_text import HOW, noticed_text
+from orchestrator.report.moves import moves
+from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
+from orchestrator.report.sections import header
+from orchestrator.report.speeds import SpeedsPart, speeds
+from orchestrator.report.what_ran import visit_bands
+from planner.wording import counted
+
+PAGE_NAME = "interference.html"
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What one job knew and did."""
+
+    policy: str
+    speeds: SpeedsPart | None
+    moves: Table | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterferencePage:
+    """The content of the page."""
+
+    title: str
+    summary: str
+    disturbed: str
+    """By what, in words."""
+    notes: tuple[Note, ...]
+    tiles: tuple[Tile, ...]
+    chart: Chart
+    numbers: Table
+    answers: Table | None
+    adapted: tuple[Adapted, ...]
+    how: str
+
+
+def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
+    """The content of the page about `runs`, of which there is at least one.
+
+    Args:
+        name: of the job that was rehearsed.
+    """
+    found = interference_time(runs)
+    disturbed = next((run.disturbed for run in runs if run.disturbed is not None), None)
+    return InterferencePage(
+        title=name,
+        summary=header(runs[-1]).summary,
+        disturbed=f"Rank {disturbed.rank} was slowed down by {disturbed.by}."
+        if disturbed is not None
+        else "",
+        notes=_notes(runs, found),
+        tiles=_tiles(found),
+        chart=_step_time(runs),
+        numbers=_numbers(found),
+        answers=_answers(found),
+        adapted=tuple(
+            Adapted(trial.policy, speeds(run), moves(run))
+            for run, trial in zip(runs, found.trials, strict=True)
+            if trial.policy != "off"
+        ),
+        how=HOW,
+    )
+
+
+def write_interference_page(logs: Sequence[Path], destination: Path, name: str) -> Path:
+    """Write the page about the event logs `logs` to `destination`, and return that.
+
+    Raises:
+        OSError: a log cannot be read or the page cannot be written.
+        ValueError: a log is damaged; names the line.
+    """
+    page = render(interference_page([fold(read_log(log)) for log in logs], name))
+    scratch = destination.with_name(f".{destination.name}.{os.getpid()}")
+    try:
+        scratch.write_text(page, encoding="utf-8")
+        scratch.replace(destination)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return destination
+
+
+def render(page: InterferencePage) -> str:
+    """The page as HTML."""
+    return render_page("interference.html.j2", {"page": page}, charts=True)
+
+
+def _notes(runs: Sequence[JobView], found: InterferenceTime) -> tuple[Note, ...]:
+    notes = []
+    if found.emulated:
+        notes.append(
+            Note(
+                "warn",
+                "Warning",
+                "Emulated device: times come from modelled layer times, and an injected fault stands for the"
+                " neighbour.",
+            )
+        )
+    if found.same_state is False:
+        notes.append(Note("bad", "Error", "The jobs ended with different states."))
+    notes += [
+        Note("warn", "Warning", f"{trial.policy}: the job was not trained to its end.")
+        for run, trial in zip(runs, found.trials, strict=True)
+        if trial.state_sha256 is None or run.step < run.last_step
+    ]
+    return tuple(notes)
+
+
+def _tiles(found: InterferenceTime) -> tuple[Tile, ...]:
+    emulated = ", emulated" if found.emulated else ""
+    entries = []
+    if found.undisturbed_s is not None:
+        entries.append(("Step without neighbour", seconds(found.undisturbed_s), f"median{emulated}"))
+    if found.best_s is not None:
+        entries.append(("Beside it, best cut", seconds(found.best_s), f"median{emulated}"))
+    for trial in found.trials:
+        if trial.disturbed_s is not None:
+            entries.append((f"Beside it, {trial.policy}", seconds(trial.disturbed_s), f"median{emulated}"))
+    entries += [
+        (f"Productive time, {trial.policy}", percent(trial.productive), f"of {seconds(trial.seconds)}")
+        for trial in found.trials
+        if trial.productive is not None
+    ]
+    return tuple(tile(*entry) for entry in entries)
+
+
+def _step_time(runs: Sequence[JobView]) -> Chart:
+    times = [report.step_s for run in runs for report in run.steps.values()]
+    factor, unit = (1e3, "ms") if times and median(times) < 1 else (1.0, "s")
+    return Chart(
+        title="Step time",
+        unit=f"time, {unit}",
+        series=tuple(
+            Series(
+                name=run.spec.get("adapt", {}).get("policy", "off"),
+                points=tuple((step, factor * run.steps[step].step_s) for step in sorted(run.steps)),
+            )
+            for run in runs
+        ),
+        format=significant,
+        from_zero=True,
+        bands=visit_bands(runs[-1]),
+        emulated=runs[-1].emulated,
+        height=320,
+    )
+
+
+def _numbers(found: InterferenceTime) -> Table:
+    """A row per figure, a column per job."""
+    columns = [_column(trial, found) for trial in found.trials]
+    return Table(
+        label="Numbers of the jobs",
+        columns=(Column("Figure"), *(Column(trial.policy, "number") for trial in found.trials)),
+        rows=tuple((figure, *(column[figure] for column in columns)) for figure in columns[0]),
+    )
+
+
+def _column(trial: Trial, found: InterferenceTime) -> dict[str, Cell]:
+    digest: Cell = "–"
+    if trial.state_sha256 is not None:
+        tones: dict[bool | None, Tone] = {True: "good", False: "bad", None: "warn"}
+        digest = Pill(f"{trial.state_sha256[:12]}…", tones[found.same_state])
+    return {
+        "Steps counted": f"{trial.steps:,}",
+        "Time of these steps": seconds(trial.seconds),
+        "Productive time": percent(trial.productive) if trial.productive is not None else "–",
+        "Time without any neighbour, of that": percent(trial.undisturbed)
+        if trial.undisturbed is not None
+        else "–",
+        "Step beside the neighbour, median": seconds(trial.disturbed_s)
+        if trial.disturbed_s is not None
+        else "–",
+        "Moves of layers": f"{trial.moves:,}",
+        "Committed steps lost": f"{trial.steps_lost:,}",
+        "Steps run again": f"{trial.steps_rerun:,}",
+        "State SHA-256": digest,
+    }
+
+
+def _answers(found: InterferenceTime) -> Table | None:
+    rows = tuple(
+        (
+            f"{answer.first:,} to {answer.last:,}",
+            trial.policy,
+            noticed_text(answer) if trial.policy != "off" else "–",
+            f"after {counted(answer.in_force, 'step')}" if answer.in_force is not None else "–",
+            seconds(answer.step_s),
+        )
+        for trial in found.trials
+        for answer in trial.answers
+    )
+    if not rows:
+        return None
+    return Table(
+        label="Visits of the neighbour",
+        columns=(
+            Column("Steps"),
+            Column("Policy"),
+            Column("Detected", "text"),
+            Column("Other cut in force"),
+            Column("Step, second half", "number"),
+        ),
+        rows=rows,
+    )
