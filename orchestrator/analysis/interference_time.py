@@ -22,16 +22,16 @@ NOTICED = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How a job answered one visit. Steps are counted from the first that was disturbed, which is 1."""
+    """How a job answered one visit."""
 
     first: int
     last: int
     noticed: int | None
-    """The step after which the slowdown was known; None if it was not."""
+    """Steps of the visit that were committed before the slowdown was known; None if it was not."""
     slowdown: float | None
     """Of the slowest rank, as it was noticed."""
     in_force: int | None
-    """The step after which the ranks followed another cut; None if they did not."""
+    """Steps of the visit that were committed before the ranks followed another cut; None if they did not."""
     step_s: float
     """Median step of the visit's second half."""
 
@@ -171,7 +171,8 @@ def _answer(run: JobView, visit: Visit, times: dict[int, float]) -> Answer | Non
         return None
     noticed, level = None, 1.0
     for known in run.adapt.speeds:
-        if visit.first <= known.step <= visit.last and known.slowest > NOTICED * level:
+        # What is known before a step is committed is known with the steps before it.
+        if visit.first - 1 <= known.step <= visit.last and known.slowest > NOTICED * level:
             noticed = known
             break
         level = known.slowest

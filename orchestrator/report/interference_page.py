@@ -17,9 +17,8 @@ from orchestrator.report.assets import render_page
 from orchestrator.report.interference_text import HOW, noticed_text
 from orchestrator.report.moves import moves
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
-from orchestrator.report.sections import header
 from orchestrator.report.speeds import SpeedsPart, speeds
-from orchestrator.report.what_ran import visit_bands
+from orchestrator.report.what_ran import device_text, model_text, visit_bands
 from planner.wording import counted
 
 PAGE_NAME = "interference.html"
@@ -61,7 +60,7 @@ def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
     disturbed = next((run.disturbed for run in runs if run.disturbed is not None), None)
     return InterferencePage(
         title=name,
-        summary=header(runs[-1]).summary,
+        summary=_summary(runs[-1]),
         disturbed=f"Rank {disturbed.rank} was slowed down by {disturbed.by}."
         if disturbed is not None
         else "",
@@ -99,6 +98,13 @@ def write_interference_page(logs: Sequence[Path], destination: Path, name: str) 
 def render(page: InterferencePage) -> str:
     """The page as HTML."""
     return render_page("interference.html.j2", {"page": page}, charts=True)
+
+
+def _summary(run: JobView) -> str:
+    parts = [model_text(run.spec.get("model", {}))]
+    if run.plan is not None:
+        parts += [counted(run.plan.world_size, "rank"), run.plan.schedule]
+    return " · ".join(part for part in (*parts, device_text(run), f"{run.last_step:,} steps each") if part)
 
 
 def _notes(runs: Sequence[JobView], found: InterferenceTime) -> tuple[Note, ...]:
@@ -175,7 +181,7 @@ def _column(trial: Trial, found: InterferenceTime) -> dict[str, Cell]:
     digest: Cell = "–"
     if trial.state_sha256 is not None:
         tones: dict[bool | None, Tone] = {True: "good", False: "bad", None: "warn"}
-        digest = Pill(f"{trial.state_sha256[:12]}…", tones[found.same_state])
+        digest = Pill(f"{trial.state_sha256[:8]}…", tones[found.same_state])
     return {
         "Steps counted": f"{trial.steps:,}",
         "Time of these steps": seconds(trial.seconds),
@@ -196,7 +202,7 @@ def _column(trial: Trial, found: InterferenceTime) -> dict[str, Cell]:
 def _answers(found: InterferenceTime) -> Table | None:
     rows = tuple(
         (
-            f"{answer.first:,} to {answer.last:,}",
+            f"{answer.first:,}–{answer.last:,}",
             trial.policy,
             noticed_text(answer) if trial.policy != "off" else "–",
             f"after {counted(answer.in_force, 'step')}" if answer.in_force is not None else "–",

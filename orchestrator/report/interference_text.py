@@ -55,4 +55,5 @@ def noticed_text(answer: Answer) -> str:
     """When and how the neighbour was noticed."""
     if answer.noticed is None or answer.slowdown is None:
         return "not noticed"
-    return f"slowest rank {answer.slowdown:.2f} times slow, known after {counted(answer.noticed, 'step')}"
+    when = f"after {counted(answer.noticed, 'step')}" if answer.noticed else "within the first step"
+    return f"slowest rank {answer.slowdown:.2f} times slow, known {when}"

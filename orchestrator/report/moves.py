@@ -33,18 +33,23 @@ def moves(run: JobView) -> Table | None:
 
 
 def _row(move: Migrated) -> tuple[Cell, ...]:
-    ways: dict[tuple[int, int], list[int]] = {}
-    for layer, source, target in zip(move.layers, move.source, move.target, strict=True):
-        ways.setdefault((source, target), []).append(layer)
     return (
         f"{move.step:,}",
-        "; ".join(
-            f"{', '.join(map(str, layers))}: place {source} → {target}"
-            for (source, target), layers in ways.items()
-        ),
+        ways_text(move),
         move.mode,
         "–" if move.bytes is None else size(move.bytes),
         seconds(move.seconds),
         f"{move.steps:,}",
         seconds(move.stall_s),
+    )
+
+
+def ways_text(move: Migrated) -> str:
+    """The layers that moved, by their ways: `4, 5: place 1 → 0`."""
+    ways: dict[tuple[int, int], list[int]] = {}
+    for layer, source, target in zip(move.layers, move.source, move.target, strict=True):
+        ways.setdefault((source, target), []).append(layer)
+    return "; ".join(
+        f"{', '.join(map(str, layers))}: place {source} → {target}"
+        for (source, target), layers in ways.items()
     )

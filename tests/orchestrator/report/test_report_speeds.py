@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from eventful_run import eventful
 
+from orchestrator.events.rehearsed import Disturbed, Visit
 from orchestrator.events.types import Adapted, Event, Record, SpeedsChanged
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.decision_log import decision_log
@@ -53,13 +56,37 @@ def test_decisions_stand_with_predicted_and_measured_times_newest_first() -> Non
     assert part is not None
     assert part.decisions is not None
     newest, oldest = part.decisions.rows
-    assert newest[:5] == ("20", Explained("layers move", "it pays"), "3 + 1", "400 ms", "250 ms")
+    assert newest[:4] == ("20", Explained("layers move", "it pays"), "3 + 1", "3: place 1 → 0")
+    assert newest[4:6] == ("400 ms", "250 ms")
     assert oldest[1] == Explained("the cut stays", "no cut saves 3%")
     # The layers moved after the last step only.
-    assert (newest[5], oldest[5] != "–") == ("–", True)
+    assert (newest[6], oldest[6] != "–") == ("–", True)
     page = render(run)
     assert "Speeds of the ranks" in page
     assert "it pays" in page
+
+
+def test_decisions_in_a_row_that_keep_the_cut_are_one_row() -> None:
+    later = replace(STAYS, step=9, now_s=0.3)
+    run = run_with(KNOWN, STAYS, later, MOVES, replace(STAYS, step=30))
+    part = speeds(run)
+    assert part is not None
+    assert part.decisions is not None
+    last, _, first = part.decisions.rows
+    assert first[0] == "5–9"
+    assert first[1] == Explained("the cut stays, 2 times", "no cut saves 3%")
+    assert first[3:5] == ("–", "300 ms")
+    assert last[0] == "30"
+
+
+def test_the_steps_that_a_neighbour_disturbed_are_bands() -> None:
+    visits = (Visit(first=10, last=20), Visit(first=30, last=40))
+    run = run_with(KNOWN, SLOW, Disturbed(by="a neighbour", rank=1, visits=visits))
+    part = speeds(run)
+    assert part is not None
+    assert [(band.first, band.last) for band in part.chart.bands] == [(10, 20), (30, 40)]
+    assert part.chart.data["bands"] == [[10, 20, 0], [30, 40, 0]]
+    assert "neighbour 10–20, 30–40" in render(run)
 
 
 def test_decisions_and_changes_are_in_the_log_of_decisions_and_in_the_notes() -> None:

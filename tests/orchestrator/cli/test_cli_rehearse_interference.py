@@ -1,0 +1,100 @@
+"""`freshet rehearse --interference`: which jobs its options make, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_jobs import write_spec
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.cli.rehearsing import Options
+from orchestrator.cli.rehearsing_interference import InterferenceOptions, Trials, trials_of
+from orchestrator.events.rehearsed import Visit
+from workers.protocol import JobError
+
+HEAVY = InterferenceOptions(level="heavy")
+LONG = "job.steps=100"
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    monkeypatch.chdir(tmp_path)
+    return Options(spec=write_spec(tmp_path, "a"), overrides=(LONG,))
+
+
+def made(options: Options, given: InterferenceOptions = HEAVY) -> Trials:
+    return trials_of(options, given, 2, lambda text: None)
+
+
+def test_the_same_job_is_trained_without_and_with_adaptation(options: Options) -> None:
+    done = made(options)
+    off, adapted = done.specs
+    assert [spec.job.name for spec in done.specs] == ["a-off", "a-measured"]
+    assert [spec.adapt.policy for spec in done.specs] == ["off", "measured"]
+    assert [spec.job.folder for spec in done.specs] == [
+        "runs/a-interference/off",
+        "runs/a-interference/measured",
+    ]
+    assert off.model_copy(update={"job": adapted.job, "adapt": adapted.adapt}) == adapted
+    assert (adapted.pipeline.ranks, adapted.cluster.pin_cores) == (2, True)
+    assert done.interference.visits == (Visit(first=21, last=40), Visit(first=61, last=80))
+    assert done.trace is None
+
+
+def test_options_change_the_neighbour_the_ranks_and_the_folder(options: Options, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a-interference").mkdir(parents=True)
+    assert made(options).folder == Path("runs/a-interference-2")
+    given = InterferenceOptions(level="light", kind="memory", rank=0, every=40, beside_off=False)
+    done = made(replace(options, ranks=4, out=tmp_path / "o"), given)
+    (adapted,) = done.specs
+    assert (adapted.pipeline.ranks, adapted.job.folder) == (4, str(tmp_path / "o" / "measured"))
+    plan = done.interference
+    assert (plan.kind, plan.rank, plan.visits) == ("memory", 0, (Visit(first=41, last=80),))
+    asked = replace(options, overrides=(LONG, "pipeline.ranks=3"))
+    assert made(asked).specs[0].pipeline.ranks == 3
+
+
+def test_a_trace_may_be_replayed_meanwhile(options: Options) -> None:
+    done = made(replace(options, synthetic="0.1:5", nodes=3))
+    assert done.trace is not None
+    assert done.trace.ranks == done.specs[0].pipeline.ranks == 3
+
+
+@pytest.mark.parametrize(
+    ("options_change", "change", "said"),
+    [
+        ({}, {"level": "severe"}, "--interference severe: expected light or heavy"),
+        ({}, {"kind": "noise"}, "--kind noise: expected compute, memory"),
+        ({}, {"policy": "off"}, "--policy off adapts nothing"),
+        ({}, {"policy": "guess"}, "adapt.policy"),
+        ({}, {"rank": 2}, "--rank 2: the job has ranks 0 to 1"),
+        ({}, {"every": 3}, "--every 3: a visit lasts at least 10 steps"),
+        ({"overrides": ()}, {}, "job.steps = 6: too few"),
+        ({"ranks": 1}, {}, "nowhere to move its layers"),
+        ({"speedup": 2.0}, {}, "--speedup goes with a trace"),
+        ({"finish": True}, {}, "--finish goes with a trace"),
+        ({"overrides": (LONG, "cluster.device=cuda")}, {}, "does not slow a GPU down"),
+        (
+            {"overrides": (LONG, "cluster.device=emulated")},
+            {"kind": "disk"},
+            "no neighbour disturbs emulated devices",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    options: Options, options_change: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(JobError) as refused:
+        made(replace(options, **options_change), replace(HEAVY, **change))
+    assert said in str(refused.value)
+
+
+def test_the_command_line_passes_its_options_on(options: Options) -> None:
+    given = ["--interference", "heavy", "--kind", "noise", "--set", LONG]
+    result = CliRunner().invoke(app, ["rehearse", str(options.spec), *given])
+    assert isinstance(result.exception, JobError)
+    assert "--kind noise" in str(result.exception)
