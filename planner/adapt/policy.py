@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from planner.arrivals import arrivals, new_copies
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
+from planner.repartition import repartition
 from planner.search import recut
 from planner.search.replan import Replanner
 from planner.wording import counted, seconds
@@ -65,18 +66,23 @@ def decide(
     """
     if replanner.profile is None:
         raise ValueError("without a profile no step can be predicted")
-    before = recut.predicted(replanner, now, domains, slowdowns)
-    assert before is not None, "there is a profile"
-    stay = Decision(plan=None, reason="", now_s=before.step_s, then_s=before.step_s)
     try:
-        best, _ = recut.best(replanner, now, domains, slowdowns)
+        search = repartition.best(replanner, now, domains, slowdowns, reorder=False)
     except PlanError as error:
-        return replace(stay, reason=f"no cut fits the memory: {error}")
-    best = replanner.with_standbys(best, domains)
-    after = recut.predicted(replanner, best, domains, slowdowns)
-    assert after is not None, "there is a profile"
+        known = recut.predicted(replanner, now, domains, slowdowns)
+        assert known is not None, "there is a profile"
+        return Decision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
+    before, after = search.now, search.best
+    best = after.plan
     cost_s = move_cost_s(after.profile, now, best)
-    found = replace(stay, then_s=after.step_s, cost_s=cost_s, layers=best.layers_per_stage)
+    found = Decision(
+        plan=None,
+        reason="",
+        now_s=before.step_s,
+        then_s=after.step_s,
+        cost_s=cost_s,
+        layers=best.layers_per_stage,
+    )
     gain_s = before.step_s - after.step_s
     steps_s = f"{seconds(before.step_s)} -> {seconds(after.step_s)}"
     said = f"expected step {steps_s} with {list(best.layers_per_stage)} layers"

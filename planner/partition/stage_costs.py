@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,9 @@ class StageCosts:
     """Layers that keep only their input and run their forward twice."""
     reserved_bytes: Mapping[int, int] = field(default_factory=dict)
     """Per rank, bytes of its memory that stages may not use."""
+    blocks: tuple[tuple[int, int], ...] | None = None
+    """Runs of layers that no cut divides, [first, stop) each: programs see them as their layers, with the exact costs
+    of every run of blocks. None: each layer is one."""
 
     @staticmethod
     def of(profile: Profile, schedule: Schedule, recompute: Collection[int] = ()) -> StageCosts:
@@ -58,7 +62,15 @@ class StageCosts:
 
     @property
     def layers(self) -> int:
-        return len(self.profile.model.layers)
+        """How many there are to cut: layers, or blocks."""
+        return len(self.profile.model.layers) if self.blocks is None else len(self.blocks)
+
+    @cached_property
+    def _bounds(self) -> NDArray[np.int64]:
+        """Before which layers a cut may be, with 0 and their number."""
+        if self.blocks is None:
+            return np.arange(len(self.profile.model.layers) + 1)
+        return np.array([0, *(stop for _, stop in self.blocks)])
 
     def time_s(self, stage: int, at: Window = WHOLE) -> Matrix:
         """Forward, backward and recomputation of one microbatch, on the stage's device."""
@@ -76,6 +88,10 @@ class StageCosts:
         arrives = stage > 0 and self.stage_ranks[stage - 1] != self.stage_ranks[stage]
         most = self.in_flight_bytes(self.in_flight[stage], arrives=arrives, at=at)
         return np.add(most, self.state_bytes[at], out=most)
+
+    def memory_of_ranges(self, stage: int, firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> Vector:
+        """float64[N]: as `memory_bytes`, of N single ranges."""
+        return self.memory_bytes(stage, cast("Window", (stops, firsts)))
 
     def in_flight_bytes(self, in_flight: Iterable[Counts], *, arrives: bool, at: Window = WHOLE) -> Matrix:
         """The most that gradients, activations and waiting weight gradients take at once.
@@ -119,7 +135,7 @@ class StageCosts:
     @cached_property
     def compute_s(self) -> Matrix:
         """`time_s` on a device of slowdown 1."""
-        return range_sums(
+        return self._sums(
             layer.forward_s * (2 if index in self.recompute else 1) + layer.backward_s
             for index, layer in enumerate(self.profile.model.layers)
         )
@@ -127,11 +143,11 @@ class StageCosts:
     @cached_property
     def state_bytes(self) -> Matrix:
         """Weights, optimizer state and what freezing keeps: what does not depend on the schedule."""
-        return range_sums(layer.state_bytes + layer.sample_bytes for layer in self.profile.model.layers)
+        return self._sums(layer.state_bytes + layer.sample_bytes for layer in self.profile.model.layers)
 
     @cached_property
     def gradient_bytes(self) -> Matrix:
-        return range_sums(layer.gradient_bytes for layer in self.profile.model.layers)
+        return self._sums(layer.gradient_bytes for layer in self.profile.model.layers)
 
     @cached_property
     def forward_bytes(self) -> Vector:
@@ -150,27 +166,38 @@ class StageCosts:
     @cached_property
     def _kept_bytes(self) -> Matrix:
         """For one microbatch, from its forward to its backward."""
-        return range_sums(layer.kept for layer in self._layer_memory)
+        return self._sums(layer.kept for layer in self._layer_memory)
 
     @cached_property
     def _arriving_bytes(self) -> Vector:
         """What a stage whose first layer is `cut` keeps in addition where its input comes from another rank."""
-        return np.array([*(layer.arriving for layer in self._layer_memory), 0], dtype=np.float64)
+        arriving = [*(layer.arriving for layer in self._layer_memory), 0]
+        return np.array(arriving, dtype=np.float64)[self._bounds]
 
     @cached_property
     def _rebuilt_bytes(self) -> Matrix:
         """What a recompute adds for one microbatch."""
-        return range_sums(layer.rebuilt for layer in self._layer_memory)
+        return self._sums(layer.rebuilt for layer in self._layer_memory)
 
     @cached_property
     def _hold_bytes(self) -> Matrix:
-        return range_sums(layer.weight_grad_hold_bytes for layer in self.profile.model.layers)
+        return self._sums(layer.weight_grad_hold_bytes for layer in self.profile.model.layers)
 
     def _cuts(self, sizes: Iterable[int]) -> Vector:
-        return np.array([0, *list(sizes)[:-1], 0], dtype=np.float64)
+        return np.array([0, *list(sizes)[:-1], 0], dtype=np.float64)[self._bounds]
+
+    def _sums(self, values: Iterable[float]) -> Matrix:
+        """The sum of the layers' values over every range: `matrix[stop, first]`."""
+        return range_sums(values, self._bounds)
 
 
-def range_sums(values: Iterable[float]) -> Matrix:
-    """The sum of the layers' values over every layer range: `matrix[stop, first]`."""
+def range_sums(values: Iterable[float], bounds: NDArray[np.int64] | None = None) -> Matrix:
+    """The sum of the layers' values over every layer range: `matrix[stop, first]`.
+
+    Args:
+        bounds: the layers before which ranges begin and stop; None: all.
+    """
     sums = np.concatenate([[0.0], np.cumsum([*values], dtype=np.float64)])
+    if bounds is not None:
+        sums = sums[bounds]
     return sums[:, None] - sums[None, :]

@@ -8,21 +8,22 @@ from functools import lru_cache
 
 from planner.ir import Kind, Schedule
 from planner.plan import Plan
-from planner.schedule.passes import add_recompute
+from planner.schedule.passes import add_recompute, with_stage_ranks
 from planner.schedule.registry import build, families
 from planner.schedule.validate import ScheduleError
 
 
 def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
-    """The validated schedule that `plan` names, with its recomputes.
+    """The validated schedule that `plan` names, with its stages on the plan's ranks and its recomputes.
 
     Args:
         table: the user's own table without recomputes, if the plan names one; None builds the plan's family.
 
     Raises:
-        ScheduleError: no such family, or sizes that it does not allow.
+        ScheduleError: no such family, or sizes or a placement that it does not allow.
     """
     base = table or build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks)
+    base = with_stage_ranks(base, plan.stage_ranks)
     return with_recompute(base, recomputing_stages(plan.layers, plan.recompute))
 
 
@@ -34,7 +35,14 @@ def schedule_after(running: Schedule, plan: Plan) -> Schedule:
     Raises:
         ScheduleError: as `schedule_of`.
     """
-    return schedule_of(plan, None if plan.schedule in families() else without_recompute(running))
+    known = plan.schedule == running.name and (
+        running.ranks,
+        running.stages,
+        running.microbatches,
+    ) == (plan.pipeline_ranks, plan.stages, plan.microbatches)
+    if plan.schedule in families() and not known:
+        return schedule_of(plan)
+    return schedule_of(plan, without_recompute(running))
 
 
 def schedule_of_pipeline(plan: Plan, schedule: Schedule, pipeline: int) -> Schedule:
@@ -66,7 +74,9 @@ def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
 
 
 def without_recompute(schedule: Schedule) -> Schedule:
-    """`schedule` without its R actions: what `with_recompute` was given."""
+    """`schedule` without its R actions: what `with_recompute` was given; `schedule` itself if it has none."""
+    if all(action.kind is not Kind.RECOMPUTE for program in schedule.programs for action in program):
+        return schedule
     kept = [
         tuple(action for action in program if action.kind is not Kind.RECOMPUTE)
         for program in schedule.programs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from planner.ir import Action, Kind, Program, Schedule
@@ -34,6 +34,31 @@ def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
     recomputing = replace(schedule, programs=tuple(map(expand, schedule.programs)))
     validate(recomputing)
     return recomputing
+
+
+def with_stage_ranks(schedule: Schedule, stage_ranks: Sequence[int]) -> Schedule:
+    """Have other ranks run the programs, so that stage s is on rank `stage_ranks[s]`.
+
+    Raises:
+        ScheduleError: that is not an exchange of whole programs.
+    """
+    now = tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages))
+    if now == tuple(stage_ranks):
+        return schedule
+    target = dict(zip(now, stage_ranks, strict=True))
+    if sorted(target.values()) != list(range(schedule.ranks)) or tuple(target[rank] for rank in now) != tuple(
+        stage_ranks
+    ):
+        raise ScheduleError(
+            f"{schedule.name}: its stages are on ranks {list(now)}, and cannot be on {list(stage_ranks)}: only whole"
+            " programs can change ranks"
+        )
+    source = {new: old for old, new in target.items()}
+    placed = replace(
+        schedule, programs=tuple(schedule.programs[source[rank]] for rank in range(schedule.ranks))
+    )
+    validate(placed)
+    return placed
 
 
 def repeat(schedule: Schedule, times: int) -> Schedule:

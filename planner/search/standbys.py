@@ -49,8 +49,9 @@ def assign(
         raise ValueError(f"the plan has {layers} layers, and the bytes of {len(parameter_bytes)} are given")
     rooms = [_Room.of(plan.siblings(rank), domains, copies) for rank in range(plan.pipeline_ranks)]
     distances = _distances(plan, parameter_bytes)
+    ranks = [plan.place(place).rank for place in range(places)]
     by_layer = [
-        (rooms[owner], [distances[plan.place(place).rank][layer] for place in rooms[owner].places])
+        (rooms[owner], [distances[ranks[place]][layer] for place in rooms[owner].places])
         for (first, stop), owner in zip(plan.layers, plan.stage_ranks, strict=True)
         for layer in range(first, stop)
     ]

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_text import lines, table, text
 
-from planner.schedule.passes import add_recompute, repeat
+from planner.schedule.passes import add_recompute, repeat, with_stage_ranks
 from planner.schedule.registry import build
 from planner.schedule.validate import ScheduleError
 from planner.simulation.simulate import Costs, simulate
@@ -80,3 +80,18 @@ def test_windows_in_a_row_overlap(family: str):
     once, thrice = (simulate(repeat(schedule, times), costs).makespan_s for times in (1, 3))
     work_s = 8 * 3 * schedule.stages / 4
     assert once + 2 * work_s <= thrice <= 3 * once
+
+
+def test_programs_change_ranks_whole():
+    schedule = build("1f1b", 3, 2)
+    placed = with_stage_ranks(schedule, (2, 0, 1))
+    assert placed.programs == (schedule.programs[1], schedule.programs[2], schedule.programs[0])
+    assert [placed.rank_of_stage[stage] for stage in range(3)] == [2, 0, 1]
+    assert with_stage_ranks(placed, (0, 1, 2)) == schedule
+    assert with_stage_ranks(schedule, (0, 1, 2)) is schedule
+
+
+@pytest.mark.parametrize("stage_ranks", [(0, 1, 1, 0), (0, 0, 1, 1), (0, 2, 2, 0)])
+def test_stages_of_one_rank_stay_together(stage_ranks: tuple[int, ...]):
+    with pytest.raises(ScheduleError, match="only whole"):
+        with_stage_ranks(build("interleaved", 2, 2, 2), stage_ranks)

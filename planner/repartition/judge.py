@@ -1,0 +1,266 @@
+"""How long a step of each of many candidates takes: a lower bound, which thousands can have, and the simulated time.
+
+The simulated time is what `planner/simulation/predict.py` says of a plan without standbys, to rounding. The bound is
+for any synchronous schedule: the busiest rank works without a pause between the first microbatch's way to it and the
+last one's way back.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from planner.ir import Kind
+from planner.profile import Link
+from planner.repartition.problem import Candidates, Floats, Integers, Order, Problem
+from planner.simulation.many import Levels, ManyMessages, levels_of, neighbour_of, rank_ends_s
+
+_FIELDS = ("sender_s", "sender_s_per_byte", "bytes_per_s", "latency_s", "receiver_s", "receiver_s_per_byte")
+"""Of a `Link`."""
+_SENDER, _LINK, _LATENCY, _RECEIVER = range(4)
+"""The parts of a message's time."""
+
+
+class Judge:
+    """Times of candidates of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.simulated = 0
+        """Candidates simulated so far."""
+        self.bounded = 0
+        """Candidates bounded so far."""
+
+    def step_s(self, candidates: Candidates) -> Floats:
+        """float[N]: the simulated step of each, without standbys."""
+        problem, levels = self._problem, self._levels
+        self.simulated += len(candidates)
+        slow = self._slow(candidates)
+        stage_s = self._stage_s(candidates.cuts, slow)
+        there, back = self._messages(candidates)
+        parts = {Kind.FORWARD: there, Kind.BACKWARD: back, Kind.INPUT_GRAD: back}
+        silent = np.zeros((4, len(candidates)))
+        messages = [
+            parts[kind][:, stage].T
+            if kind in parts and 0 <= neighbour_of(kind, stage) < problem.stages
+            else silent
+            for kind, stage in levels.groups
+        ]
+        sender_s, link_s, latency_s, receiver_s = np.stack(messages, axis=1)
+        ends_s = rank_ends_s(
+            levels,
+            self._seconds(candidates.cuts, slow, stage_s),
+            ManyMessages(sender_s=sender_s, link_s=link_s, latency_s=latency_s, receiver_s=receiver_s),
+        )
+        return (ends_s.T + self._exchange_s(candidates)).max(axis=1) + self._outside_s(stage_s)
+
+    def bound_s(self, candidates: Candidates) -> Floats:
+        """float[N]: no step of a candidate is shorter than its bound."""
+        problem = self._problem
+        self.bounded += len(candidates)
+        if problem.schedule.frozen_stages:
+            return np.zeros(len(candidates))
+        times = self._stage_s(candidates.cuts, self._slow(candidates))
+        there, back = self._messages(candidates)
+        head, tail = self._way_there_s(times, there), self._way_back_s(times, back)
+        # A rank is held by the messages that it sends and receives.
+        held = there[:, :, _SENDER] + back[:, :, _SENDER]
+        held[:, 1:] += there[:, :-1, _RECEIVER]
+        held[:, :-1] += back[:, 1:, _RECEIVER]
+        without_weights = times["forward"] + times["input_grad"] + times["recompute"] + held
+        without_weights *= problem.window.microbatches
+        whole = without_weights + times["weight_grad_all"]
+        last_send = np.maximum(back[:, :, _SENDER], there[:, :, _SENDER])
+        exchange_s = self._exchange_s(candidates)
+        bounds = np.zeros(len(candidates))
+        for rank in range(problem.ranks):
+            own = list(problem.schedule.stages_of_rank(rank))
+            begin = head[:, own].min(axis=1)
+            # Split weight gradients may follow the last input gradient, whose message is on its way by then.
+            answered = begin + (without_weights if problem.splits else whole)[:, own].sum(axis=1)
+            np.maximum(bounds, answered + tail[:, own].min(axis=1), out=bounds)
+            ended = begin + whole[:, own].sum(axis=1) - last_send[:, own].max(axis=1)
+            np.maximum(bounds, ended + exchange_s[:, rank], out=bounds)
+        return bounds + self._outside_s(times)
+
+    def _way_there_s(self, times: dict[str, Floats], there: Floats) -> Floats:
+        """float[N, S]: until the first forward's input arrives; taking it in holds the rank already."""
+        to_next = times["forward"][:, :-1] + there[:, :-1].sum(axis=2)
+        way = np.zeros_like(there[:, :, 0])
+        way[:, 1:] = np.cumsum(to_next, axis=1) - there[:, :-1, _RECEIVER]
+        return way
+
+    def _way_back_s(self, times: dict[str, Floats], back: Floats) -> Floats:
+        """float[N, S]: from when the last backward's message has left until the first stage has ended its own."""
+        backward_s = times["input_grad"]
+        if not self._problem.splits and self._problem.ratios is None:
+            backward_s = backward_s + times["weight_grad"]
+        on = back[:, 1:, _LINK:].sum(axis=2) + backward_s[:, :-1]
+        on[:, 1:] += back[:, 1:-1, _SENDER]
+        way = np.zeros_like(back[:, :, 0])
+        way[:, 1:] = np.cumsum(on, axis=1)
+        return way
+
+    def busiest(self, cut: Integers, order: Order) -> Integers:
+        """int[S]: the stages, those that take the most time of their ranks first."""
+        candidates = Candidates.one_order(cut[None, :], order)
+        times = self._stage_s(candidates.cuts, self._slow(candidates))
+        busy_s = times["forward"] + times["input_grad"] + times["weight_grad"] + times["recompute"]
+        return np.argsort(-busy_s[0], kind="stable")
+
+    @cached_property
+    def _levels(self) -> Levels:
+        return levels_of(self._problem.window)
+
+    def _slow(self, candidates: Candidates) -> Floats:
+        """float[N, S], or float[1, S] if it is the same for all.
+
+        All pipelines of a step end together, so the slowest sibling counts."""
+        orders = candidates.orders
+        if self._problem.slowdowns.constant:
+            orders = _once(orders)
+        slow = self._problem.slowdowns.of(candidates.cuts[: len(orders)], orders).max(axis=1)
+        return slow[:, list(self._problem.stage_ranks)]
+
+    @cached_property
+    def _sums(self) -> dict[str, Floats]:
+        """float[L + 1] per kind of time: seconds of the layers before each, on a device of slowdown 1."""
+        layers, again = self._problem.profile.model.layers, frozenset(self._problem.now.recompute)
+        count = self._problem.window.microbatches
+        frozen = (
+            self._unfrozen.sum(axis=0) if self._problem.ratios is not None else np.full(len(layers), count)
+        )
+        values = {
+            "forward": [layer.forward_s for layer in layers],
+            "input_grad": [layer.input_grad_s for layer in layers],
+            "weight_grad": [layer.weight_grad_s for layer in layers],
+            "weight_grad_all": [
+                layer.weight_grad_s * left for layer, left in zip(layers, frozen, strict=True)
+            ],
+            "recompute": [layer.forward_s if number in again else 0.0 for number, layer in enumerate(layers)],
+            "update": [layer.update_s for layer in layers],
+        }
+        return {name: np.array([0.0, *accumulate(of)]) for name, of in values.items()}
+
+    @cached_property
+    def _unfrozen(self) -> Floats:
+        """float[M, L]: the share of each weight gradient's time that is left."""
+        ratios = self._problem.ratios
+        assert ratios is not None
+        return np.tile(1.0 - np.array(ratios).T, (self._problem.now.windows, 1))
+
+    def _stage_s(self, cuts: Integers, slow: Floats) -> dict[str, Floats]:
+        """float[N, S] per kind of time."""
+        return {name: (sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow for name, sums in self._sums.items()}
+
+    def _seconds(self, cuts: Integers, slow: Floats, times: dict[str, Floats]) -> Floats:
+        """float[G, N] by group of actions; float[A, N] by action if weight gradients are frozen."""
+        of_kind = {
+            Kind.FORWARD: times["forward"],
+            Kind.INPUT_GRAD: times["input_grad"],
+            Kind.WEIGHT_GRAD: times["weight_grad"],
+            Kind.BACKWARD: times["input_grad"] + times["weight_grad"],
+            Kind.RECOMPUTE: times["recompute"],
+        }
+        by_group = np.stack([of_kind[kind][:, stage] for kind, stage in self._levels.groups])
+        if self._problem.ratios is None:
+            return by_group
+        levels = self._levels
+        by_action = by_group[levels.group_of]
+        weights = np.array([layer.weight_grad_s for layer in self._problem.profile.model.layers])
+        zero = np.zeros((len(self._unfrozen), 1))
+        frozen = np.concatenate([zero, np.cumsum((1.0 - self._unfrozen) * weights, axis=1)], axis=1)
+        saved = (frozen[:, cuts[:, 1:]] - frozen[:, cuts[:, :-1]]) * slow
+        kinds = [kind for kind, _ in levels.groups]
+        stages = np.array([stage for _, stage in levels.groups])[levels.group_of]
+        forms = np.array([kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD) for kind in kinds])[levels.group_of]
+        rows = np.flatnonzero(forms)
+        by_action[rows] -= saved[levels.index_of[rows], :, stages[rows]]
+        return by_action
+
+    @cached_property
+    def _link_table(self) -> Floats:
+        """float[6, P, P], by the fields of a link; 0 on the diagonal, with a bandwidth that no message notices."""
+        ranks, links = self._problem.ranks, self._problem.profile.cluster.links
+        nothing = Link(latency_s=0.0, bytes_per_s=float("inf"))
+        return np.array(
+            [
+                [[getattr(links[a][b] or nothing, name) for b in range(ranks)] for a in range(ranks)]
+                for name in _FIELDS
+            ]
+        )
+
+    def _messages(self, candidates: Candidates) -> tuple[Floats, Floats]:
+        """float[N, S, 4] of the messages to the next stage and to the previous one: sender, link, latency, receiver;
+        0 within a rank."""
+        problem = self._problem
+        layers = problem.profile.model.layers
+        places = _once(candidates.orders)[:, list(problem.stage_ranks)]
+        before = candidates.cuts[:, 1:-1] - 1
+        sizes = (
+            np.array([layer.boundary_bytes for layer in layers], dtype=np.float64)[before],
+            np.array([layer.boundary_grad_bytes for layer in layers], dtype=np.float64)[before],
+        )
+        there = np.zeros((len(candidates), problem.stages, 4))
+        back = np.zeros((len(candidates), problem.stages, 4))
+        if problem.stages > 1:
+            there[:, :-1] = self._parts(places[:, :-1], places[:, 1:], sizes[0])
+            back[:, 1:] = self._parts(places[:, 1:], places[:, :-1], sizes[1])
+        return there, back
+
+    def _parts(self, source: Integers, target: Integers, size: Floats) -> Floats:
+        sender_s, sender_per_byte, bytes_per_s, latency_s, receiver_s, receiver_per_byte = self._link_table[
+            :, source, target
+        ]
+        parts = np.empty((*size.shape, 4))
+        parts[..., _SENDER] = sender_s + size * sender_per_byte
+        parts[..., _LINK] = size / bytes_per_s
+        parts[..., _LATENCY] = latency_s
+        parts[..., _RECEIVER] = receiver_s + size * receiver_per_byte
+        return parts
+
+    def _outside_s(self, times: dict[str, Floats]) -> Floats:
+        """float[N]: the longest update, and the commit; as `outside_s`."""
+        problem = self._problem
+        of_rank = np.zeros((len(times["update"]), problem.ranks))
+        for stage, rank in enumerate(problem.stage_ranks):
+            of_rank[:, rank] += times["update"][:, stage]
+        return of_rank.max(axis=1) + problem.profile.cluster.commit_s
+
+    def _exchange_s(self, candidates: Candidates) -> Floats:
+        """float[N, R]: the gradient exchange between pipelines, by rank of the schedule; as `exchanged_s`."""
+        problem, plan = self._problem, self._problem.now
+        pipelines = plan.pipeline_count
+        if pipelines == 1:
+            return np.zeros(candidates.orders.shape)
+        layers, links = problem.profile.model.layers, problem.profile.cluster.links
+        size = np.array([0, *accumulate(layer.gradient_bytes for layer in layers)], dtype=np.float64)
+        matrices = np.array([0, *accumulate(len(layer.matrices) for layer in layers)], dtype=np.float64)
+        cuts, others = candidates.cuts, pipelines - 1
+        seconds = np.zeros(candidates.orders.shape)
+        siblings = [links[rank][rank + problem.ranks] for rank in range(problem.ranks)]
+        fields = {
+            name: np.array([getattr(link, name) for link in siblings])[candidates.orders] for name in _FIELDS
+        }
+        for stage, rank in enumerate(problem.stage_ranks):
+            for copies in (plan.windows, 1):
+                part = copies * (size[cuts[:, stage + 1]] - size[cuts[:, stage]]) / pipelines
+                count = copies * (matrices[cuts[:, stage + 1]] - matrices[cuts[:, stage]]) / pipelines
+                seconds[:, rank] += (
+                    others
+                    * (
+                        count * (fields["sender_s"] + fields["receiver_s"])[:, rank]
+                        + part * (fields["sender_s_per_byte"] + fields["receiver_s_per_byte"])[:, rank]
+                    )
+                    + part / fields["bytes_per_s"][:, rank]
+                )
+                if stage == problem.schedule.stages_of_rank(rank)[0]:
+                    seconds[:, rank] += fields["latency_s"][:, rank]
+        return seconds
+
+
+def _once(orders: Integers) -> Integers:
+    """int[1, R] if all rows are the same, else `orders`."""
+    return orders[:1] if len(orders) and (orders == orders[0]).all() else orders

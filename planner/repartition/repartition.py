@@ -1,0 +1,195 @@
+"""The best plan for the ranks that train, at the speeds that are known or predicted of them: the entry of this room.
+
+DynPipe's Algorithm 2: the model is condensed, cuts and orders of the ranks are searched, a simulator judges each with
+the slowdowns of its own stages, and the best are refined layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.freezing import Ratios
+from planner.plan import Plan, PlanError
+from planner.repartition.boundaries import blocks_of, rank_bytes
+from planner.repartition.condensation import Blocks
+from planner.repartition.judge import Judge
+from planner.repartition.pool import Judged
+from planner.repartition.problem import Problem
+from planner.repartition.search import ALIKE, QUICK, Effort, Search
+from planner.repartition.slowdowns import Known, Slowdowns
+from planner.schedule.expand import schedule_after, without_recompute
+from planner.search.replan import Replanner
+from planner.simulation.predict import Prediction, predict
+from planner.wording import counted
+
+PARTITION = "dynpipe"
+"""The `partition` of the plans found here."""
+FINALIST_ACTIONS = 10_000
+"""Actions that the exact predictions of plans may have together, beyond the first prediction of each order."""
+MOST_FINALISTS = 6
+TIGHTENINGS = 6
+"""How often a search runs again with tighter memory limits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The result of a search."""
+
+    now: Prediction
+    """Of the present plan."""
+    choices: tuple[Prediction, ...]
+    """Of plans that fit the memory, with their standbys: the fastest first, or one about as fast that moves less. A
+    later one may be worth its move where the first one's costs too much: it keeps the order of the ranks."""
+    blocks: int
+    """Of the condensed model."""
+    bounded: int
+    """Candidates whose bound was computed."""
+    simulated: int
+    predicted: int
+    """Loads whose slowdown was predicted."""
+
+    @property
+    def best(self) -> Prediction:
+        return self.choices[0]
+
+    @property
+    def effort(self) -> str:
+        """What was searched, in words."""
+        return f"{counted(self.blocks, 'block')}, {self.bounded:,} candidates, {self.simulated:,} of them simulated"
+
+
+def best(
+    replanner: Replanner,
+    now: Plan,
+    domains: Sequence[str],
+    slowdowns: Sequence[float | None] | Slowdowns | None = None,
+    *,
+    ratios: Ratios | None = None,
+    reorder: bool = True,
+    blocks: Blocks | None = None,
+    effort: Effort = QUICK,
+) -> Found:
+    """Search the fastest plan for the places of `now`: other layers per stage, and other ranks for the stages.
+
+    Args:
+        now: the plan that the ranks follow.
+        domains: failure domain by place.
+        slowdowns: by place, or what predicts them for the layers of a candidate; None, for a place or for all: as the
+            median of the profile's devices.
+        ratios: frozen shares of weight gradients, `ratios[layer][microbatch]`, that are in force; None: nothing is.
+        reorder: whether ranks may exchange their parts of the schedule.
+        blocks: the condensed model; None: as `condensation.py` condenses it.
+
+    Raises:
+        PlanError: no plan that was found fits the memory.
+        ValueError: the job has no profile.
+    """
+    if replanner.profile is None:
+        raise ValueError("without a profile no step can be predicted")
+    predicts = callable(slowdowns)
+    profile = replanner.profile_on(domains, None if predicts else slowdowns)
+    devices = profile.cluster.devices[: now.world_size]
+    known = slowdowns if predicts else Known(tuple(device.slowdown for device in devices))
+    schedule = without_recompute(schedule_after(replanner.schedule, now))
+    problem = Problem(profile, now, schedule, known, ratios)
+    judge = Judge(problem)
+    blocks = blocks_of(problem) if blocks is None else blocks
+    finals = _Finals(replanner, problem, domains)
+    reserved: dict[int, int] | None = None
+    refusal = "no cut was found that fits the memory"
+    for _ in range(TIGHTENINGS):
+        judged = Search(problem, judge, blocks, effort, reserved).run(reorder=reorder)
+        if not judged:
+            break
+        choices = finals.choices(judged)
+        if choices:
+            return Found(
+                now=finals.predicted(now),
+                choices=choices,
+                blocks=len(blocks),
+                bounded=judge.bounded,
+                simulated=judge.simulated,
+                predicted=problem.slowdowns.predicted,
+            )
+        reserved = finals.unseen_bytes(judged[0], reserved or {})
+        refusal = finals.refusal(judged[0])
+    raise PlanError(refusal)
+
+
+class _Finals:
+    """The exact predictions at the end of a search."""
+
+    def __init__(self, replanner: Replanner, problem: Problem, domains: Sequence[str]) -> None:
+        self._replanner, self._problem, self._domains = replanner, problem, domains
+
+    def choices(self, judged: Sequence[Judged]) -> tuple[Prediction, ...]:
+        """The predictions of the best candidates that fit the memory, the best first."""
+        problem = self._problem
+        actions = sum(map(len, problem.window.programs))
+        most = min(MOST_FINALISTS, max(1, FINALIST_ACTIONS // actions))
+        fitting: list[tuple[Prediction, int]] = []
+        for order in dict.fromkeys((judged[0].order, problem.order_now)):
+            own = [one for one in judged if one.order == order]
+            for one in self._ranked(own)[:most]:
+                prediction = self._prediction(one)
+                if prediction.fits:
+                    fitting.append((prediction, int(problem.moved_bytes(one.cut[None, :], order)[0])))
+        fastest_s = min((prediction.step_s for prediction, _ in fitting), default=0.0)
+
+        def moved_if_alike(each: tuple[Prediction, int]) -> tuple[float, float]:
+            prediction, moved = each
+            alike = prediction.step_s <= fastest_s * (1 + ALIKE)
+            return moved if alike else float("inf"), prediction.step_s
+
+        return tuple(prediction for prediction, _ in sorted(fitting, key=moved_if_alike))
+
+    def unseen_bytes(self, one: Judged, before: Mapping[int, int]) -> dict[int, int]:
+        """By pipeline rank, the memory that a candidate takes beyond what partition programs see of it: as much is
+        reserved from now on, and at least as much as `before`, so that the candidate is not found again."""
+        problem = self._problem
+        costs = problem.costs(one.cut, one.order, reserved_bytes={})
+        seen = rank_bytes(costs, one.cut[None, :])[0]
+        prediction = self._prediction(one)
+        reserved: dict[int, int] = {}
+        for part, rank in enumerate(one.order):
+            unseen = prediction.memory.peak_bytes[rank] - int(seen[part])
+            known = before.get(rank, unseen)
+            reserved[rank] = max(known, unseen) if prediction.excess_bytes[rank] else known
+        return reserved
+
+    def refusal(self, one: Judged) -> str:
+        """Why a candidate cannot be."""
+        lacking = self._prediction(one).excess_bytes
+        most = max(lacking)
+        return (
+            f"no cut was found that fits the memory: with the fastest one, place {lacking.index(most)} lacks"
+            f" {counted(most, 'byte')}"
+        )
+
+    def _prediction(self, one: Judged) -> Prediction:
+        plan = self._problem.plan(one.cut, one.order, PARTITION)
+        return self.predicted(self._replanner.with_standbys(plan, self._domains))
+
+    def predicted(self, plan: Plan) -> Prediction:
+        """The prediction of a plan at the slowdowns of its own stages."""
+        problem = self._problem
+        cut = np.array([0, *(stop for _, stop in plan.layers)])
+        order = dict(zip(problem.stage_ranks, plan.stage_ranks, strict=True))
+        slow = problem.slowdowns_of(cut, [order[rank] for rank in range(problem.ranks)])
+        cluster = problem.profile.cluster
+        devices = tuple(
+            replace(device, slowdown=factor) for device, factor in zip(cluster.devices, slow, strict=False)
+        )
+        profile = replace(problem.profile, cluster=replace(cluster, devices=devices))
+        return predict(profile, plan, problem.schedule_of(plan), problem.ratios)
+
+    def _ranked(self, judged: Sequence[Judged]) -> list[Judged]:
+        """The fastest first; of those that are about as fast as the fastest, the one that moves least."""
+        fastest_s = judged[0].step_s
+        near = [one for one in judged if one.step_s <= fastest_s * (1 + ALIKE)]
+        moved = self._problem.moved_bytes(np.array([one.cut for one in near]), near[0].order)
+        least = near[int(moved.argmin())]
+        return [least, *(one for one in judged if one is not least)]

@@ -1,0 +1,45 @@
+"""The judge of many candidates says what the predictor says of each; no step is shorter than its bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_pipelines import pipeline
+
+from planner.repartition.judge import Judge
+from planner.repartition.problem import Problem
+from planner.repartition.slowdowns import Known
+from planner.simulation.predict import predict
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_are_the_predictors_and_bounds_are_below(seed: int, frozen: bool) -> None:
+    job = pipeline(seed)
+    rng = np.random.default_rng(seed)
+    profile = job.profile
+    ratios = None
+    if frozen:
+        shares = rng.uniform(0, 1, (len(profile.model.layers), job.now.microbatches))
+        ratios = tuple(map(tuple, shares.tolist()))
+    known = Known(tuple(device.slowdown for device in profile.cluster.devices))
+    problem = Problem(profile, job.now, job.problem.schedule, known, ratios)
+    judge, candidates = Judge(problem), job.candidates()
+    candidates = candidates.take(rng.choice(len(candidates), min(20, len(candidates)), replace=False))
+    steps_s, bounds_s = judge.step_s(candidates), judge.bound_s(candidates)
+    assert (bounds_s <= steps_s * (1 + 1e-9)).all()
+    assert bounds_s.mean() > 0.6 * steps_s.mean()
+    for cut, order, step_s in zip(candidates.cuts, candidates.orders, steps_s, strict=True):
+        plan = replace(problem.plan(cut, order.tolist(), ""), standbys=())
+        expected = predict(profile, plan, problem.schedule_of(plan), ratios)
+        assert step_s == pytest.approx(expected.step_s, rel=1e-9)
+
+
+def test_a_bound_is_near_the_step_where_many_microbatches_pass() -> None:
+    job = pipeline(next(seed for seed in range(100) if pipeline(seed).now.schedule == "1f1b"))
+    now = replace(job.now, microbatches=64)
+    job = replace(job, now=now)
+    judge, candidates = Judge(job.problem), job.candidates()
+    assert judge.bound_s(candidates).mean() > 0.9 * judge.step_s(candidates).mean()
