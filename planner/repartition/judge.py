@@ -76,7 +76,7 @@ class Judge:
         exchange_s = self._exchange_s(candidates)
         bounds = np.zeros(len(candidates))
         for rank in range(problem.ranks):
-            own = list(problem.schedule.stages_of_rank(rank))
+            own = list(problem.stages_of_rank[rank])
             begin = head[:, own].min(axis=1)
             # Split weight gradients may follow the last input gradient, whose message is on its way by then.
             answered = begin + (without_weights if problem.splits else whole)[:, own].sum(axis=1)
@@ -256,7 +256,7 @@ class Judge:
                     )
                     + part / fields["bytes_per_s"][:, rank]
                 )
-                if stage == problem.schedule.stages_of_rank(rank)[0]:
+                if stage == problem.stages_of_rank[rank][0]:
                     seconds[:, rank] += fields["latency_s"][:, rank]
         return seconds
 

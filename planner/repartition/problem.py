@@ -76,9 +76,8 @@ class Problem:
     ) -> None:
         self.profile, self.now, self.schedule, self.ratios = profile, now, schedule, ratios
         self.stage_ranks = tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages))
-        self.slowdowns = SlowdownTable(
-            slowdowns, [schedule.stages_of_rank(rank) for rank in range(schedule.ranks)], now.pipeline_count
-        )
+        self.stages_of_rank = tuple(schedule.stages_of_rank(rank) for rank in range(schedule.ranks))
+        self.slowdowns = SlowdownTable(slowdowns, self.stages_of_rank, now.pipeline_count)
 
     @property
     def layers(self) -> int:
@@ -116,12 +115,13 @@ class Problem:
         return any(action.kind is Kind.WEIGHT_GRAD for action in self.schedule.programs[0])
 
     def plan(self, cut: Integers, order: Sequence[int], partition: str) -> Plan:
-        """`now` with another cut and order. Its standbys are those of `now`."""
+        """`now` with another cut and order, and with even shares. Its standbys are those of `now`."""
         bounds = cut.tolist()
         return replace(
             self.now,
             layers=tuple(pairwise(bounds)),
             stage_ranks=tuple(int(order[rank]) for rank in self.stage_ranks),
+            shares=(),
             partition=partition,
         )
 

@@ -64,7 +64,7 @@ class Effort:
         return max(1, min(self.simulations, self.actions // actions))
 
 
-QUICK = Effort(actions=30_000_000, simulations=3_000)
+QUICK = Effort(actions=20_000_000, simulations=3_000)
 """About half a second at most, while ranks train."""
 
 

@@ -60,12 +60,15 @@ def schedule_of_pipeline(plan: Plan, schedule: Schedule, pipeline: int) -> Sched
             f" shares {list(plan.shares)}"
         )
     again = recomputing_stages(plan.layers, plan.recompute)
-    return _built(plan.schedule, plan.pipeline_ranks, plan.shares[pipeline], plan.chunks, again)
+    return _built(plan.schedule, plan.stage_ranks, plan.shares[pipeline], plan.chunks, again)
 
 
 @lru_cache(maxsize=256)  # a search asks for the same few again and again
-def _built(name: str, ranks: int, microbatches: int, chunks: int, recompute: frozenset[int]) -> Schedule:
-    return with_recompute(build(name, ranks, microbatches, chunks), recompute)
+def _built(
+    name: str, stage_ranks: tuple[int, ...], microbatches: int, chunks: int, recompute: frozenset[int]
+) -> Schedule:
+    placed = with_stage_ranks(build(name, max(stage_ranks) + 1, microbatches, chunks), stage_ranks)
+    return with_recompute(placed, recompute)
 
 
 def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:

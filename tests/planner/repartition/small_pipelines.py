@@ -75,7 +75,7 @@ def pipeline(seed: int, *, memory_bytes: int | None = None) -> Pipeline:
         first=now,
         schedule=schedule_of(now),
         parameters=parameters,
-        standbys=rng.random() < 0.5,
+        copies=rng.choice([0, 1]),
         profile=profile,
     )
     places = range(now.world_size)

@@ -81,7 +81,7 @@ def equal_layers(
     counts = [layers // ranks + (rank < layers % ranks) for rank in range(ranks)]
     now = small_profile.plan(*counts, microbatches=2 * ranks)
     replanner = Replanner(
-        first=now, schedule=schedule_of(now), parameters=(10,) * layers, standbys=False, profile=profile
+        first=now, schedule=schedule_of(now), parameters=(10,) * layers, copies=0, profile=profile
     )
     return replanner, now
 
