@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 
 class PlanError(ValueError):
@@ -84,7 +88,7 @@ class Plan:
     def stages(self) -> int:
         return len(self.layers)
 
-    @property
+    @cached_property
     def pipeline_ranks(self) -> int:
         """P, the number of ranks in one replica's pipeline."""
         return max(self.stage_ranks) + 1
@@ -132,12 +136,14 @@ class Plan:
 
     def layers_of_rank(self, rank: int) -> tuple[int, ...]:
         """The layers that pipeline rank `rank` holds, ascending."""
-        return tuple(
-            layer
-            for (first, stop), owner in zip(self.layers, self.stage_ranks, strict=True)
-            if owner == rank
-            for layer in range(first, stop)
-        )
+        return self._layers_by_rank.get(rank, ())
+
+    @cached_property
+    def _layers_by_rank(self) -> dict[int, tuple[int, ...]]:
+        held: dict[int, tuple[int, ...]] = {}
+        for (first, stop), owner in zip(self.layers, self.stage_ranks, strict=True):
+            held[owner] = (*held.get(owner, ()), *range(first, stop))
+        return held
 
     def stage_of_layer(self, layer: int) -> int:
         for stage, (first, stop) in enumerate(self.layers):
@@ -148,6 +154,20 @@ class Plan:
     def rank_of_layer(self, layer: int) -> int:
         """The pipeline rank that holds `layer`."""
         return self.stage_ranks[self.stage_of_layer(layer)]
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        return _unpacked, (self._packed,)
+
+    @cached_property
+    def _packed(self) -> bytes:
+        """The plan as it travels: made once, however many ranks it is sent to, and small where it is regular, however
+        many stages it has."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["layers"] = [_differences(first for first, _ in self.layers), self.layers_per_stage]
+        values["stage_ranks"] = _differences(self.stage_ranks)
+        flat = [place for places in self.standbys for place in places]
+        values["standbys"] = [[len(places) for places in self.standbys], _differences(flat)]
+        return zlib.compress(json.dumps(values).encode())
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -166,3 +186,24 @@ class Plan:
         fields["standbys"] = tuple(tuple(places) for places in fields["standbys"])
         fields["shares"] = tuple(fields.get("shares", ()))
         return Plan(**fields)
+
+
+def _differences(values: Iterable[int]) -> list[int]:
+    """Each value less the one before it; the first as it is."""
+    return [after - before for before, after in pairwise((0, *values))]
+
+
+def _unpacked(packed: bytes) -> Plan:
+    """The plan that was packed; for `pickle` alone."""
+    values = json.loads(zlib.decompress(packed))
+    firsts, counts = values["layers"]
+    values["layers"] = tuple(
+        (first, first + count) for first, count in zip(accumulate(firsts), counts, strict=True)
+    )
+    counts, flat = values["standbys"]
+    places = accumulate(flat)
+    values["standbys"] = tuple(tuple(next(places) for _ in range(count)) for count in counts)
+    for name in ("recompute", "shares"):
+        values[name] = tuple(values[name])
+    values["stage_ranks"] = tuple(accumulate(values["stage_ranks"]))
+    return Plan(**values)

@@ -17,13 +17,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from planner.freezing import FreezePlan
-from planner.ir import Schedule
 from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError, travelling_errors
+from workers.control.rank_program import RankProgram
 from workers.control.report_mail import ReportMail
 from workers.control.telemetry_lane import TelemetryLane
 from workers.fault_injection.fault import Fault
@@ -244,10 +244,10 @@ class RankActor:
             self._rank.prepare(plan)
 
     @ray.method(concurrency_group=CONTROL)
-    def prepare_plan(self, plan: Plan, schedule: Schedule, held: Sequence[tuple[int, int]] = ()) -> None:
+    def prepare_plan(self, plan: Plan, program: RankProgram, held: Sequence[tuple[int, int]] = ()) -> None:
         """Prepare another pipeline plan; see `Rank.prepare_plan`."""
         with travelling_errors():
-            self._rank.prepare_plan(plan, schedule, held)
+            self._rank.prepare_plan(plan, program, held)
 
     @ray.method(concurrency_group=CONTROL)
     def arm(self, fault: Fault) -> None:

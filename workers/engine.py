@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, Kind
 from workers.control.activity import Activity
+from workers.control.rank_program import RankProgram
 from workers.data.dataset import Batch
 from workers.devices.device import Device
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.protocol import Span
 from workers.stage import Stage
 from workers.transport.channel import Channel, Stream
-from workers.transport.lowering import lower
+from workers.transport.lowering import first_forwards
 
 Tensors = tuple[Tensor, ...]
 Batches = Callable[[int], Batch]
@@ -44,9 +45,9 @@ class Engine:
     """The interpreter of one rank's program.
 
     Args:
-        schedule: the actions of all ranks of one pipeline.
-        rank: this rank's number in the pipeline `pipeline`.
-        stages: the stages that the schedule assigns to this rank.
+        program: this rank's part of the schedule.
+        pipeline: the number of its pipeline.
+        stages: the stages that the program names.
         channel: to the other ranks; place = pipeline * P + rank.
         faults: the injected faults of this rank.
         activity: receives what the rank computes.
@@ -54,8 +55,7 @@ class Engine:
 
     def __init__(
         self,
-        schedule: Schedule,
-        rank: int,
+        program: RankProgram,
         pipeline: int,
         stages: dict[int, Stage],
         channel: Channel,
@@ -63,10 +63,8 @@ class Engine:
         faults: FaultPoints | None = None,
         activity: Activity | None = None,
     ) -> None:
-        assert set(stages) == set(schedule.stages_of_rank(rank))
-        self._schedule = schedule
-        self._program = schedule.programs[rank]
-        self._rank = rank
+        assert set(stages) == set(program.own_stages)
+        self._program = program
         self._pipeline = pipeline
         self._replica = pipeline
         self._stages = stages
@@ -92,10 +90,10 @@ class Engine:
         self._begin_faults(step + 1)
         self._device.start_window()
         self._announce(None, purpose=0)
-        self._expect(self._program, purpose=0)
+        self._expect(self._program.actions, purpose=0)
         losses: dict[int, Tensor] = {}
         with self._activity.until_done():
-            for action in self._program:
+            for action in self._program.actions:
                 self._activity.begin(action)
                 self._execute(action, step, batches, losses)
             if self._armed is not None and self._armed.poisons(step + 1):
@@ -115,7 +113,7 @@ class Engine:
             On the rank with the last stage: per microbatch the scalar loss, or the last layer's outputs if
             the batch has no targets. Empty on other ranks.
         """
-        program = [a for a in self._program if a.kind is Kind.FORWARD and a.index < microbatches]
+        program = [a for a in self._program.actions if a.kind is Kind.FORWARD and a.index < microbatches]
         self._announce(microbatches, purpose)
         self._expect(program, purpose)
         results: dict[int, Tensors] = {}
@@ -126,7 +124,7 @@ class Engine:
                 data = self._read(action, batches)
                 received = self._received(action, purpose)
                 outputs = stage.evaluate((*received, *data.inputs), data.targets or None)
-                if action.stage == self._schedule.stages - 1:
+                if action.stage == self._program.stages - 1:
                     results[action.index] = outputs
                 else:
                     self._send(self._forward_stream(action.stage + 1, purpose), action.index, outputs)
@@ -136,7 +134,7 @@ class Engine:
     def _execute(self, action: Action, step: int, batches: Batches, losses: dict[int, Tensor]) -> None:
         stage = self._stages[action.stage]
         layers = [layer.index for layer in stage.layers]
-        microbatch = self._replica * self._schedule.microbatches + action.index
+        microbatch = self._replica * self._program.microbatches + action.index
         frozen = stage.frozen_shares(microbatch)
         match action.kind:
             case Kind.FORWARD:
@@ -148,19 +146,19 @@ class Engine:
                 data = self._read(action, batches)
                 outputs = stage.forward(microbatch, step, (*received, *data.inputs), data.targets or None)
                 self._device.end(action, layers)
-                if action.stage == self._schedule.stages - 1:
+                if action.stage == self._program.stages - 1:
                     losses[microbatch] = outputs[0]
                 else:
                     self._send(self._forward_stream(action.stage + 1, 0), action.index, outputs)
             case Kind.BACKWARD | Kind.INPUT_GRAD:
-                last = action.stage == self._schedule.stages - 1
+                last = action.stage == self._program.stages - 1
                 grads = () if last else self._receive(self._backward_stream(action.stage, 0), action.index)
                 if self._armed is not None:
                     self._armed.reach(Phase.BACKWARD, step + 1)
                 self._device.begin()
                 grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD)
                 self._device.end(action, layers, frozen)
-                if action.stage > self._schedule.frozen_stages:
+                if action.stage > self._program.frozen_stages:
                     self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
             case Kind.WEIGHT_GRAD:
                 self._device.begin()
@@ -181,7 +179,7 @@ class Engine:
 
     def _read(self, action: Action, batches: Batches) -> Batch:
         """What the stage takes of the microbatch, on the device: the first one its inputs, the last one its targets."""
-        first, last = action.stage == 0, action.stage == self._schedule.stages - 1
+        first, last = action.stage == 0, action.stage == self._program.stages - 1
         if not (first or last):
             return Batch((), ())
         batch = batches(action.index)
@@ -208,10 +206,11 @@ class Engine:
         """Announce the next messages to the channel: the window's, or the first `forwards` forwards'."""
         known = (forwards, purpose)
         if known not in self._groups:
+            groups = self._program.groups
             streams = {"forward": self._forward_stream, "backward": self._backward_stream}
             self._groups[known] = [
                 [streams[transfer.direction](transfer.stage, purpose) for transfer in group]
-                for group in lower(self._schedule, forwards)[self._rank]
+                for group in (groups if forwards is None else first_forwards(groups, forwards))
             ]
         self._channel.window(self._groups[known])
 
@@ -221,7 +220,7 @@ class Engine:
             stream = None
             if action.kind is Kind.FORWARD and action.stage > 0:
                 stream = self._forward_stream(action.stage, purpose)
-            elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage < self._schedule.stages - 1:
+            elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage < self._program.stages - 1:
                 stream = self._backward_stream(action.stage, purpose)
             if stream is not None and stream.source != stream.target:
                 due[stream] = due.get(stream, 0) + 1
@@ -237,12 +236,12 @@ class Engine:
         return self._stream(stage + 1, stage, 2 * stage + 1, purpose, "backward")
 
     def _stream(self, source: int, target: int, tag: int, purpose: int, direction: str) -> Stream:
-        base = self._pipeline * self._schedule.ranks
-        rank_of = self._schedule.rank_of_stage
+        base = self._pipeline * self._program.ranks
+        rank_of = self._program.rank_of_stage
         return Stream(
             base + rank_of[source],
             base + rank_of[target],
-            tag + purpose * 2 * self._schedule.stages,
+            tag + purpose * 2 * self._program.stages,
             f"{direction} stage {source} -> {target}",
         )
 
@@ -268,4 +267,4 @@ class Engine:
     @property
     def first_free_tag(self) -> int:
         """The first tag that the engine does not use (it uses purposes 0 to 2)."""
-        return 6 * self._schedule.stages
+        return 6 * self._program.stages

@@ -1,4 +1,4 @@
-"""What a rank needs to train in one generation, and what its schedule builds from it: stages, masks, ties.
+"""What a rank needs to train in one generation, and what its program builds from it: stages, masks, ties.
 
 Values and their assembly; nothing here runs or sends.
 """
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.features import Sample
-from planner.ir import Schedule
 from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
+from workers.control.rank_program import RankProgram
 from workers.data.dataset import OpenData
 from workers.devices.device import Device
 from workers.elastic.standby import Base, Standbys
@@ -42,7 +42,7 @@ class GenerationSetup:
     place: int
     """pipeline * P + pipeline rank."""
     plan: Plan
-    schedule: Schedule
+    program: RankProgram
     definition: ModelDefinition
     data: OpenData
     layers: Mapping[int, tuple[Layer, LayerState]]
@@ -90,7 +90,7 @@ class GenerationSetup:
 def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
     """The freezing of the rank's layers after `step` steps."""
     config, plan = setup.config, setup.plan
-    stages = setup.schedule.stages_of_rank(setup.pipeline_rank)
+    stages = setup.program.own_stages
     extent = Extent(
         seed=config.seed,
         rank=setup.place,
@@ -101,7 +101,7 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
         stages={
             stage: tuple(range(*plan.layers[stage]))
             for stage in stages
-            if stage >= setup.schedule.frozen_stages
+            if stage >= setup.program.frozen_stages
         },
     )
     states = {index: state for index, (_, state) in sorted(setup.layers.items())}
@@ -109,10 +109,10 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
 
 
 def make_stages(setup: GenerationSetup, freezer: Freezer) -> dict[int, Stage]:
-    """The stages that the schedule assigns to the rank."""
+    """The stages that the program names."""
     plan, config = setup.plan, setup.config
     stages: dict[int, Stage] = {}
-    for stage in setup.schedule.stages_of_rank(setup.pipeline_rank):
+    for stage in setup.program.own_stages:
         first, stop = plan.layers[stage]
         loss = None
         if stop == len(setup.definition.layers):
@@ -124,7 +124,7 @@ def make_stages(setup: GenerationSetup, freezer: Freezer) -> dict[int, Stage]:
             frozenset(plan.recompute),
             config.seed,
             masks=freezer.mask,
-            forward_only=stage < setup.schedule.frozen_stages,
+            forward_only=stage < setup.program.frozen_stages,
         )
     return stages
 

@@ -35,8 +35,7 @@ class Minibatch:
         self._freezer = freezer
         self._stages = make_stages(setup, freezer)
         self.engine = Engine(
-            setup.schedule,
-            setup.pipeline_rank,
+            setup.program,
             setup.pipeline,
             self._stages,
             channel,

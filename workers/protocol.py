@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from planner.freezing import FreezePlan
-from planner.ir import Schedule
 from planner.plan import Plan
+from workers.control.rank_program import RankProgram
 
 
 class Request(StrEnum):
@@ -402,12 +402,13 @@ class Assignment:
     place: int
     """pipeline * P + pipeline rank."""
     plan: Plan
-    schedule: Schedule
+    program: RankProgram
     step: int = 0
     """Steps committed at the start of the generation."""
     start: CheckpointRef | None = None
     """The checkpoint of `step` from which all ranks start."""
     sources: tuple[Source, ...] = ()
+    """Of the layers that it owns by `plan`, and of those of which only weights are left."""
     moments: CheckpointRef | None = None
     """The checkpoint with the moments of layers whose sources have only the weights; None: initial values."""
     freeze: tuple[FreezePlan, ...] = ()

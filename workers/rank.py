@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from planner.features import Sample
 from planner.freezing import FreezePlan
-from planner.ir import Schedule
 from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.checkpoint.coordination import seal
@@ -27,6 +26,7 @@ from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.next_plan import NextPlan, check_next
+from workers.control.rank_program import RankProgram
 from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
@@ -329,7 +329,7 @@ class Rank:
             rank=self._rank,
             place=assignment.place,
             plan=assignment.plan,
-            schedule=assignment.schedule,
+            program=assignment.program,
             definition=self._definition,
             data=self._data,
             layers=self._layers,
@@ -383,7 +383,7 @@ class Rank:
             step=self._step,
         )
         self._layers, self._standbys = has.layers, has.standbys
-        self._assignment = replace(self._assignment, plan=following.plan, schedule=following.schedule)
+        self._assignment = replace(self._assignment, plan=following.plan, program=following.program)
         self._mailbox.taken_up(following)
         if setup.pipeline == 0:
             self._offer_bases(following.bases(setup.plan))
@@ -391,7 +391,7 @@ class Rank:
         setup = replace(
             setup,
             plan=following.plan,
-            schedule=following.schedule,
+            program=following.program,
             layers=has.layers,
             standbys=has.standbys,
             held=following.held,
@@ -563,7 +563,7 @@ class Rank:
         self._check_freeze_plan(plan)
         self._mailbox.prepare(plan)
 
-    def prepare_plan(self, plan: Plan, schedule: Schedule, held: Sequence[tuple[int, int]] = ()) -> None:
+    def prepare_plan(self, plan: Plan, program: RankProgram, held: Sequence[tuple[int, int]] = ()) -> None:
         """Prepare another pipeline plan.
 
         This rank is ready to follow it once it has every layer of its part, as owner or as an up-to-date
@@ -571,6 +571,7 @@ class Rank:
         plan and report `SwitchReport`. A new generation voids it.
 
         Args:
+            program: this rank's part of the plan's schedule.
             held: (layer, place): layers whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
 
@@ -579,8 +580,8 @@ class Rank:
         """
         if self._assignment is None:
             raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
-        check_next(plan, schedule, self._assignment.plan)
-        self._mailbox.prepare_plan(NextPlan(plan, schedule, tuple(held)))
+        check_next(plan, program, self._assignment.plan)
+        self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method

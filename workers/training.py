@@ -324,7 +324,7 @@ class Training:
             self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
             # with forward-only stages: they may run ahead of those behind them.
-            if not self._setup.schedule.frozen_stages:
+            if not self._setup.program.frozen_stages:
                 self._announcements.settle(self.step)
             if not self._freezer.on:
                 self._shipping.send({})

@@ -66,6 +66,7 @@ from workers.actor import Home
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
 from workers.commit import vector_sha256
 from workers.control.rank_error import RankError
+from workers.control.rank_program import rank_programs
 from workers.process.output import cause_of_death, last_lines, rank_log_path
 from workers.protocol import CheckpointReport, Outcome, Parted, Settlement
 
@@ -589,10 +590,10 @@ class Runtime:
 
     async def _switch(self, command: Switch) -> None:
         """Have every rank prepare another plan."""
-        ranks = command.ranks
+        ranks, plan, programs = command.ranks, command.plan, rank_programs(command.schedule)
         calls = [
-            self._hosts.call(rank, "prepare_plan", command.plan, command.schedule, command.held)
-            for rank in ranks
+            self._hosts.call(rank, "prepare_plan", plan, programs[plan.place(place).rank], command.held)
+            for place, rank in enumerate(ranks)
         ]
         for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(answer, RankError):

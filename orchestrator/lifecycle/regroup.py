@@ -54,7 +54,8 @@ from orchestrator.lifecycle.stimuli import (
 from planner.failure_domains import lacking
 from planner.plan import Plan
 from planner.wording import counted
-from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation
+from workers.control.rank_program import rank_programs
+from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Part, Source
 
 LARGER = (
     "What would help: pipeline.recompute = true, a smaller pipeline.microbatch_size, more ranks (pipeline.ranks) or"
@@ -287,14 +288,22 @@ def _load(job: Job, draft: Draft) -> Step:
         job, membership=replace(job.membership, tried=job.membership.tried | frozenset(draft.members))
     )
     start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
+    programs = rank_programs(draft.schedule)
+    sources = {source.layer: source for source in recovery_plan.sources}
+    salvaged = tuple(source for source in recovery_plan.sources if source.part is Part.WEIGHTS)
+
+    def needed(place: int) -> tuple[Source, ...]:
+        own = (sources[layer] for layer in draft.plan.layers_of_place(place) if layer in sources)
+        return tuple(dict.fromkeys((*own, *salvaged)))
+
     assignments = {
         rank: Assignment(
             place=place,
             plan=draft.plan,
-            schedule=draft.schedule,
+            program=programs[draft.plan.place(place).rank],
             step=recovery_plan.step,
             start=start,
-            sources=recovery_plan.sources,
+            sources=needed(place),
             moments=recovery_plan.moments[0] if recovery_plan.moments else None,
             freeze=job.progress.freeze,
         )

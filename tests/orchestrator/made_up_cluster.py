@@ -260,8 +260,9 @@ class World:
         if assignment.start is not None:
             assert self.on_disk[assignment.start.path] == assignment.step
         elif sources:
-            assert sorted(sources) == list(range(LAYERS)), "every layer has exactly one source"
-            assert len(assignment.sources) == LAYERS
+            needed = {*owned, *assignment.salvaged}
+            assert sorted(sources) == sorted(needed), "every layer that it needs has exactly one source"
+            assert len(assignment.sources) == len(needed)
             for layer in owned:
                 giver = self.ranks.get(sources[layer])
                 if giver is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 from planner.plan import Place, Plan
@@ -40,3 +41,41 @@ def test_a_layer_has_an_owner_in_every_pipeline_and_copies_beside_them() -> None
     assert [whole.owners_of(layer) for layer in range(5)] == [(2, 5), (0, 3), (1, 4), (1, 4), (2, 5)]
     assert whole.copies_of(3) == ()
     assert replace(whole, standbys=((), (), (), (0, 5), ())).copies_of(3) == (0, 5)
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    copied = replace(
+        plan(replicas=3),
+        reason="as it began",
+        pipelines=2,
+        shares=(4, 2),
+        standbys=((), (0,), (3, 1), (5,), ()),
+        recompute=(1, 3),
+        predicted_step_s=0.1 + 0.2,
+    )
+    for sent in (plan(replicas=3), copied, even(9)):
+        assert sent.world_size
+        arrived = pickle.loads(pickle.dumps(sent))
+        assert arrived == sent
+        assert arrived.to_json() == sent.to_json()
+        assert arrived.layers_of_place(1) == sent.layers_of_place(1)
+
+
+def test_a_regular_plan_takes_hardly_more_bytes_for_a_thousand_ranks_than_for_eight() -> None:
+    sizes = [len(pickle.dumps(even(ranks))) for ranks in (8, 1000)]
+    assert sizes[1] < sizes[0] + 100
+
+
+def even(ranks: int) -> Plan:
+    return Plan(
+        epoch=1,
+        version=1,
+        reason="",
+        layers=tuple((2 * rank, 2 * rank + 2) for rank in range(ranks)),
+        stage_ranks=tuple(range(ranks)),
+        schedule="1f1b",
+        chunks=1,
+        microbatches=8,
+        replicas=1,
+        standbys=tuple(((layer // 2 + 1) % ranks,) for layer in range(2 * ranks)),
+    )

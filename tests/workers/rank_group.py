@@ -20,6 +20,7 @@ import torch
 from planner.plan import Plan
 from workers.commit import vector_sha256
 from workers.config import ElasticConfig, WorkerConfig
+from workers.control.rank_program import rank_programs
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, run_threads
@@ -169,13 +170,13 @@ class RankGroup:
             meanwhile: called while the ranks train.
         """
         self.generation += 1
-        plan = plan or job.plan
+        plan, programs = plan or job.plan, rank_programs(job.schedule)
         told = {
             number: (
                 Assignment(
                     place=place,
                     plan=plan,
-                    schedule=job.schedule,
+                    program=programs[plan.place(place).rank],
                     step=step,
                     start=start,
                     sources=tuple(sources),

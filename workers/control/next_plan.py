@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.arrivals import new_copies
-from planner.ir import Schedule
 from planner.plan import Plan
 from workers.commit import Prepared
+from workers.control.rank_program import RankProgram
 from workers.protocol import JobError
 
 
 @dataclass(frozen=True)
 class NextPlan:
-    """A plan with its schedule."""
+    """A plan with one rank's part of its schedule."""
 
     plan: Plan
-    schedule: Schedule
+    program: RankProgram
     held: tuple[tuple[int, int], ...] = ()
     """(layer, place): layers whose owners hold back updates under this plan, and where each layer will go."""
 
     @cached_property
     def key(self) -> Prepared:
         """The plan's epoch, its version, and a digest of plan, schedule and held layers."""
-        said = f"{self.plan.to_json()}\n{self.schedule!r}\n{self.held}"
+        said = f"{self.plan.to_json()}\n{self.program.schedule_sha256}\n{self.held}"
         return *self.plan.key, hashlib.sha256(said.encode()).hexdigest()
 
     def layers_of(self, place: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class NextPlan:
         return frozenset(layer for layer, _ in new_copies(now, self.plan))
 
 
-def check_next(plan: Plan, schedule: Schedule, now: Plan) -> None:
+def check_next(plan: Plan, program: RankProgram, now: Plan) -> None:
     """Raises:
     JobError: `plan` cannot follow on `now` without another generation.
     """
@@ -69,8 +69,8 @@ def check_next(plan: Plan, schedule: Schedule, now: Plan) -> None:
     ):
         if new != old:
             raise JobError(f"{name} has {new} {what}, the one in force {old}: that takes a new generation")
-    if (schedule.stages, schedule.ranks) != (plan.stages, plan.pipeline_ranks):
+    if (program.stages, program.ranks) != (plan.stages, plan.pipeline_ranks):
         raise JobError(
-            f"{name} has {plan.stages} stages on {plan.pipeline_ranks} ranks, its schedule {schedule.stages}"
-            f" on {schedule.ranks}"
+            f"{name} has {plan.stages} stages on {plan.pipeline_ranks} ranks, its schedule {program.stages}"
+            f" on {program.ranks}"
         )

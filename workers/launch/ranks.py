@@ -18,6 +18,7 @@ from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.config import WorkerConfig
+from workers.control.rank_program import rank_programs
 from workers.launch.processes import Died, RankProcesses
 from workers.layer_state import state_digest
 from workers.process.host_memory import settle_objects
@@ -81,7 +82,7 @@ def assignment(job: Job, place: int) -> Assignment:
     return Assignment(
         place=place,
         plan=job.plan,
-        schedule=job.schedule,
+        program=rank_programs(job.schedule)[job.plan.place(place).rank],
         step=job.start.step if job.start is not None else 0,
         start=job.start,
         freeze=job.freeze_plans,

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.ir import Action, Kind, Program, Schedule
 
 Direction = Literal["forward", "backward"]
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """One message of a window, from rank to rank."""
 
     direction: Direction
@@ -34,18 +32,15 @@ _Message = tuple[Direction, int, int]
 """Direction, receiving stage, microbatch."""
 
 
-def lower(schedule: Schedule, forwards: int | None = None) -> tuple[tuple[Group, ...], ...]:
+def lower(schedule: Schedule) -> tuple[tuple[Group, ...], ...]:
     """For each rank of a validated schedule, its groups in the order in which it must issue them.
 
     The schedule is simulated, each action starting as soon as it can, with F = I = W = R = 1 and B = 2.
     Messages that become available at the same moment form one round; a rank's messages in a round form one of
     its groups. What a rank does before it sends in a round depends only on earlier rounds, so nothing can
     deadlock even if each rank waits for an entire group before it issues the next.
-
-    Args:
-        forwards: take only the forwards of this many microbatches; None takes the entire window.
     """
-    programs = [_part(program, forwards) for program in schedule.programs]
+    programs = schedule.programs
     moments = _run(programs, schedule.stages)
     rank_of = schedule.rank_of_stage
     needed = {_needs(action, schedule.stages) for program in programs for action in program}
@@ -66,32 +61,41 @@ def lower(schedule: Schedule, forwards: int | None = None) -> tuple[tuple[Group,
     return tuple(map(tuple, groups))
 
 
-def _part(program: Program, forwards: int | None) -> Program:
-    if forwards is None:
-        return program
-    return tuple(a for a in program if a.kind is Kind.FORWARD and a.index < forwards)
+def first_forwards(groups: Sequence[Group], microbatches: int) -> tuple[Group, ...]:
+    """A rank's groups when only the forwards of the first `microbatches` run, in the order of the window.
+
+    What precedes a message in the window is the same or less, so this order cannot deadlock either.
+    """
+    kept = (
+        tuple(each for each in group if each.direction == "forward" and each.microbatch < microbatches)
+        for group in groups
+    )
+    return tuple(group for group in kept if group)
 
 
 def _run(programs: Sequence[Program], stages: int) -> dict[_Message, int]:
     """Message -> the moment at which it becomes available."""
     moments: dict[_Message, int] = {}
     clocks, heads = [0] * len(programs), [0] * len(programs)
-    moved = True
-    while moved:
-        moved = False
-        for rank, program in enumerate(programs):
-            while heads[rank] < len(program):
-                action = program[heads[rank]]
-                needed = _needs(action, stages)
-                if needed is not None and needed not in moments:
-                    break
-                arrived = 0 if needed is None else moments[needed]
-                clocks[rank] = max(clocks[rank], arrived) + (2 if action.kind is Kind.BACKWARD else 1)
-                given = _gives(action, stages)
-                if given is not None:
-                    moments[given] = clocks[rank]
-                heads[rank] += 1
-                moved = True
+    waiting: dict[_Message, int] = {}
+    runnable = list(range(len(programs)))
+    while runnable:
+        rank = runnable.pop()
+        program = programs[rank]
+        while heads[rank] < len(program):
+            action = program[heads[rank]]
+            needed = _needs(action, stages)
+            if needed is not None and needed not in moments:
+                waiting[needed] = rank
+                break
+            arrived = 0 if needed is None else moments[needed]
+            clocks[rank] = max(clocks[rank], arrived) + (2 if action.kind is Kind.BACKWARD else 1)
+            heads[rank] += 1
+            given = _gives(action, stages)
+            if given is not None:
+                moments[given] = clocks[rank]
+                if given in waiting:
+                    runnable.append(waiting.pop(given))
     assert heads == [len(program) for program in programs], "the schedule deadlocks: validate it first"
     return moments
 

@@ -54,6 +54,7 @@ from orchestrator.lifecycle.stimuli import (
     StoreUp,
     Unplaceable,
 )
+from workers.control.rank_program import rank_programs
 from workers.protocol import DamagedCheckpoint, Request, StepReport
 from workers.reproducibility.digest import state_digest
 
@@ -96,7 +97,10 @@ def test_what_is_sent_is_logged_before() -> None:
     follow = next(command for command in job.commands if isinstance(command, Follow))
     assert job.commands.index(Log(events.Issued(plan=PLAN))) < job.commands.index(follow)
     assert [each.place for each in follow.assignments.values()] == [0, 1]
-    assert all((each.plan, each.schedule) == (PLAN, ORDER.schedule) for each in follow.assignments.values())
+    programs = rank_programs(ORDER.schedule)
+    assert [(each.plan, each.program) for each in follow.assignments.values()] == [
+        (PLAN, each) for each in programs
+    ]
 
 
 def test_a_stop_reaches_the_ranks_once_and_ends_the_job() -> None:

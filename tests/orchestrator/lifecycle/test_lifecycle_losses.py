@@ -81,8 +81,9 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     follow = [effect for effect in job.effects if isinstance(effect, Follow)][-1]
     assert {rank: each.place for rank, each in follow.assignments.items()} == {0: 0, 2: 1}
     assert follow.assignments[2].step == 1
+    # Each rank is told where the layers are that it will own.
+    assert follow.assignments[0].sources == (Source(layer=0, rank=0, host="10.0.0.0", port=50),)
     assert follow.assignments[2].sources == (
-        Source(layer=0, rank=0, host="10.0.0.0", port=50),
         Source(layer=1, rank=0, host="10.0.0.0", port=50),
         Source(layer=2, rank=2, host="10.0.0.2", port=52),
     )

@@ -23,6 +23,7 @@ from planner.plan import Plan
 from planner.search.layer_move import with_layers
 from planner.search.standbys import assign
 from workers.control.next_plan import NextPlan
+from workers.control.rank_program import rank_programs
 from workers.protocol import SwitchReport
 
 RANKS, LAYERS = 4, 12
@@ -88,7 +89,8 @@ class World:
         for command in self.job.effects[self.seen :]:
             if isinstance(command, Switch):
                 for place in self.places:
-                    place.orders.append(NextPlan(command.plan, command.schedule, command.held))
+                    program = rank_programs(command.schedule)[place.number]
+                    place.orders.append(NextPlan(command.plan, program, command.held))
         self.seen = len(self.job.effects)
 
     def deliver(self, place: Place) -> None:

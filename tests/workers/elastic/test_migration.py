@@ -13,6 +13,7 @@ from test_freezing_training import METHODS
 from test_standby import configured
 
 from planner.plan import Plan
+from workers.control.rank_program import RankProgram, rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import StepReport, SwitchReport, WarningReport
@@ -47,9 +48,13 @@ def moving(begun: Job, counts: Sequence[int], plan: Plan | None = None) -> tuple
     return copying, taking
 
 
+def program(job: Job, plan: Plan, place: int) -> RankProgram:
+    return rank_programs(job.schedule)[plan.place(place).rank]
+
+
 def tell(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
-    for number in members:
-        group.tell(number, "prepare_plan", plan, job.schedule)
+    for place, number in enumerate(members):
+        group.tell(number, "prepare_plan", plan, program(job, plan, place))
 
 
 def follow(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
@@ -97,7 +102,7 @@ def deferring(
 ) -> None:
     group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
     for number in range(3):
-        group.tell(number, "prepare_plan", copying, job.schedule, held)
+        group.tell(number, "prepare_plan", copying, program(job, copying, number), held)
     group.wait_for(lambda reports: sum(isinstance(r, SwitchReport) and r.version == 2 for r in reports) == 3)
     # After only one step the held-back update would lag no more than it does anyway.
     begun = group.of(SwitchReport)[0].step
@@ -146,7 +151,7 @@ def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None
             group.wait_for(lambda reports: any(isinstance(r, SwitchReport) for r in reports))
             group.tell(lost, "die")
             for number in (0, 2):
-                group.tell(number, "prepare_plan", taking, three.schedule)
+                group.tell(number, "prepare_plan", taking, program(three, taking, number))
 
         group.train(three, range(3), plan=plan, meanwhile=move)
         assert group.alive == [number for number in range(3) if number != lost]
