@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
     Assess,
+    AwaitCopies,
     AwaitRanks,
     Command,
     Dismiss,
@@ -44,7 +45,7 @@ from orchestrator.lifecycle.states import (
     Stopping,
     Training,
 )
-from orchestrator.lifecycle.stimuli import RanksOverdue, Released, Start, Stimulus, WaitOver
+from orchestrator.lifecycle.stimuli import CopiesOverdue, RanksOverdue, Released, Start, Stimulus, WaitOver
 
 KEPT_HISTORY = 200
 """How many of the newest stimuli the error for an illegal transition shows."""
@@ -174,6 +175,8 @@ class EventLoop:
                 self.spawn(self._wait(seconds, WaitOver(pause)))
             case AwaitRanks(seconds, id):
                 self.spawn(self._wait(seconds, RanksOverdue(id)))
+            case AwaitCopies(seconds, ranks, change):
+                self.spawn(self._wait(seconds, CopiesOverdue(ranks, change)))
             case Release():
                 for task in self._tasks:
                     task.cancel()

@@ -12,10 +12,12 @@ from statistics import median
 
 from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Regrouped
-from orchestrator.lifecycle.commands import MakePlan, Weigh
-from orchestrator.lifecycle.stimuli import Planned, Unplannable, Weighed
+from orchestrator.lifecycle.commands import MakePlan, PlanAhead, Weigh
+from orchestrator.lifecycle.stimuli import Planned, PlannedAhead, Unplannable, Weighed
+from planner.arrivals import copied_ahead
 from planner.failure_domains import zone_of
-from planner.plan import PlanError
+from planner.ir import Schedule
+from planner.plan import Plan, PlanError
 from workers.protocol import StepReport
 
 FIRST_REGROUP_S = 2.0
@@ -106,6 +108,28 @@ class PrecomputedPlans:
                         domains=[*others.values()],
                         slowdowns=self._planning.known.of([*others]),
                     )
+
+    async def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
+        """Return the plan of a coming generation, and the copies that it needs."""
+        replanner, lineup, of = self._planning.replanner, command.lineup, command.domains
+        plan: Plan | None = None
+        schedule: Schedule | None = None
+        try:
+            plan, schedule = await asyncio.to_thread(
+                replanner.plan_for,
+                len(lineup),
+                epoch=0,
+                version=0,
+                reason=command.reason,
+                domains=[of[rank] for rank in lineup],
+                slowdowns=self._planning.known.of(lineup),
+            )
+            copying = copied_ahead(command.now, command.members, plan, lineup)
+            homes = [of[rank] for rank in command.members]
+            await asyncio.to_thread(replanner.check_memory, copying, homes)
+        except PlanError as error:
+            return PlannedAhead(command.number, plan, schedule, why=str(error))
+        return PlannedAhead(command.number, plan, schedule, copying)
 
     async def weigh(self, command: Weigh) -> Weighed:
         """Decide whether more ranks are worth a regroup."""

@@ -30,6 +30,7 @@ from orchestrator.lifecycle.commands import (
     HostStore,
     Join,
     MakePlan,
+    PlanAhead,
     Prepare,
     Propose,
     Reclaim,
@@ -204,6 +205,8 @@ class Runtime:
                 return self._propose(plan, ranks)
             case Switch():
                 return self._switch(command)
+            case PlanAhead():
+                return self._tell_of(self._precomputed.plan_ahead(command))
             case Weigh():
                 return self._tell_of(self._precomputed.weigh(command))
             case Dismiss(ranks):

@@ -232,6 +232,9 @@ class Regrouped:
     """Until every rank has its layers."""
     resume_s: float
     """Until the group has formed and trains."""
+    fetched: int | None = None
+    """Layers that ranks lacked, and fetched from others in that time; None: they came from a checkpoint, or nobody
+    counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

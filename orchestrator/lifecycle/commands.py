@@ -173,6 +173,22 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class PlanAhead:
+    """Make the plan of a coming generation while this one trains -> `PlannedAhead`."""
+
+    now: Plan
+    members: tuple[int, ...]
+    """The ranks that follow `now`, by place."""
+    lineup: tuple[int, ...]
+    """The coming generation's, by place."""
+    domains: Mapping[int, str]
+    """Rank -> its failure domain."""
+    reason: str
+    number: int
+    """Of the change."""
+
+
+@dataclass(frozen=True)
 class Weigh:
     """Compute whether a plan for more ranks is worth a regroup -> `Weighed`."""
 
@@ -211,6 +227,15 @@ class AwaitRanks:
 
 
 @dataclass(frozen=True)
+class AwaitCopies:
+    """-> `CopiesOverdue` after `seconds`."""
+
+    seconds: float
+    ranks: frozenset[int] = frozenset()
+    change: int = 0
+
+
+@dataclass(frozen=True)
 class Release:
     """Give back ranks and reservations -> `Released`."""
 
@@ -233,10 +258,12 @@ Command = (
     | Ask
     | Propose
     | Switch
+    | PlanAhead
     | Weigh
     | Dismiss
     | Wait
     | AwaitRanks
+    | AwaitCopies
     | Release
 )
 

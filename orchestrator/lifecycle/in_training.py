@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.lifecycle import scaling
+from orchestrator.lifecycle import planned_change, scaling
 from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import Ask, Command, Dismiss, Propose, Step, Train, Weigh
 from orchestrator.lifecycle.states import Job, Leaving, Order, Stopping, Training
@@ -53,12 +53,12 @@ def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
         job = without(job, rank)
     if not job.membership.going or job.intents.asked == "drain" or job.intents.pausing:
         return job, commands
-    first = job.membership.members[0]
     if job.membership.alive - job.membership.going:
-        return replace(job, intents=replace(job.intents, asked="drain")), (
-            *commands,
-            Ask(Request.REGROUP, first),
-        )
+        if job.intents.stopping:
+            return job, commands
+        job, changing = planned_change.begin(order, job, "drain", scaling.size_of(order, job).places)
+        return job, (*commands, *changing)
+    first = job.membership.members[0]
     return replace(job, intents=replace(job.intents, pausing=True)), (*commands, Ask(Request.STOP, first))
 
 
@@ -84,13 +84,14 @@ def drained(job: Job) -> tuple[Job, tuple[Command, ...]]:
 
 def consider(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
     """Have training ranks regroup to the size that was requested, or ask whether to include idle ranks."""
-    job, commands = scaling.pursue(job, scaling.size_of(order, job))
-    return job, (*commands, *weigh(order, job))
+    job, leaving = send_off(order, job)
+    job, commands = scaling.pursue(order, job, scaling.size_of(order, job))
+    return job, (*leaving, *commands, *weigh(order, job))
 
 
 def weigh(order: Order, job: Job) -> tuple[Command, ...]:
     """Ask whether to include idle ranks, once no rank is starting any more."""
-    if not order.elastic.grow or job.membership.starting or job.intents.asked:
+    if not order.elastic.grow or job.membership.starting or job.intents.asked or job.intents.change:
         return ()
     ranks = (*job.membership.members, *sorted(job.membership.idle))[: scaling.size_of(order, job).places]
     if len(ranks) <= len(job.membership.members):
@@ -101,13 +102,17 @@ def weigh(order: Order, job: Job) -> tuple[Command, ...]:
 
 def without(job: Job, rank: int) -> Job:
     """Return `job` without a rank that is gone; the rank stays in `members` until the next generation."""
-    one = {rank}
+    one, change = {rank}, job.intents.change
+    if change is not None and rank in change.lineup:
+        change = None
     return replace(
         job,
+        intents=replace(job.intents, change=change),
         membership=replace(
             job.membership,
             alive=job.membership.alive - one,
             starting=job.membership.starting - one,
             going=job.membership.going - one,
+            hurried=job.membership.hurried - one,
         ),
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle import in_training, regroup, scaling, startup
-from orchestrator.lifecycle.commands import Ask, Command, Log, Recruit, Step
+from orchestrator.lifecycle import in_training, planned_change, regroup, scaling, startup
+from orchestrator.lifecycle.commands import AwaitCopies, Command, Log, Recruit, Step
 from orchestrator.lifecycle.states import Live, Order, Stopping, Training, Waiting
 from orchestrator.lifecycle.stimuli import Going, Ready, Room, Weighed
-from workers.protocol import NoticeReport, Request
+from workers.protocol import NoticeReport
 
 
 def room(order: Order, state: Training | Waiting, stimulus: Room) -> Step:
@@ -61,8 +61,9 @@ def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
     """If it pays, ask the ranks to regroup at their next commit."""
     if not stimulus.pays or state.job.intents.asked is not None:
         return state, ()
-    job = replace(state.job, intents=replace(state.job.intents, asked="join"))
-    return replace(state, job=job), (Ask(Request.REGROUP, job.membership.members[0]),)
+    wanted = scaling.size_of(order, state.job).places
+    job, commands = planned_change.begin(order, state.job, "join", wanted)
+    return replace(state, job=job), commands
 
 
 def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
@@ -99,9 +100,13 @@ def leaving(order: Order, state: Live, stimulus: Going) -> Step:
         left_s=stimulus.left_s,
         id=stimulus.id,
     )
-    job = replace(job, membership=replace(job.membership, going=job.membership.going | ranks))
+    patience_s = planned_change.patience_s(job, stimulus.left_s)
+    there = job.membership
+    hurried = there.hurried if patience_s else there.hurried | ranks
+    job = replace(job, membership=replace(there, going=there.going | ranks, hurried=hurried))
     commands: tuple[Command, ...] = ()
+    timer = (AwaitCopies(patience_s, ranks),) if patience_s and ranks else ()
     if ranks and isinstance(state, Training | Stopping):
         job, commands = in_training.send_off(order, job)
     job, drained = in_training.drained(job)
-    return replace(state, job=job), (Log(notice), *commands, *drained)
+    return replace(state, job=job), (Log(notice), *timer, *commands, *drained)

@@ -19,6 +19,7 @@ from orchestrator.lifecycle import (
     joins,
     moves,
     pausing,
+    planned_change,
     regroup,
     scaling,
     startup,
@@ -56,6 +57,7 @@ from orchestrator.lifecycle.stimuli import (
     Aborted,
     Answer,
     Asked,
+    CopiesOverdue,
     Departed,
     Ended,
     FreezeAsked,
@@ -67,6 +69,7 @@ from orchestrator.lifecycle.stimuli import (
     PauseAsked,
     Placed,
     Planned,
+    PlannedAhead,
     Positioned,
     RankLost,
     RanksOverdue,
@@ -143,7 +146,8 @@ def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
         commands.append(Log(report))
         if isinstance(state, Training | Stopping):
             job, moving = moves.take_report(order, job, report)
-            commands += moving
+            job, changing = planned_change.take_report(job, report)
+            commands += [*moving, *changing]
     state = replace(state, job=job)
     if isinstance(state, Waiting | Saving) and isinstance(stimulus.report, CheckpointReport):
         after, more = _checkpointed(state, stimulus.report)
@@ -288,6 +292,18 @@ def _overdue(order: Order, state: Placing | Live, stimulus: RanksOverdue) -> Ste
     return replace(state, job=job), commands
 
 
+def _planned_ahead(order: Order, state: Training, stimulus: PlannedAhead) -> Step:
+    job, commands = planned_change.planned(order, state.job, stimulus)
+    return replace(state, job=job), commands
+
+
+def _copies_overdue(order: Order, state: Live, stimulus: CopiesOverdue) -> Step:
+    if not isinstance(state, Training):
+        return replace(state, job=planned_change.hurry(state.job, stimulus)), ()
+    job, commands = planned_change.overdue(state.job, stimulus)
+    return replace(state, job=job), commands
+
+
 def _solved(order: Order, state: Training, stimulus: Solved | FreezeAsked) -> Step:
     after, logs = _solved_between(order, state, stimulus)
     if after is state:
@@ -378,6 +394,8 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
     **{(state, RanksOverdue): _overdue for state in (Placing, *_LIVE)},
+    **{(state, CopiesOverdue): _copies_overdue for state in _LIVE},
+    **{(state, PlannedAhead): _ignore for state in _LIVE},
     **{
         (state, settled): _solved_between
         for state in (*_REGROUPING, Waiting, Paused)
@@ -400,6 +418,7 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     (Training, RankLost): failures.lost_training,
     (Training, Ended): _ended,
     (Training, Departed): _departed,
+    (Training, PlannedAhead): _planned_ahead,
     (Training, Asked): _ask,
     (Training, PauseAsked): pausing.ask,
     (Training, Migrate): _migrate,
@@ -449,6 +468,8 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
             Going,
             WaitOver,
             RanksOverdue,
+            CopiesOverdue,
+            PlannedAhead,
             *get_args(Answer),
         )
     },

@@ -49,7 +49,7 @@ def request(order: Order, job: Job, move: Move) -> Moving:
 
 
 def _begin(order: Order, job: Job, move: Move) -> Moving:
-    if job.intents.asked is not None or job.intents.pausing or job.intents.stopping or job.membership.going:
+    if _regroups_soon(job):
         why = "the ranks are about to regroup: the move of layers does not start; ask again afterwards"
         return job, refused(job, move, why)
     plans = path(job.progress.plan, move.plan)
@@ -74,6 +74,12 @@ def _begin(order: Order, job: Job, move: Move) -> Moving:
         )
     job, more = _issue(order, job)
     return job, (*commands, *more)
+
+
+def _regroups_soon(job: Job) -> bool:
+    intents = job.intents
+    soon = intents.asked is not None or intents.change is not None or intents.pausing or intents.stopping
+    return soon or bool(job.membership.going)
 
 
 def _issue(order: Order, job: Job) -> Moving:

@@ -6,7 +6,7 @@ none can. Knows no cluster, no clock and no planner: the ranks get their plan af
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.plan import Plan
@@ -36,6 +36,8 @@ class Situation:
     wanted: int = 1
     """How many ranks the job is to have."""
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    lineup: tuple[int, ...] = ()
+    """The ranks for which the next plan was made beforehand, by place; empty: none was."""
     asked: str | None = None
     """Why the generation was asked to end; None: it failed, or the next one failed to form."""
     trouble: str = ""
@@ -91,6 +93,8 @@ class RecoveryPlan:
     """To start from, newest first; if one is damaged, the next is tried."""
     moments: tuple[CheckpointRef, ...] = ()
     """The same, for the optimizer moments of layers of which only the weights are left."""
+    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank -> layers whose state of `step` it has."""
     keep_plan: bool = False
     """The ranks, their places and the plan stay the same."""
     lost: tuple[int, ...] = ()
@@ -182,7 +186,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     gone = tuple(rank for rank in now.members if rank not in lineup)
     return RecoveryPlan(
         cause="loss" if lost else now.asked or ("memory" if now.short else "retry"),
-        reason=_reason(now, lineup, joined, step, reached, at_hand),
+        reason=_reason(now, lineup, step, reached, at_hand),
         lineup=lineup,
         step=step,
         settling=frozenset(_current(now, meeting)),
@@ -191,6 +195,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         sources=_sources(now, step) if at_hand else (),
         checkpoints=() if at_hand else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
+        held={rank: now.positions[rank].holds for rank in _current(now, step)} if at_hand else {},
         keep_plan=lineup == now.members and not now.short,
         lost=gone,
         joined=joined,
@@ -236,13 +241,29 @@ def redundancy(elastic: ElasticConfig, plan: Plan) -> str:
 
 
 def _lineup(now: Situation) -> tuple[int, ...]:
-    """Return the ranks by place: staying ranks keep their order, new ones fill gaps, then follow."""
-    fresh = sorted(rank for rank in now.positions if rank not in now.members and rank not in now.going)
-    staying = [rank for rank in now.members if rank in now.positions and rank not in now.going][: now.wanted]
-    room = max(0, now.wanted - len(staying))
+    """Return the ranks by place: those for which there is a plan already, if they all live."""
+    if now.lineup and now.positions.keys() >= set(now.lineup):
+        return now.lineup
+    return lineup_of(now.members, now.positions.keys(), now.going, now.wanted)
+
+
+def lineup_of(
+    members: Sequence[int], alive: Collection[int], going: Collection[int], wanted: int
+) -> tuple[int, ...]:
+    """Return the next ranks by place: staying ranks keep their order, new ones fill gaps, then follow.
+
+    Args:
+        members: the present ranks, by place.
+        alive: all ranks that are up.
+        going: those that leave.
+        wanted: how many there are to be.
+    """
+    fresh = sorted(rank for rank in alive if rank not in members and rank not in going)
+    staying = [rank for rank in members if rank in alive and rank not in going][:wanted]
+    room = max(0, wanted - len(staying))
     fresh = fresh[:room]
     places: list[int] = []
-    for rank in now.members:
+    for rank in members:
         if rank in staying:
             places.append(rank)
         elif fresh:
@@ -350,24 +371,29 @@ def _layers(plan: Plan) -> int:
     return plan.layers[-1][1]
 
 
-def _reason(
-    now: Situation, lineup: tuple[int, ...], joined: tuple[int, ...], step: int, reached: int, at_hand: bool
-) -> str:
+def reason_of(members: Sequence[int], lineup: Sequence[int], alive: Collection[int]) -> str:
+    """Say in words which ranks go, come in and go on."""
+    said = []
+    if gone := tuple(rank for rank in members if rank in alive and rank not in lineup):
+        said.append(f"{named('rank', gone)} {'goes' if len(gone) == 1 else 'go'}")
+    if joined := tuple(rank for rank in lineup if rank not in members):
+        said.append(f"{named('rank', joined)} {'comes' if len(joined) == 1 else 'come'} in")
+    goes_on = f"{counted(len(lineup), 'rank')} {'goes' if len(lineup) == 1 else 'go'} on"
+    if tuple(lineup) == tuple(members):
+        said.append(f"the same {goes_on}")
+    else:
+        said.append(f"{goes_on} where there were {len(members)}")
+    return "; ".join(said)
+
+
+def _reason(now: Situation, lineup: tuple[int, ...], step: int, reached: int, at_hand: bool) -> str:
     """The decision in words."""
     if now.asked == "resume":
         return f"resumed from the checkpoint of step {step} on {counted(len(lineup), 'rank')}"
     said = []
     if now.trouble:
         said.append(now.trouble)
-    if gone := tuple(rank for rank in now.members if rank in now.positions and rank not in lineup):
-        said.append(f"{named('rank', gone)} {'goes' if len(gone) == 1 else 'go'}")
-    if joined:
-        said.append(f"{named('rank', joined)} {'comes' if len(joined) == 1 else 'come'} in")
-    goes_on = f"{counted(len(lineup), 'rank')} {'goes' if len(lineup) == 1 else 'go'} on"
-    if lineup == now.members:
-        said.append(f"the same {goes_on}")
-    else:
-        said.append(f"{goes_on} where there were {len(now.members)}")
+    said.append(reason_of(now.members, lineup, now.positions.keys()))
     if not at_hand and now.trained:
         missing = named("layer", _missing(now, max(_attainable(now))))
         where = f"the checkpoint of step {step}" if step else "the beginning"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import still_proposed
-from orchestrator.lifecycle import moves, scaling
+from orchestrator.lifecycle import moves, planned_change, scaling
 from orchestrator.lifecycle.commands import (
     Assess,
     Command,
@@ -79,7 +79,9 @@ def assess(
         replace(
             job,
             progress=replace(job.progress, round=job.progress.round + 1),
-            intents=replace(job.intents, asked=asked, pausing=False),
+            intents=replace(
+                job.intents, asked=asked, pausing=False, change=None if troubles else job.intents.change
+            ),
         )
     )
     logs: list[Command] = []
@@ -136,6 +138,7 @@ def _decided(order: Order, state: Assessing) -> Step:
             checkpoints=job.progress.checkpoints,
             wanted=scaling.size_of(order, job).places,
             elastic=order.elastic,
+            lineup=planned_change.lineup(job),
             asked=job.intents.asked,
             trouble=_words(state.troubles),
             short=any(loss.shortage is not None for loss in state.troubles),
@@ -158,6 +161,7 @@ def _decided(order: Order, state: Assessing) -> Step:
                     failures=decision.failures,
                     failed_at=max(job.progress.failed_at, decision.step),
                 ),
+                intents=replace(job.intents, change=None),
             )
             return hold(order, failed, decision)
         case RecoveryPlan() as recovery_plan:
@@ -201,6 +205,12 @@ def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
         job, plan, schedule = moved
         loading, commands = _load(job, Draft(recovery_plan, plan, schedule))
         return loading, (Log(events.Issued(plan=plan)), *commands)
+    if (ahead := planned_change.instead(order, job, recovery_plan)) is not None:
+        job, plan, schedule = ahead
+        draft = Draft(recovery_plan, plan, schedule)
+        few = lacking([job.membership.domain(rank) for rank in draft.members], order.elastic.peer_copies)
+        loading, commands = _load(job, draft)
+        return loading, (Log(events.Issued(plan=plan)), *_few_domains(few), *commands)
     job, void = moves.voided(job, "other ranks regrouped than those it was for")
     after, commands = _plan(order, job, recovery_plan)
     return after, (*void, *commands)
@@ -240,14 +250,17 @@ def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
     if few is not None and begins:
         ways_out = "add nodes, spread the ranks over more of them, or lower elastic.copies"
         return close(Failed(f"{few}: {ways_out}", user_error=True))
-    warning = (
-        ()
-        if few is None
-        else (Log(events.Warned(text=f"{few}: each layer has as many copies as these allow")),)
-    )
+    warning = _few_domains(few)
     loading, commands = _load(job, draft)
     alternatives = order.alternatives if begins else ()
     return loading, (Log(events.Issued(plan=stimulus.plan, alternatives=alternatives)), *warning, *commands)
+
+
+def _few_domains(few: str | None) -> tuple[Command, ...]:
+    """Warn of `few` failure domains."""
+    if few is None:
+        return ()
+    return (Log(events.Warned(text=f"{few}: each layer has as many copies as these allow")),)
 
 
 def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
@@ -421,7 +434,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
             out_of_patience=False,
             interrupted=False,
         ),
-        intents=replace(before.intents, asked=None),
+        intents=replace(before.intents, asked=None, change=None),
     )
     size = scaling.size_of(order, job)
     released = {*scaling.excess(job, size)} | job.membership.going
@@ -445,6 +458,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         step=recovery_plan.step,
         rerun=recovery_plan.rerun,
         steps_lost=max(0, recovery_plan.reached - recovery_plan.step),
+        fetched=_fetched(draft),
         detect_s=0.0,
         settle_s=0.0,
         plan_s=0.0,
@@ -452,6 +466,17 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         resume_s=0.0,
     )
     return training, (commands[0], *scaled, LogRegroup(regrouped), *commands[1:])
+
+
+def _fetched(draft: Draft) -> int | None:
+    """How many layers the ranks lacked, each counted once for each of them. None: they came from a checkpoint."""
+    recovery_plan, plan = draft.recovery_plan, draft.plan
+    if not recovery_plan.sources:
+        return None
+    return sum(
+        len({*plan.layers_of_place(place)} - {*recovery_plan.held.get(rank, ())})
+        for place, rank in enumerate(draft.members)
+    )
 
 
 def _words(troubles: tuple[RankLost, ...]) -> str:

@@ -70,7 +70,9 @@ def _step(job: Job, report: StepReport) -> tuple[Job, tuple[Report, ...]]:
     while early and early[0].step == step + 1:
         news.append(early.pop(0))
         step += 1
-    return replace(job, progress=replace(job.progress, step=step, early=tuple(early))), tuple(news)
+    step_s = news[-1].step_s if news else job.progress.step_s
+    progress = replace(job.progress, step=step, step_s=step_s, early=tuple(early))
+    return replace(job, progress=progress), tuple(news)
 
 
 def with_freeze(known: tuple[FreezePlan, ...], more: Iterable[FreezePlan]) -> tuple[FreezePlan, ...]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events.types import Dismissed, Scaled
+from orchestrator.lifecycle import planned_change
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import Ask, AwaitRanks, Command, Dismiss, Log
+from orchestrator.lifecycle.commands import AwaitRanks, Command, Dismiss, Log
 from orchestrator.lifecycle.states import Job, Order, Resize, Size
 from orchestrator.lifecycle.stimuli import RanksOverdue, Scale
 from planner.wording import counted
-from workers.protocol import Request
 
 Scaling = tuple[Job, tuple[Command, ...]]
 
@@ -66,7 +66,8 @@ def overdue(order: Order, job: Job, stimulus: RanksOverdue, *, trains: bool) -> 
     resize, size, members = job.intents.scaling, size_of(order, job), len(job.membership.members)
     if resize is None or resize.id != stimulus.id or members >= size.places:
         return job, ()
-    if not trains or job.intents.asked == "scale":
+    coming = job.intents.change is not None and job.intents.change.cause == "scale"
+    if not trains or job.intents.asked == "scale" or coming:
         return job, (AwaitRanks(_patience_s(order), stimulus.id),)
     before = resize.before
     job = replace(
@@ -91,7 +92,7 @@ def _patience_s(order: Order) -> float:
     return max(order.elastic.wait_s, LEAST_S)
 
 
-def pursue(job: Job, size: Size) -> Scaling:
+def pursue(order: Order, job: Job, size: Size) -> Scaling:
     """Have training ranks regroup if the job can have the requested number of places now; release idle ranks that it
     does not need."""
     there = job.membership
@@ -100,8 +101,9 @@ def pursue(job: Job, size: Size) -> Scaling:
     if job.intents.scaling is not None and len(there.members) != size.places:
         enough = not there.starting and len(there.members) + len(there.idle) >= size.places
         if enough or len(there.members) > size.places:
-            regroup = Ask(Request.REGROUP, there.members[0])
-            return replace(job, intents=replace(job.intents, asked="scale")), (regroup,)
+            return planned_change.begin(order, job, "scale", size.places)
+    if job.intents.change is not None and job.intents.change.cause == "scale":
+        job = replace(job, intents=replace(job.intents, change=None))
     if not (released := excess(job, size)):
         return job, ()
     job = replace(job, membership=replace(there, alive=there.alive - {*released}))

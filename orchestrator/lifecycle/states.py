@@ -81,8 +81,12 @@ class Membership:
     """The address of each rank."""
     zones: Mapping[str, str] = field(default_factory=dict)
     """Node id -> the node's zone; empty if it is unknown."""
+    hurried: frozenset[int] = frozenset()
+    """Draining ranks whose time is running out: nothing is copied ahead any more."""
     next_rank: int = 0
     """The lowest number that no rank has had."""
+    changes: int = 0
+    """How many planned changes there have been."""
     size: Size | None = None
     """The size that a command requested last; None: as the order says."""
 
@@ -118,6 +122,8 @@ class Progress:
     """Reports of steps that came before those of their predecessors."""
     since: int = 0
     """The last generation that went back to a checkpoint: step reports of earlier ones no longer count."""
+    step_s: float = 0.0
+    """How long the last reported step took."""
     began: int = 0
     """The step at which the newest generation began to train."""
     validated: int = 0
@@ -165,6 +171,29 @@ class Leaving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedChange:
+    """A change of ranks under way for which layers are copied ahead, while the generation trains."""
+
+    number: int
+    """Counts them."""
+    cause: str
+    """Why the ranks will regroup."""
+    lineup: tuple[int, ...]
+    """The ranks of the coming generation, by place."""
+    planning: bool = False
+    """Whether the next plan was requested; a move of layers under way is finished before."""
+    plan: Plan | None = None
+    """The coming generation's."""
+    schedule: Schedule | None = None
+    copying: Plan | None = None
+    """The plan with the copies, as it was issued."""
+    reached: frozenset[int] = frozenset()
+    """Places of the ranks that follow it."""
+    waiting: frozenset[int] = frozenset()
+    """Places whose copies are not up to date yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Intents:
     """Requests and proposals that the job has not carried out yet."""
 
@@ -176,6 +205,8 @@ class Intents:
     """A move of layers under way."""
     moves: tuple[Move, ...] = ()
     """Moves that begin, one after the other, once the one under way is over."""
+    change: PlannedChange | None = None
+    """A change of ranks that is being prepared, or for which the ranks were asked to regroup."""
     scaling: Resize | None = None
     """A command for another number of places, which the job does not have yet."""
     leaving: tuple[Leaving, ...] = ()

@@ -237,6 +237,20 @@ class Weighed:
 
 
 @dataclass(frozen=True)
+class PlannedAhead:
+    """The plan of a coming generation, or why there is none."""
+
+    number: int
+    """Of the change."""
+    plan: Plan | None = None
+    schedule: Schedule | None = None
+    copying: Plan | None = None
+    """The plan in force, with copies of what each rank will own; None: they do not fit."""
+    why: str = ""
+    """Why there is no plan, or no copies."""
+
+
+@dataclass(frozen=True)
 class Going:
     """A preemption or drain notice arrived for ranks."""
 
@@ -262,6 +276,16 @@ class RanksOverdue:
     """The time of `AwaitRanks` has passed."""
 
     id: str
+
+
+@dataclass(frozen=True)
+class CopiesOverdue:
+    """The time of `AwaitCopies` has passed."""
+
+    ranks: frozenset[int] = frozenset()
+    """Draining ranks that must hand over now."""
+    change: int = 0
+    """The number of the change that must not wait any longer."""
 
 
 @dataclass(frozen=True)
@@ -297,9 +321,11 @@ Stimulus = (
     | Aborted
     | Room
     | Weighed
+    | PlannedAhead
     | Going
     | WaitOver
     | RanksOverdue
+    | CopiesOverdue
     | Released
 )
 

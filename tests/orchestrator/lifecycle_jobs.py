@@ -25,7 +25,16 @@ from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.schedule.registry import build
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, Outcome, Position, StepReport
+from workers.protocol import (
+    CheckpointRef,
+    CheckpointReport,
+    DamagedCheckpoint,
+    Outcome,
+    Position,
+    StandbyReport,
+    StepReport,
+    SwitchReport,
+)
 
 
 def plan_of(ranks: int, layers: int = 3, **changes: object) -> Plan:
@@ -83,6 +92,29 @@ def step_report(step: int, generation: int = 1) -> StepReport:
         bubble=0.1,
         skipped=False,
     )
+
+
+def switch_report(place: int, plan: Plan, **changes: object) -> SwitchReport:
+    """The rank at `place` follows `plan`."""
+    fields = {
+        "step": 1,
+        "rank": place,
+        "epoch": plan.epoch,
+        "version": plan.version,
+        "taken": (),
+        "given": (),
+        "brought_bytes": 0,
+        "brought_s": 0.0,
+        "stall_s": 0.0,
+        "switched_s": 0.0,
+        **changes,
+    }
+    return SwitchReport(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def standby_report(place: int, layers: tuple[int, ...]) -> StandbyReport:
+    """The copies at `place` are up to date."""
+    return StandbyReport(step=1, rank=place, layers=layers, bytes=0, seconds=0.0)
 
 
 def checkpoint_report(step: int, path: str | None = None) -> CheckpointReport:
@@ -179,6 +211,8 @@ SOLUTION = events.FreezeSolved(
 
 
 THREE = order_of(3, elastic=ElasticConfig(wait_s=60))
+AT_ONCE = order_of(3, elastic=ElasticConfig(wait_s=60, migration="stop"))
+"""The ranks regroup at the next commit for any change: nothing is copied ahead."""
 DEAD = RankLost(1, "its process died", dead=True)
 CUT_OFF = RankLost(0, "connection reset", cut_off=True)
 

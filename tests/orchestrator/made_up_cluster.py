@@ -5,12 +5,21 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from lifecycle_jobs import checkpoint_report, order_of, plan_of, position, step_report
+from lifecycle_jobs import (
+    checkpoint_report,
+    order_of,
+    plan_of,
+    position,
+    standby_report,
+    step_report,
+    switch_report,
+)
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
     Ask,
     Assess,
+    AwaitCopies,
     AwaitRanks,
     Command,
     Dismiss,
@@ -20,12 +29,14 @@ from orchestrator.lifecycle.commands import (
     Log,
     LogRegroup,
     MakePlan,
+    PlanAhead,
     Prepare,
     Recruit,
     Release,
     Reserve,
     Save,
     Settle,
+    Switch,
     Train,
     Wait,
     Weigh,
@@ -45,12 +56,14 @@ from orchestrator.lifecycle.states import (
 )
 from orchestrator.lifecycle.stimuli import (
     Asked,
+    CopiesOverdue,
     Departed,
     Going,
     Joined,
     Loaded,
     Placed,
     Planned,
+    PlannedAhead,
     Positioned,
     RankLost,
     RanksOverdue,
@@ -66,6 +79,8 @@ from orchestrator.lifecycle.stimuli import (
     WaitOver,
     Weighed,
 )
+from planner.arrivals import copied_ahead
+from planner.plan import Plan
 from planner.schedule.registry import build
 from workers.commit import vector_sha256
 from workers.config import ElasticConfig
@@ -200,6 +215,12 @@ class World:
             case Ask(request, rank):
                 assert rank in self.live().job.membership.members
                 self.requests.add(request)
+            case PlanAhead():
+                self.answers.append(self.plan_ahead(command))
+            case Switch(plan, _, _, members):
+                self.switch(plan, members)
+            case AwaitCopies(_, ranks, change):
+                self.answers.append(CopiesOverdue(ranks, change))
             case Weigh():
                 self.answers.append(Weighed(self.random.random() < 0.7, "", command.round))
             case Dismiss(ranks):
@@ -296,6 +317,29 @@ class World:
                 one.weights.add(source.layer)
             elif draw > 0.7 and source.part is Part.ALL:
                 one.layers[source.layer] = assignment.step
+
+    def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
+        if self.random.random() < 0.1:
+            return PlannedAhead(command.number, why="no plan")
+        ranks = len(command.lineup)
+        plan = plan_of(ranks, LAYERS)
+        copying = copied_ahead(command.now, command.members, plan, command.lineup)
+        schedule = build("1f1b", ranks, 2, 1)
+        if self.random.random() < 0.1:
+            return PlannedAhead(command.number, plan, schedule, why="no room for copies")
+        return PlannedAhead(command.number, plan, schedule, copying)
+
+    def switch(self, plan: Plan, members: tuple[int, ...]) -> None:
+        """The ranks follow `plan`, and some bring the copies that it gives them."""
+        if self.training != members or len(self.standing(members)) < len(members):
+            return
+        for place, rank in enumerate(members):
+            self.answers.append(Reported(switch_report(place, plan)))
+            copies = plan.standbys_of(place)
+            if copies and self.random.random() < 0.9:
+                one = self.ranks[rank]
+                one.layers |= dict.fromkeys(copies, one.step)
+                self.answers.append(Reported(standby_report(place, copies)))
 
     def begin(self, ranks: tuple[int, ...], step: int, number: int) -> None:
         assert isinstance(self.state, Training | Stopping)

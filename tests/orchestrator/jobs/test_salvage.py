@@ -37,12 +37,13 @@ SLOW = {
 
 
 def job(folder: Path, cluster: dict[str, Any], every_steps: int = 0, **elastic: Any) -> Resolved:
-    """A job of two ranks without copies of each other's layers. A test stops it when it has seen enough."""
+    """A job of two ranks without copies of each other's layers: a drain fetches them. A test stops it when it has
+    seen enough."""
     sections: dict[str, dict[str, Any]] = {
         "job": {"steps": 10_000, "sample_tokens": 0},
         "pipeline": {"ranks": 2, "microbatches": 2, "microbatch_size": 1},
         "checkpoint": {"every_steps": every_steps, "keep": 10_000},
-        "elastic": {"grow": False, "redundancy": "checkpoint", **elastic},
+        "elastic": {"grow": False, "redundancy": "checkpoint", "migration": "stop", **elastic},
         "cluster": cluster,
     }
     return resolved(tiny(folder, "job", **sections))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from lifecycle_jobs import (
+    AT_ONCE,
     DEAD,
     THREE,
     Job,
@@ -106,7 +107,7 @@ def test_a_wait_for_capacity_is_bounded() -> None:
 
 
 def test_ranks_that_are_to_go_hand_over_and_are_dismissed() -> None:
-    job = train(Job(THREE)).take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
+    job = train(Job(AT_ONCE)).take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
     notice = events.Noticed(node="node1", host="10.0.0.1", source="file", ranks=(1,), left_s=30.0)
     assert job.logged[-1] == notice
@@ -169,8 +170,8 @@ def test_where_all_are_to_go_they_stop_with_a_checkpoint_and_the_job_pauses() ->
 
 def test_word_that_comes_while_a_rank_starts_counts_once_it_is_up() -> None:
     report = NoticeReport(rank=1, source="sigterm", left_s=None, text="SIGTERM")
-    job = Job(THREE).take(Start(), Placed(), ready(0), Reported(report), ready(1), ready(2))
-    job.take(Planned(THREE.plan, THREE.schedule), *(Loaded(rank, None) for rank in range(3)))
+    job = Job(AT_ONCE).take(Start(), Placed(), ready(0), Reported(report), ready(1), ready(2))
+    job.take(Planned(AT_ONCE.plan, AT_ONCE.schedule), *(Loaded(rank, None) for rank in range(3)))
     job.take(StoreUp("h", 7), *(Joined(rank) for rank in range(3)))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
     assert job.has.membership.going == {1}

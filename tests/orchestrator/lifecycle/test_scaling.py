@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lifecycle_jobs import DEAD, THREE, Job, order_of, plan_of, position, ready, recovered, step_report, train
+from lifecycle_jobs import (
+    AT_ONCE,
+    DEAD,
+    THREE,
+    Job,
+    order_of,
+    plan_of,
+    position,
+    ready,
+    recovered,
+    step_report,
+    train,
+)
 
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
@@ -61,7 +73,7 @@ def regroupings(job: Job) -> list[events.Regrouped]:
 
 
 def test_fewer_ranks_are_left_at_a_commit_and_the_others_are_released() -> None:
-    job = train(Job(THREE)).take(scale(2))
+    job = train(Job(AT_ONCE)).take(scale(2))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
     assert answers(job) == {}
     regroup(job, 2, (0, 1), there=(0, 1, 2))
@@ -168,9 +180,9 @@ def test_a_later_request_takes_the_place_of_an_earlier_one() -> None:
 
 
 def test_the_size_outlives_the_controller() -> None:
-    before = train(Job(QUIET)).take(scale(2, spares=1))
+    before = train(Job(AT_ONCE)).take(scale(2, spares=1))
     view = fold(Record(time_s=0.0, event=event) for event in [submitted(), *before.logged])
-    order = taken_over(QUIET, JobView.from_json(view.to_json()))
+    order = taken_over(AT_ONCE, JobView.from_json(view.to_json()))
     assert order.earlier is not None
     assert order.earlier.membership.size == Size(places=2, spares=1)
     job = Job(order).take(Start(), scale(2, spares=1))
@@ -185,7 +197,7 @@ def submitted() -> events.Submitted:
 
 
 def test_a_requested_drain_is_done_when_the_node_has_no_rank_any_more() -> None:
-    job = train(Job(THREE))
+    job = train(Job(AT_ONCE))
     job.take(Going(frozenset({1}), "request", 30.0, "node1", "10.0.0.1", id="d"))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
     # A notice from elsewhere for the same node changes nothing.

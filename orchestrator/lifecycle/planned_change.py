@@ -1,0 +1,180 @@
+"""A change of ranks that is known beforehand: layers are copied to their next ranks before the generation ends. Pure.
+
+The next plan is made and the copies are brought while the ranks train. Then they regroup, and nobody has to fetch a
+layer. Where time is short, where copies do not fit, or where the job moves layers between steps (`elastic.migration`),
+the ranks regroup at once and fetch what they lack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import Ask, AwaitCopies, Command, Log, PlanAhead, Switch
+from orchestrator.lifecycle.recovery import RecoveryPlan, lineup_of, reason_of
+from orchestrator.lifecycle.states import Job, Order, PlannedChange
+from orchestrator.lifecycle.stimuli import CopiesOverdue, PlannedAhead
+from planner.arrivals import new_copies
+from planner.ir import Schedule
+from planner.plan import Plan
+from workers.protocol import Report, Request, StandbyReport, SwitchReport
+
+Changing = tuple[Job, tuple[Command, ...]]
+
+PATIENCE_S = 60.0
+"""How long copies may take where no rank leaves; `cluster.timeout_s` if that is longer."""
+UNKNOWN_NOTICE_S = 20.0
+"""What a notice without a deadline is taken for: a process is killed half a minute after its SIGTERM, or earlier."""
+LEAST_NOTICE_S = 2.0
+LEAST_NOTICE_STEPS = 4
+"""With a shorter notice nothing is copied ahead: the ranks regroup at the next commit."""
+
+
+def begin(order: Order, job: Job, cause: str, wanted: int) -> Changing:
+    """Have training ranks regroup for `cause`, once they have copies of what they will own.
+
+    Args:
+        wanted: how many places the job is to have.
+    """
+    there, intents = job.membership, job.intents
+    if intents.pausing or (intents.asked is not None and (intents.asked == cause or intents.change)):
+        return job, ()
+    lineup = lineup_of(there.members, there.alive, there.going, wanted)
+    at_once = order.elastic.migration == "stop" or there.hurried & there.going
+    at_once = at_once or len(lineup) < order.elastic.min_ranks
+    if at_once or not set(lineup) <= set(there.members):
+        return _regroup(replace(job, intents=replace(intents, change=None)), cause)
+    if intents.change is not None and intents.change.lineup == lineup:
+        return job, ()
+    change = PlannedChange(number=there.changes + 1, cause=cause, lineup=lineup)
+    job = replace(
+        job,
+        membership=replace(there, changes=change.number),
+        intents=replace(intents, change=change),
+    )
+    timer = () if there.going else (AwaitCopies(max(PATIENCE_S, order.timeout_s), change=change.number),)
+    job, planning = _plan(job)
+    return job, (*timer, *planning)
+
+
+def patience_s(job: Job, left_s: float | None) -> float:
+    """How long after a notice copies may be brought: half of the time that is left. 0: regroup at once."""
+    if left_s is None:
+        return UNKNOWN_NOTICE_S / 2
+    if left_s < max(LEAST_NOTICE_S, LEAST_NOTICE_STEPS * job.progress.step_s):
+        return 0.0
+    return left_s / 2
+
+
+def _plan(job: Job) -> Changing:
+    """Have the next plan made, unless a move of layers is under way: that one is finished first."""
+    change, there = job.intents.change, job.membership
+    assert change is not None
+    if job.intents.migration is not None:
+        return job, ()
+    job = replace(job, intents=replace(job.intents, change=replace(change, planning=True)))
+    ahead = PlanAhead(
+        now=job.progress.plan,
+        members=there.members,
+        lineup=change.lineup,
+        domains={rank: there.domain(rank) for rank in {*there.members, *change.lineup}},
+        reason=reason_of(there.members, change.lineup, there.alive),
+        number=change.number,
+    )
+    return job, (ahead,)
+
+
+def planned(order: Order, job: Job, answer: PlannedAhead) -> Changing:
+    """The next plan is known: have the ranks bring the copies that it needs."""
+    change = job.intents.change
+    if change is None or change.number != answer.number or job.intents.asked is not None:
+        return job, ()
+    if answer.plan is None or answer.schedule is None:
+        return _regroup(replace(job, intents=replace(job.intents, change=None)), change.cause)
+    change = replace(change, plan=answer.plan, schedule=answer.schedule)
+    job = replace(job, intents=replace(job.intents, change=change))
+    if answer.copying is None:
+        text = f"layers are fetched while the job waits, and not copied ahead: {answer.why}"
+        job, commands = _regroup(job, change.cause)
+        return job, (Log(events.Warned(text=text)), *commands)
+    waiting = frozenset(place for _, place in new_copies(job.progress.plan, answer.copying))
+    if not waiting:
+        return _regroup(job, change.cause)
+    version = job.progress.version + 1
+    why = "copies for the next generation: " + answer.plan.reason
+    copying = replace(answer.copying, epoch=order.epoch, version=version, reason=why)
+    job = replace(
+        job,
+        progress=replace(job.progress, version=version),
+        intents=replace(job.intents, change=replace(change, copying=copying, waiting=waiting)),
+    )
+    switch = Switch(copying, job.progress.schedule, (), job.membership.members)
+    return job, (Log(events.Issued(plan=copying)), switch)
+
+
+def take_report(job: Job, report: Report) -> Changing:
+    """Apply a rank's report to the change under way; once all copies are up to date, have the ranks regroup."""
+    change = job.intents.change
+    if change is None or job.intents.asked is not None:
+        return job, ()
+    if not change.planning:
+        return _plan(job)
+    copying = change.copying
+    if copying is None:
+        return job, ()
+    match report:
+        case SwitchReport(rank=place) if (report.epoch, report.version) == copying.key:
+            change = replace(change, reached=change.reached | {place})
+            if len(change.reached) == len(job.membership.members):
+                job = replace(job, progress=replace(job.progress, plan=copying))
+        case StandbyReport(rank=place) if place in change.reached:
+            change = replace(change, waiting=change.waiting - {place})
+        case _:
+            return job, ()
+    job = replace(job, intents=replace(job.intents, change=change))
+    if change.waiting or len(change.reached) < len(job.membership.members):
+        return job, ()
+    return _regroup(job, change.cause)
+
+
+def hurry(job: Job, stimulus: CopiesOverdue) -> Job:
+    """`job` with those of its leaving ranks whose time is running out."""
+    there = job.membership
+    return replace(job, membership=replace(there, hurried=there.hurried | (stimulus.ranks & there.going)))
+
+
+def overdue(job: Job, stimulus: CopiesOverdue) -> Changing:
+    """Have training ranks regroup with the copies that there are, if the change has no more time."""
+    job, change = hurry(job, stimulus), job.intents.change
+    if change is None or job.intents.asked is not None:
+        return job, ()
+    if change.number != stimulus.change and not (job.membership.hurried & job.membership.going):
+        return job, ()
+    return _regroup(job, change.cause)
+
+
+def _regroup(job: Job, cause: str) -> Changing:
+    if job.intents.pausing or job.intents.stopping:
+        return job, ()
+    job = replace(job, intents=replace(job.intents, asked=cause))
+    return job, (Ask(Request.REGROUP, job.membership.members[0]),)
+
+
+def lineup(job: Job) -> tuple[int, ...]:
+    """The ranks for which the next generation's plan was made, by place; empty: there is none."""
+    change = job.intents.change
+    if change is None or change.plan is None or job.intents.asked != change.cause:
+        return ()
+    return change.lineup
+
+
+def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, Plan, Schedule] | None:
+    """Return the plan that was made ahead for the next generation, if it fits."""
+    change = job.intents.change
+    if change is None or change.plan is None or change.schedule is None:
+        return None
+    if recovery_plan.lineup != lineup(job) or recovery_plan.cause != change.cause:
+        return None
+    version = job.progress.version + 1
+    plan = replace(change.plan, epoch=order.epoch, version=version)
+    return replace(job, progress=replace(job.progress, version=version)), plan, change.schedule

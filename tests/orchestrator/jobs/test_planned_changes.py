@@ -1,0 +1,117 @@
+"""Planned changes of ranks on plain processes: nothing is fetched while the job waits, and the bits stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_hosts import ElasticJob, Ran, assert_gone
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.stimuli import Going
+from orchestrator.prepare.resolve import Resolved
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import StandbyReport, StepReport, SwitchReport
+
+STEPS = 24
+PASS_S = 0.002
+
+
+def job(folder: Path, **elastic: Any) -> Resolved:
+    """Four ranks whose layers nobody else has, unless `elastic` says otherwise."""
+    times = {"forward_s": PASS_S, "input_grad_s": PASS_S, "weight_grad_s": PASS_S}
+    return resolved(
+        tiny(
+            folder,
+            "job",
+            job={"steps": STEPS, "sample_tokens": 0},
+            cluster={"device": "emulated", "emulated": times},
+            elastic={"grow": False, "redundancy": "peer", **elastic},
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The state in which the job ends when no rank changes."""
+    done = job(tmp_path_factory.mktemp("quiet"))
+    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+
+
+def leave_at(step: int, rank: int, left_s: float = 60.0) -> Callable[[ElasticJob, events.Event], None]:
+    def take(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, StepReport) and event.step == step:
+            running.post(Going(frozenset({rank}), "file", left_s, f"node{rank}", "h"))
+
+    return take
+
+
+def check(ran: Ran, expected: str) -> None:
+    assert isinstance(ran.state, Finished), ran.state
+    assert ran.state_sha256 == expected
+    assert ran.steps == list(range(1, STEPS + 1))
+    assert_gone(ran.pids)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("redundancy", ["peer", "checkpoint"])
+def test_a_drain_with_notice_fetches_nothing_while_the_job_waits(
+    tmp_path: Path, quiet: str, rank: int, redundancy: str
+) -> None:
+    ran = ElasticJob(job(tmp_path, redundancy=redundancy), leave_at(3, rank)).run()
+    check(ran, quiet)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.fetched) == ("drain", (rank,), 0)
+    assert (regrouped.rerun, regrouped.steps_lost) == (0, 0)
+    first, copying, then = (issued.plan for issued in ran.of(events.Issued))
+    assert copying.layers == first.layers
+    assert then.pipeline_ranks == 3
+    assert {report.version for report in ran.of(SwitchReport)} == {copying.version}
+    # The copies of the next generation are there too: it brings none.
+    brought = [report.bytes for report in ran.of(StandbyReport) if report.step >= regrouped.step]
+    assert not any(brought)
+
+
+def test_with_a_short_notice_layers_are_fetched_as_before(tmp_path: Path, quiet: str) -> None:
+    ran = ElasticJob(job(tmp_path, redundancy="checkpoint"), leave_at(3, 2, left_s=0.5)).run()
+    check(ran, quiet)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost) == ("drain", (2,))
+    assert regrouped.fetched
+    assert ran.of(SwitchReport) == []
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3])
+@pytest.mark.parametrize("phase", ["issued", "switched", "copied", "formed"])
+def test_a_rank_killed_in_any_phase_of_a_drain_costs_no_committed_step(
+    tmp_path: Path, quiet: str, phase: str, victim: int
+) -> None:
+    """Rank 2 leaves; it, or a rank that stays, dies on the way."""
+    seen: list[events.Event] = []
+    phases: dict[str, Callable[[events.Event], bool]] = {
+        "issued": lambda event: isinstance(event, events.Issued) and "copies for" in event.plan.reason,
+        "switched": lambda event: isinstance(event, SwitchReport),
+        "copied": lambda event: isinstance(event, StandbyReport) and event.step > 3,
+        "formed": lambda event: isinstance(event, events.Formed) and event.generation.number == 2,
+    }
+
+    leave = leave_at(3, 2)
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        leave(running, event)
+        if not seen and phases[phase](event):
+            seen.append(event)
+            running.signal(victim)
+
+    ran = ElasticJob(job(tmp_path), act).run()
+    assert seen, "the fault fired"
+    assert isinstance(ran.state, Finished), ran.state
+    assert ran.state_sha256 == quiet
+    assert ran.steps == list(range(1, STEPS + 1)), "no committed step is lost"
+    assert sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped)) == 0
+    assert {rank for regrouped in ran.of(events.Regrouped) for rank in regrouped.lost} == {2, victim}

@@ -1,0 +1,218 @@
+"""Ranks that leave with notice, and other planned changes: copies come first, then the ranks regroup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lifecycle_jobs import (
+    Job,
+    order_of,
+    plan_of,
+    position,
+    recovered,
+    standby_report,
+    step_report,
+    switch_report,
+    train,
+)
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import Ask, AwaitCopies, LogRegroup, MakePlan, PlanAhead, Switch
+from orchestrator.lifecycle.migration import Move
+from orchestrator.lifecycle.stimuli import (
+    CopiesOverdue,
+    Departed,
+    Going,
+    Migrate,
+    PlannedAhead,
+    Positioned,
+    RankLost,
+    Reported,
+    Scale,
+)
+from planner.arrivals import copied_ahead
+from planner.plan import Plan
+from planner.schedule.registry import build
+from planner.search.layer_move import with_layers
+from workers.config import ElasticConfig
+from workers.protocol import Parted, Request, StandbyReport
+
+ORDER = order_of(3, layers=6, elastic=ElasticConfig(wait_s=60, grow=False))
+NOTICE = Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1")
+THEN = plan_of(2, 6)
+REGROUP = Ask(Request.REGROUP, 0)
+
+
+def planned(job: Job, then: Plan = THEN, **changes: object) -> PlannedAhead:
+    """The answer to the newest request for a plan."""
+    ahead = [effect for effect in job.effects if isinstance(effect, PlanAhead)][-1]
+    copying = copied_ahead(ahead.now, ahead.members, then, ahead.lineup)
+    answer = PlannedAhead(ahead.number, then, build("1f1b", then.world_size, 2, 1), copying)
+    return replace(answer, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def copying(job: Job) -> Plan:
+    """The newest plan that gives ranks copies."""
+    return next(effect.plan for effect in reversed(job.effects) if isinstance(effect, Switch))
+
+
+def followed(job: Job) -> list[Reported]:
+    """All ranks follow the newest plan, and those with copies have them."""
+    plan = copying(job)
+    reports: list[Reported] = [Reported(switch_report(place, plan)) for place in range(3)]
+    for place in range(3):
+        if layers := plan.standbys_of(place):
+            reports.append(Reported(standby_report(place, layers)))
+    return reports
+
+
+def regroup(
+    job: Job, holds: dict[int, tuple[int, ...]], plan: Plan, members: tuple[int, ...]
+) -> events.Regrouped:
+    number = job.has.progress.round + 1
+    job.take(*(Departed(Parted(rank=rank, step=4), number - 1) for rank in range(3)))
+    job.take(*(Positioned(position(rank, 4, of), number) for rank, of in holds.items()))
+    recovered(job, plan, members)
+    return next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+
+
+def test_a_drain_with_notice_copies_layers_before_the_ranks_regroup() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    assert AwaitCopies(15.0, frozenset({1})) in job.effects
+    assert job.effects[-1] == PlanAhead(
+        now=ORDER.plan,
+        members=(0, 1, 2),
+        lineup=(0, 2),
+        domains={rank: f"node{rank}" for rank in range(3)},
+        reason="rank 1 goes; 2 ranks go on where there were 3",
+        number=1,
+    )
+    job.take(planned(job))
+    # Layers 2 and 3 leave with rank 1.
+    assert copying(job).standbys == ((), (), (0,), (2,), (), ())
+    assert copying(job).layers == ORDER.plan.layers
+    *others, last = followed(job)
+    job.take(*others)
+    assert REGROUP not in job.effects
+    job.take(last)
+    assert job.effects[-1] == REGROUP
+    regrouped = regroup(job, {0: (0, 1, 2), 1: (2, 3), 2: (3, 4, 5)}, THEN, (0, 2))
+    assert (regrouped.cause, regrouped.lost, regrouped.fetched) == ("drain", (1,), 0)
+    assert not [effect for effect in job.effects if isinstance(effect, MakePlan)][1:], (
+        "the plan was made ahead"
+    )
+    assert job.has.progress.plan.layers == THEN.layers
+    assert job.has.intents.change is None
+
+
+def test_a_copy_from_before_the_change_does_not_count() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job))
+    job.take(Reported(standby_report(0, (2,))), Reported(standby_report(2, (3,))))
+    job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)))
+    assert REGROUP not in job.effects
+    job.take(*(one for one in followed(job) if isinstance(one.report, StandbyReport)))
+    assert job.effects[-1] == REGROUP
+
+
+@pytest.mark.parametrize(("left_s", "step_s"), [(1.0, 0.1), (30.0, 8.0)])
+def test_with_a_short_notice_the_ranks_regroup_at_once(left_s: float, step_s: float) -> None:
+    job = train(Job(ORDER)).take(Reported(replace(step_report(1, generation=3), step_s=step_s)))
+    job.take(replace(NOTICE, left_s=left_s))
+    assert job.effects[-1] == REGROUP
+    regrouped = regroup(job, {0: (0, 1), 1: (2, 3), 2: (4, 5)}, THEN, (0, 2))
+    assert (regrouped.cause, regrouped.fetched) == ("drain", 2)
+
+
+def test_copies_that_do_not_come_in_time_are_fetched_at_the_regroup() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job), CopiesOverdue(frozenset({1})))
+    assert job.effects[-1] == REGROUP
+    regrouped = regroup(job, {0: (0, 1, 2), 1: (2, 3), 2: (4, 5)}, THEN, (0, 2))
+    assert regrouped.fetched == 1
+
+
+def test_where_copies_do_not_fit_the_ranks_regroup_and_the_log_says_why() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job, copying=None, why="place 0 would need 9 bytes"))
+    assert job.effects[-1] == REGROUP
+    (warned,) = [event for event in job.logged if isinstance(event, events.Warned)]
+    assert warned.text == (
+        "layers are fetched while the job waits, and not copied ahead: place 0 would need 9 bytes"
+    )
+
+
+def test_where_all_is_at_hand_the_ranks_regroup_with_the_plan() -> None:
+    there = replace(ORDER.plan, standbys=((), (), (0,), (2,), (), ()))
+    job = train(Job(replace(ORDER, plan=there))).take(NOTICE)
+    job.take(planned(job))
+    assert job.effects[-1] == REGROUP
+    assert not [effect for effect in job.effects if isinstance(effect, Switch)]
+
+
+def test_a_rank_that_dies_meanwhile_voids_the_change() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job), RankLost(0, "its process died", dead=True))
+    job.take(Positioned(position(1, 4, (0, 1, 2, 3)), 1), Positioned(position(2, 4, (3, 4, 5)), 1))
+    recovered(job, plan_of(1, 6, version=5), (2,))
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("loss", (0, 1), 0)
+    assert job.has.membership.alive == {2}
+
+
+def test_a_second_notice_before_the_copies_are_there_makes_another_plan() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    first = planned(job)
+    job.take(first, Going(frozenset({2}), "file", 30.0, "node2", "10.0.0.2"))
+    assert isinstance(job.effects[-1], PlanAhead)
+    assert job.effects[-1].lineup == (0,)
+    # Answers for the first one are stale.
+    job.take(first, *followed(job))
+    assert REGROUP not in job.effects
+    job.take(planned(job, plan_of(1, 6)))
+    job.take(*followed(job))
+    assert job.effects[-1] == REGROUP
+
+
+def test_a_second_notice_does_not_void_a_change_whose_copies_are_there() -> None:
+    """It is finished: then comes the next one."""
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job))
+    job.take(*followed(job))
+    assert job.effects[-1] == REGROUP
+    job.take(Going(frozenset({2}), "file", 30.0, "node2", "10.0.0.2"))
+    assert job.effects[-2:] == [REGROUP, AwaitCopies(15.0, frozenset({2}))]
+    regrouped = regroup(job, {0: (0, 1, 2), 1: (2, 3), 2: (3, 4, 5)}, THEN, (0, 2))
+    assert (regrouped.lost, regrouped.fetched) == ((1,), 0)
+    assert isinstance(job.effects[-1], PlanAhead)
+    assert job.effects[-1].lineup == (0,)
+
+
+def test_a_move_under_way_is_finished_before_a_change_begins() -> None:
+    moved = with_layers(ORDER.plan, 2, 3, 0)
+    job = train(Job(ORDER)).take(Migrate(Move(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0)))
+    job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)), NOTICE)
+    assert not [effect for effect in job.effects if isinstance(effect, PlanAhead)]
+    job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)))
+    assert [event.layers for event in job.logged if isinstance(event, events.Migrated)] == [(2,)]
+    assert isinstance(job.effects[-1], PlanAhead)
+    assert job.effects[-1].now.layers == moved.layers
+
+
+def test_a_move_does_not_begin_during_a_change() -> None:
+    job = train(Job(ORDER)).take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="s")))
+    assert isinstance(job.effects[-1], PlanAhead)
+    moved = with_layers(ORDER.plan, 2, 3, 0)
+    job.take(Migrate(Move(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0)))
+    assert isinstance(job.logged[-1], events.Warned)
+    assert "about to regroup" in job.logged[-1].text
+
+
+def test_fewer_ranks_on_request_take_copies_first_and_a_newer_request_cancels_it() -> None:
+    job = train(Job(ORDER)).take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="s")))
+    assert AwaitCopies(60.0, change=1) in job.effects
+    job.take(planned(job))
+    job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="t")))
+    job.take(*followed(job), CopiesOverdue(change=1))
+    assert REGROUP not in job.effects
