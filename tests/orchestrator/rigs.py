@@ -59,7 +59,7 @@ def hangs_in_step_4(rank: int) -> None:
     execute = Engine._execute
 
     def hang(self: Engine, action: object, step: int, *rest: object) -> None:
-        while step == 3 and self._rank == 0:
+        while step == 3 and self._program.rank == 0:
             pass
         execute(self, action, step, *rest)  # pyright: ignore[reportArgumentType]
 
