@@ -7,7 +7,7 @@ knows neither optimizer nor commit: a window ends with summed gradients that sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,7 +25,7 @@ from workers.transport.lowering import first_forwards
 
 Tensors = tuple[Tensor, ...]
 Batches = Callable[[int], Batch]
-"""Microbatch of this replica -> its batch, on the CPU."""
+"""Microbatch of this window -> its batch, on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class Engine:
         assert set(stages) == set(program.own_stages)
         self._program = program
         self._pipeline = pipeline
-        self._replica = pipeline
+        first = pipeline * program.microbatches
+        self._numbers: Sequence[int] = range(first, first + program.microbatches)
+        """The window's global microbatches."""
         self._stages = stages
         self._channel = channel
         self._device = device
@@ -77,16 +79,18 @@ class Engine:
         self._handed: dict[tuple[Stream, int], Tensors] = {}
         self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
-    def run(self, step: int, batches: Batches, replica: int | None = None) -> Window:
+    def run(self, step: int, batches: Batches, numbers: Sequence[int] | None = None) -> Window:
         """Run one training window; gradients are added to the parameters' `.grad`.
 
         Args:
-            replica: the replica whose microbatches these are; None: the one with the pipeline's number.
+            numbers: the global microbatches of the window, in order; None: those of the replica with the pipeline's
+                number.
 
         Raises:
             ChannelError: a neighbour is gone or sent a message that does not fit its stream.
         """
-        self._replica = self._pipeline if replica is None else replica
+        if numbers is not None:
+            self._numbers = numbers
         self._begin_faults(step + 1)
         self._device.start_window()
         self._announce(None, purpose=0)
@@ -134,7 +138,7 @@ class Engine:
     def _execute(self, action: Action, step: int, batches: Batches, losses: dict[int, Tensor]) -> None:
         stage = self._stages[action.stage]
         layers = [layer.index for layer in stage.layers]
-        microbatch = self._replica * self._program.microbatches + action.index
+        microbatch = self._numbers[action.index]
         frozen = stage.frozen_shares(microbatch)
         match action.kind:
             case Kind.FORWARD:

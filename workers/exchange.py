@@ -6,12 +6,14 @@ library's reduction, so that siblings and tied copies hold the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
+from planner.shares import Part
 from workers.backward import gradient_of
 from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
@@ -33,12 +35,13 @@ class TiedUse:
 class ReplicaExchange:
     """Sums the gradients of one pipeline rank's layers over all replicas. Its siblings share the work.
 
-    Each tensor is gathered on one sibling, summed there in replica order, and sent back.
+    Each tensor is gathered on one sibling, summed there, and sent back: the parts of each replica in their order, then
+    the replicas in theirs.
 
     Args:
         siblings: places that hold the same layers, by pipeline.
         tags: first free tag on the channel.
-        replicas: their number; pipeline p runs those with r % pipelines == p. None: one per pipeline.
+        parts: of all replicas, in order of summation; see `planner.shares`. None: one per pipeline.
     """
 
     def __init__(
@@ -47,14 +50,15 @@ class ReplicaExchange:
         siblings: Sequence[int],
         parameters: Parameters,
         tags: int,
-        replicas: int | None = None,
+        parts: Sequence[Part] | None = None,
     ) -> None:
-        self._replicas = replicas or len(siblings)
-        self._parts: dict[int, list[Tensor | None]] = {}
+        self._taken: dict[Part, list[Tensor | None]] = {}
         self._channel = channel
         self._siblings = tuple(siblings)
+        self._parts = parts or [Part(r, 0, 1, r) for r in range(len(self._siblings))]
         self._own = self._siblings.index(channel.rank)
         self._parameters = list(parameters.values())
+        self._layers = [layer for layer, _ in parameters]
         self._tags = tags
         load = [0] * len(self._siblings)
         self._reducer: list[int] = []
@@ -64,73 +68,101 @@ class ReplicaExchange:
             self._reducer.append(sibling)
 
     def take(self, replica: int) -> None:
-        """Set the present gradients aside as those of `replica`."""
+        """Set the present gradients aside as those of the whole of `replica`."""
+        own = self._parts_of(self._own)
         gradients = [parameter.grad for parameter in self._parameters]
-        if replica != self._replicas_of(self._own)[-1]:
+        if replica != own[-1].replica:
             # The next window accumulates its gradients in the same memory.
             gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
-        self._parts[replica] = gradients
+        (part,) = (part for part in own if part.replica == replica)
+        self._taken[part] = gradients
         for parameter in self._parameters:
             parameter.grad = None
 
+    def put(self, parts: Mapping[Part, Mapping[int, Sequence[Tensor | None]]]) -> None:
+        """Take the gradients of `parts`: part -> layer -> by parameter, in order of name."""
+        for part, of_layer in parts.items():
+            left = {layer: iter(gradients) for layer, gradients in of_layer.items()}
+            self._taken[part] = [next(left[layer]) if layer in left else None for layer in self._layers]
+
     def drop(self) -> None:
         """Drop the gradients that were set aside."""
-        self._parts = {}
+        self._taken = {}
 
     def sum(self) -> None:
         """Set each parameter's `.grad` to the sum over replicas; a gradient absent everywhere stays absent.
 
         If no gradients were set aside, the present ones are those of the pipeline's only replica.
         """
-        if not self._parts:
+        if not self._taken:
             self.take(self._own)
         others = [r for r in range(len(self._siblings)) if r != self._own]
         present = self._agree_on_presence(others)
-        indices = [i for i in range(len(self._parameters)) if present[i]]
+        own = self._parts_of(self._own)
+        indices = [i for i in range(len(self._parameters)) if any(of[i] for of in present.values())]
         for i in indices:
             if self._reducer[i] != self._own:
-                parts = [self._part(replica, i) for replica in self._replicas_of(self._own)]
+                # With zeros for absent ones: a stream's messages all have one shape.
+                gradients = [self._taken[part][i] for part in own]
+                parts = [
+                    self._zeros(i) if gradient is None else canonical(gradient) for gradient in gradients
+                ]
                 self._channel.send(self._stream(self._own, self._reducer[i], 1 + 2 * i), parts)
         for i in indices:
             if self._reducer[i] == self._own:
-                self._reduce(i, others)
+                self._reduce(i, others, present)
         for i in indices:
             if self._reducer[i] != self._own:
                 stream = self._stream(self._reducer[i], self._own, 2 + 2 * i)
                 (self._parameters[i].grad,) = self._channel.receive(stream)
         self._channel.flush()
-        self._parts = {}
+        self._taken = {}
 
-    def _replicas_of(self, sibling: int) -> range:
-        return range(sibling, self._replicas, len(self._siblings))
+    def _parts_of(self, sibling: int) -> list[Part]:
+        return [part for part in self._parts if part.pipeline == sibling]
 
-    def _reduce(self, i: int, others: Sequence[int]) -> None:
-        parts = {replica: self._part(replica, i) for replica in self._replicas_of(self._own)}
+    def _reduce(self, i: int, others: Sequence[int], present: Mapping[Part, Sequence[bool]]) -> None:
+        parts = {part: self._taken[part][i] for part in self._parts_of(self._own)}
         for sibling in others:
+            theirs = self._parts_of(sibling)
             received = self._channel.receive(self._stream(sibling, self._own, 1 + 2 * i))
-            parts.update(zip(self._replicas_of(sibling), received, strict=True))
-        total = parts[0].clone()
-        for replica in range(1, self._replicas):
-            total.add_(parts[replica])
+            parts |= {
+                part: gradient for part, gradient in zip(theirs, received, strict=True) if present[part][i]
+            }
+        total: Tensor | None = None
+        for _, of_replica in groupby(self._parts, key=lambda part: part.replica):
+            its = self._added_up([parts.get(part) for part in of_replica], i)
+            total = its if total is None else total.add_(its)
+        assert total is not None
         for sibling in others:
             self._channel.send(self._stream(self._own, sibling, 2 + 2 * i), (total,))
         self._parameters[i].grad = total
 
-    def _agree_on_presence(self, others: Sequence[int]) -> list[bool]:
-        there = [
-            any(part[i] is not None for part in self._parts.values()) for i in range(len(self._parameters))
-        ]
-        mine = torch.tensor(there, dtype=torch.bool)
+    def _added_up(self, gradients: Sequence[Tensor | None], i: int) -> Tensor:
+        """The sum of one replica's parts, in new memory. Absent ones are left out: nothing was added for them."""
+        there = [canonical(gradient) for gradient in gradients if gradient is not None]
+        if not there:
+            return self._zeros(i)
+        total = there[0].clone()
+        for gradient in there[1:]:
+            total.add_(gradient)
+        return total
+
+    def _zeros(self, i: int) -> Tensor:
+        return canonical(torch.zeros_like(self._parameters[i]))
+
+    def _agree_on_presence(self, others: Sequence[int]) -> dict[Part, list[bool]]:
+        """Part -> by parameter, whether its pipeline has a gradient of it."""
+        own = self._parts_of(self._own)
+        there = [[gradient is not None for gradient in self._taken[part]] for part in own]
+        mine = torch.tensor(there, dtype=torch.bool).reshape(len(own), len(self._parameters))
         for sibling in others:
             self._channel.send(self._stream(self._own, sibling, 0), (mine,))
-        union = mine.clone()
+        present = dict(zip(own, mine.tolist(), strict=True))
         for sibling in others:
-            union |= self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu()
-        return union.tolist()
-
-    def _part(self, replica: int, i: int) -> Tensor:
-        part = self._parts[replica][i]
-        return canonical(torch.zeros_like(self._parameters[i]) if part is None else part)
+            theirs = self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu().tolist()
+            present.update(zip(self._parts_of(sibling), theirs, strict=True))
+        return present
 
     def _stream(self, source: int, target: int, tag: int) -> Stream:
         return Stream(

@@ -6,12 +6,13 @@ Values and their assembly; nothing here runs or sends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.features import Sample
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.shares import numbers_of
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
@@ -23,6 +24,7 @@ from workers.exchange import TiedUse
 from workers.fault_injection.points import FaultPoints
 from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.plans import Plans
+from workers.gradient_parts import GradientParts
 from workers.layer import Layer, Loss
 from workers.layer_state import LayerState
 from workers.models.definition import ModelDefinition
@@ -43,6 +45,7 @@ class GenerationSetup:
     """pipeline * P + pipeline rank."""
     plan: Plan
     program: RankProgram
+    """Its own, of its pipeline."""
     definition: ModelDefinition
     data: OpenData
     layers: Mapping[int, tuple[Layer, LayerState]]
@@ -82,9 +85,14 @@ class GenerationSetup:
         return self.plan.place(self.place).pipeline
 
     @property
-    def replicas(self) -> tuple[int, ...]:
-        """The replicas whose microbatches its pipeline executes."""
-        return tuple(range(self.pipeline, self.plan.replicas, self.plan.pipeline_count))
+    def windows(self) -> tuple[Sequence[int], ...]:
+        """The global microbatches of each window that its pipeline executes in a step: one window per replica, or with
+        uneven shares one for all."""
+        plan, microbatches = self.plan, self.plan.microbatches
+        if plan.shares:
+            return (numbers_of(plan, self.pipeline),)
+        own = range(self.pipeline, plan.replicas, plan.pipeline_count)
+        return tuple(range(r * microbatches, (r + 1) * microbatches) for r in own)
 
 
 def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
@@ -96,7 +104,7 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
         rank=setup.place,
         microbatches=plan.microbatches,
         replicas=plan.replicas,
-        windows=len(setup.replicas),
+        passes=sum(map(len, setup.windows)),
         layers=len(setup.definition.layers),
         stages={
             stage: tuple(range(*plan.layers[stage]))
@@ -108,8 +116,10 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
     return Freezer(config.freeze, extent, states, setup.freeze_plans, step)
 
 
-def make_stages(setup: GenerationSetup, freezer: Freezer) -> dict[int, Stage]:
-    """The stages that the program names."""
+def make_stages(
+    setup: GenerationSetup, freezer: Freezer, parts: GradientParts | None = None
+) -> dict[int, Stage]:
+    """The stages that the program names; `parts` as for `Stage`."""
     plan, config = setup.plan, setup.config
     stages: dict[int, Stage] = {}
     for stage in setup.program.own_stages:
@@ -125,6 +135,7 @@ def make_stages(setup: GenerationSetup, freezer: Freezer) -> dict[int, Stage]:
             config.seed,
             masks=freezer.mask,
             forward_only=stage < setup.program.frozen_stages,
+            parts=parts,
         )
     return stages
 

@@ -1,24 +1,27 @@
 """One step's gradients, up to the commit: the windows of this pipeline's replicas, and the sums across ranks.
 
 With fewer pipelines than replicas, a pipeline runs its replicas' windows one after the other, each from the
-same buffers and with its own gradients: sums have the order, and so the bits, of one pipeline per replica.
+same buffers and with its own gradients: sums have the order, and so the bits, of one pipeline per replica. With
+uneven shares it runs one window, in which the gradients of its parts of replicas are kept apart.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from planner.shares import parts, parts_of
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
 from workers.engine import Engine, Window
 from workers.exchange import Parameters, ReplicaExchange, TieExchange
 from workers.freezing.freezer import Freezer
 from workers.generation import GenerationSetup, make_stages, tied_uses
+from workers.gradient_parts import GradientParts
 from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
@@ -33,7 +36,14 @@ class Minibatch:
         self._setup = setup
         self._channel = channel
         self._freezer = freezer
-        self._stages = make_stages(setup, freezer)
+        plan, definition = setup.plan, setup.definition
+        self._parameters: Parameters = {
+            (index, name): parameter
+            for index, (layer, _) in sorted(setup.layers.items())
+            for name, parameter in sorted(layer.module.named_parameters())
+        }
+        self._parts = self._apart() if plan.shares and plan.replicas > 1 else None
+        self._stages = make_stages(setup, freezer, self._parts)
         self.engine = Engine(
             setup.program,
             setup.pipeline,
@@ -45,12 +55,6 @@ class Minibatch:
         )
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
-        plan, definition = setup.plan, setup.definition
-        self._parameters: Parameters = {
-            (index, name): parameter
-            for index, (layer, _) in sorted(setup.layers.items())
-            for name, parameter in sorted(layer.module.named_parameters())
-        }
         base = setup.place - setup.pipeline_rank
         self._siblings = plan.siblings(setup.pipeline_rank)
         groups = tied_uses(setup)
@@ -67,8 +71,15 @@ class Minibatch:
         self._replicas = None
         if plan.replicas > 1:
             self._replicas = ReplicaExchange(
-                channel, self._siblings, self._parameters, replica_tags, plan.replicas
+                channel, self._siblings, self._parameters, replica_tags, parts(plan)
             )
+
+    def _apart(self) -> GradientParts:
+        plan = self._setup.plan
+        of_layer: dict[int, list[nn.Parameter]] = {}
+        for (layer, _), parameter in self._parameters.items():
+            of_layer.setdefault(layer, []).append(parameter)
+        return GradientParts(parts_of(plan, self._setup.pipeline), plan.microbatches, of_layer)
 
     @property
     def reads_samples(self) -> bool:
@@ -87,8 +98,14 @@ class Minibatch:
         """
         self.samples = {}
         if self._replicas is None:
-            window = self.engine.run(step, self._batches(step, 0))
+            window = self.engine.run(step, self._batches(step, range(self._setup.plan.microbatches)))
             buffers: Buffers = {}
+        elif self._parts is not None:
+            (numbers,) = self._setup.windows
+            window = self.engine.run(step, self._batches(step, numbers), numbers)
+            self._replicas.put(self._parts.take())
+            self._replicas.sum()
+            buffers = {}
         else:
             window, buffers = self._run_replicas(step, self._replicas)
         if self._ties is not None:
@@ -99,15 +116,16 @@ class Minibatch:
         setup = self._setup
         begun_s = time.perf_counter()
         windows: list[Window] = []
-        before = first = {} if len(setup.replicas) == 1 else self.copied_buffers()
-        for replica in setup.replicas:
+        own = setup.windows
+        before = first = {} if len(own) == 1 else self.copied_buffers()
+        for numbers in own:
             if windows:
                 self.load_buffers(before)
             offset_s = time.perf_counter() - begun_s
-            window = self.engine.run(step, self._batches(step, replica), replica)
-            exchange.take(replica)
+            window = self.engine.run(step, self._batches(step, numbers), numbers)
+            exchange.take(numbers[0] // setup.plan.microbatches)
             windows.append(_later(window, offset_s))
-            if len(windows) == 1 and len(setup.replicas) > 1:
+            if len(windows) == 1 and len(own) > 1:
                 first = self.copied_buffers()
         self.load_buffers(first)
         exchange.sum()
@@ -135,6 +153,8 @@ class Minibatch:
         """Drop the microbatches in flight, and all gradients."""
         for stage in self._stages.values():
             stage.drop()
+        if self._parts is not None:
+            self._parts.drop()
         if self._replicas is not None:
             self._replicas.drop()
 
@@ -168,12 +188,12 @@ class Minibatch:
         self._channel.flush()
         return received
 
-    def _batches(self, step: int, replica: int) -> Callable[[int], Batch]:
+    def _batches(self, step: int, numbers: Sequence[int]) -> Callable[[int], Batch]:
         config, dataset, plan = self._setup.config, self._setup.data.dataset, self._setup.plan
         total = plan.replicas * plan.microbatches
 
         def batch(microbatch: int) -> Batch:
-            index = replica * plan.microbatches + microbatch
+            index = numbers[microbatch]
             indices = train_indices(
                 config.seed, step, index, total, config.microbatch_size, dataset.train_samples
             )

@@ -236,6 +236,7 @@ class Rank:
             weights = {**before, **haul.weights}
             salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
         self._layers = {layer: known[layer] for layer in owned}
+        self._check_shares(plan, self._layers)
         self._standbys = Standbys(
             copied,
             {layer: known[layer] for layer in copied if layer in known},
@@ -576,12 +577,25 @@ class Rank:
                 see `workers.elastic.held_updates`.
 
         Raises:
-            JobError: it is not newer than the plan in force, or needs another generation.
+            JobError: it is not newer than the plan in force, needs another generation, or cannot be followed with
+                these layers.
         """
         if self._assignment is None:
             raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
-        check_next(plan, program, self._assignment.plan)
+        check_next(plan, program, self._assignment.plan, self._assignment.place)
+        self._check_shares(plan, self._layers)
         self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
+
+    def _check_shares(self, plan: Plan, layers: Built) -> None:
+        """Raises:
+        JobError: the plan divides replicas, and a layer's buffers need a replica's microbatches one after the other.
+        """
+        buffered = [layer.name for layer, state in layers.values() if state.buffers]
+        if plan.shares and buffered:
+            raise JobError(
+                f"plan {plan.epoch}.{plan.version} has uneven shares {list(plan.shares)}, but training changes buffers of"
+                f" {buffered[0]}: each replica has to stay in one pipeline"
+            )
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method

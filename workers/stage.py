@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workers.freezing.mask import NOTHING, Mask
+from workers.gradient_parts import GradientParts
 from workers.layer import Layer, Loss, Pass, Tensors
 from workers.reproducibility import rng
 
@@ -22,6 +23,7 @@ class Stage:
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
         masks: which parameters freeze; None for none.
         forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
+        parts: keeps gradients of different parts apart; None: there is one sum for all.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Stage:
         *,
         masks: Masks | None = None,
         forward_only: bool = False,
+        parts: GradientParts | None = None,
     ) -> None:
         self.layers = tuple(layers)
         self.loss = loss
@@ -40,6 +43,7 @@ class Stage:
         self._seed = seed
         self._masks = masks
         self._forward_only = forward_only
+        self._parts = parts
         self._passes: dict[int, list[Pass]] = {}
         self._loss_passes: dict[int, Pass] = {}
         self._frozen_shares: dict[int, tuple[float, ...]] = {}
@@ -96,6 +100,7 @@ class Stage:
             The gradient of each input that carries one.
         """
         passes = self._passes.pop(microbatch) if weights else self._passes[microbatch]
+        self._open_part(microbatch)
         if self.loss is not None:
             outputs = self.loss.backward(self._loss_passes.pop(microbatch))
             grads = tuple(g for g in outputs if g is not None)
@@ -105,8 +110,13 @@ class Stage:
 
     def weight_grad(self, microbatch: int) -> None:
         """Compute the weight gradients that `backward` left queued."""
+        self._open_part(microbatch)
         for layer, done in zip(reversed(self.layers), reversed(self._passes.pop(microbatch)), strict=True):
             layer.weight_grad(done)
+
+    def _open_part(self, microbatch: int) -> None:
+        if self._parts is not None:
+            self._parts.open((layer.index for layer in self.layers), microbatch)
 
     def evaluate(self, inputs: Tensors, targets: Tensors | None) -> Tensors:
         """Forward pass in evaluation mode; the scalar loss if a loss follows and `targets` are given."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections.abc import Sequence
 
 from workers.data.dataset import Batch
 from workers.data.sampling import validation_indices, validation_windows
@@ -23,18 +24,18 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float 
     if not windows:
         return None
     losses = array("d")
-    for replica, window in itertools.product(setup.replicas, range(windows)):
+    for numbers, window in itertools.product(setup.windows, range(windows)):
 
-        def batch(microbatch: int, replica: int = replica, window: int = window) -> Batch:
-            index = replica * plan.microbatches + microbatch
+        def batch(microbatch: int, numbers: Sequence[int] = numbers, window: int = window) -> Batch:
             return dataset.validation(
-                validation_indices(window, index, total, config.microbatch_size, samples)
+                validation_indices(window, numbers[microbatch], total, config.microbatch_size, samples)
             )
 
-        results = engine.evaluate(batch, plan.microbatches, purpose=VALIDATION)
+        results = engine.evaluate(batch, len(numbers), purpose=VALIDATION)
         for microbatch, (loss,) in results.items():
-            losses.extend(((replica * windows + window) * plan.microbatches + microbatch, float(loss)))
-    # One order for the sum, whichever pipeline a replica is on.
+            replica, number = divmod(numbers[microbatch], plan.microbatches)
+            losses.extend(((replica * windows + window) * plan.microbatches + number, float(loss)))
+    # One order for the sum, whichever pipeline a microbatch is on.
     numbered: dict[float, float] = {}
     for record in channel.all_gather(losses.tobytes()):
         values = memoryview(record).cast("d")

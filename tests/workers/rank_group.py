@@ -20,7 +20,7 @@ import torch
 from planner.plan import Plan
 from workers.commit import vector_sha256
 from workers.config import ElasticConfig, WorkerConfig
-from workers.control.rank_program import rank_programs
+from workers.control.rank_program import place_programs
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, run_threads
@@ -170,13 +170,14 @@ class RankGroup:
             meanwhile: called while the ranks train.
         """
         self.generation += 1
-        plan, programs = plan or job.plan, rank_programs(job.schedule)
+        plan = plan or job.plan
+        programs = place_programs(plan, job.shared or (job.schedule,))
         told = {
             number: (
                 Assignment(
                     place=place,
                     plan=plan,
-                    program=programs[plan.place(place).rank],
+                    program=programs[place],
                     step=step,
                     start=start,
                     sources=tuple(sources),

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.arrivals import new_copies
-from planner.plan import Plan
+from planner.plan import Plan, PlanError
+from planner.shares import check_shares
 from workers.commit import Prepared
 from workers.control.rank_program import RankProgram
 from workers.protocol import JobError
@@ -28,7 +29,9 @@ class NextPlan:
     @cached_property
     def key(self) -> Prepared:
         """The plan's epoch, its version, and a digest of plan, schedule and held layers."""
-        said = f"{self.plan.to_json()}\n{self.program.schedule_sha256}\n{self.held}"
+        # With uneven shares the plan names a family, and each pipeline has its schedule for its own share.
+        schedule = "" if self.plan.shares else self.program.schedule_sha256
+        said = f"{self.plan.to_json()}\n{schedule}\n{self.held}"
         return *self.plan.key, hashlib.sha256(said.encode()).hexdigest()
 
     def layers_of(self, place: int) -> tuple[int, ...]:
@@ -53,9 +56,14 @@ class NextPlan:
         return frozenset(layer for layer, _ in new_copies(now, self.plan))
 
 
-def check_next(plan: Plan, program: RankProgram, now: Plan) -> None:
-    """Raises:
-    JobError: `plan` cannot follow on `now` without another generation.
+def check_next(plan: Plan, program: RankProgram, now: Plan, place: int) -> None:
+    """Check that `place` can follow `plan` after `now` in the same generation.
+
+    Args:
+        program: of the place.
+
+    Raises:
+        JobError: it takes another generation, or the program is of another plan.
     """
     name = f"plan {plan.epoch}.{plan.version}"
     if plan.key <= now.key:
@@ -73,4 +81,14 @@ def check_next(plan: Plan, program: RankProgram, now: Plan) -> None:
         raise JobError(
             f"{name} has {plan.stages} stages on {plan.pipeline_ranks} ranks, its schedule {program.stages}"
             f" on {program.ranks}"
+        )
+    try:
+        check_shares(plan)
+    except PlanError as error:
+        raise JobError(f"{name}: {error}") from error
+    due = plan.shares[plan.place(place).pipeline] if plan.shares else plan.microbatches
+    if program.microbatches != due:
+        raise JobError(
+            f"{name} has {due} microbatches in the pipeline of place {place}, its schedule"
+            f" {program.microbatches}"
         )

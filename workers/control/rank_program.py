@@ -6,10 +6,11 @@ Its size depends on the rank's own actions only, however many ranks there are: t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.ir import Program, Schedule
+from planner.plan import Plan
 from workers.transport.lowering import Group, lower
 
 
@@ -60,6 +61,20 @@ def rank_programs(schedule: Schedule) -> tuple[RankProgram, ...]:
         )
         for rank, program in enumerate(schedule.programs)
     )
+
+
+def place_programs(plan: Plan, schedules: Sequence[Schedule]) -> tuple[RankProgram, ...]:
+    """Per place of `plan`, its part of its pipeline's schedule.
+
+    Args:
+        schedules: of each pipeline; a single one is that of all.
+    """
+    # Pipelines with equal shares have one schedule.
+    cut = {id(schedule): rank_programs(schedule) for schedule in schedules}
+    of_pipeline = [cut[id(schedule)] for schedule in schedules] * (
+        plan.pipeline_count if len(schedules) == 1 else 1
+    )
+    return tuple(program for programs in of_pipeline for program in programs)
 
 
 def _sha256(schedule: Schedule) -> str:

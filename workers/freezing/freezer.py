@@ -51,8 +51,8 @@ class Extent:
     replicas: int
     layers: int
     """Of the whole model."""
-    windows: int = 1
-    """Replicas that the rank's pipeline executes."""
+    passes: int | None = None
+    """Microbatches that the rank's pipeline executes in a step; None: those of one replica."""
     stages: Mapping[int, tuple[int, ...]]
     """The rank's stages that have a backward pass -> their layers."""
 
@@ -87,7 +87,11 @@ class Freezer:
         """As the plan in force weighs them. Live."""
         self._weights: Weights = ()
         self._tally = Tally(
-            extent.rank, extent.microbatches, extent.stages, self._parameters, windows=extent.windows
+            extent.rank,
+            extent.microbatches,
+            extent.stages,
+            self._parameters,
+            passes=extent.microbatches if extent.passes is None else extent.passes,
         )
         self._channel: Channel | None = None
         self._step = step

@@ -15,7 +15,7 @@ class Tally:
         microbatches: of the replica.
         stages: the rank's stages that have a backward pass -> their layers.
         parameters: of the rank's layers. Live: what they weigh changes with the freeze plan.
-        windows: replicas that the rank's pipeline executes.
+        passes: microbatches that the rank's pipeline executes in a step.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class Tally:
         stages: Mapping[int, tuple[int, ...]],
         parameters: Mapping[int, LayerParameters],
         *,
-        windows: int = 1,
+        passes: int,
     ) -> None:
-        self._windows = windows
+        self._passes_per_step = passes
         self._rank = rank
         self._microbatches = microbatches
         self._stages = stages
@@ -43,7 +43,7 @@ class Tally:
     def commit(self, step: int) -> FreezeReport:
         """Count the masks of `step`; returns what they left out."""
         masks, self._masks = self._masks, {}
-        passes = self._microbatches * self._windows
+        passes = self._passes_per_step
         self._passes += passes
         frozen = {layer: [0] * len(counts) for layer, counts in self._counts.items()}
         for (layer, _), mask in masks.items():

@@ -18,7 +18,7 @@ from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.config import WorkerConfig
-from workers.control.rank_program import rank_programs
+from workers.control.rank_program import place_programs
 from workers.launch.processes import Died, RankProcesses
 from workers.layer_state import state_digest
 from workers.process.host_memory import settle_objects
@@ -63,6 +63,9 @@ class Job:
     config: WorkerConfig
     plan: Plan
     schedule: Schedule
+    """The plan's for one replica."""
+    shared: tuple[Schedule, ...] = ()
+    """With uneven shares, the schedule of each pipeline."""
     start: CheckpointRef | None = None
     stop_at: int | None = None
     """The step whose commit carries a STOP."""
@@ -82,7 +85,7 @@ def assignment(job: Job, place: int) -> Assignment:
     return Assignment(
         place=place,
         plan=job.plan,
-        program=rank_programs(job.schedule)[job.plan.place(place).rank],
+        program=place_programs(job.plan, job.shared or (job.schedule,))[place],
         step=job.start.step if job.start is not None else 0,
         start=job.start,
         freeze=job.freeze_plans,
