@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, singular: str, plural: str | None = None) -> str:
@@ -14,6 +14,11 @@ def named(kind: str, numbers: Iterable[int]) -> str:
     """E.g. `ranks 1, 2`."""
     listed = [str(number) for number in numbers]
     return f"{kind} {listed[0]}" if len(listed) == 1 else f"{kind}s {', '.join(listed)}"
+
+
+def shares_text(shares: Sequence[int]) -> str:
+    """How a step is divided among pipelines, as in `Plan.shares`: `10 + 6 microbatches in its pipelines`."""
+    return f"{' + '.join(map(str, shares))} microbatches in its pipelines" if shares else "even shares"
 
 
 def seconds(value_s: float) -> str:

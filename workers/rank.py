@@ -593,7 +593,7 @@ class Rank:
         buffered = [layer.name for layer, state in layers.values() if state.buffers]
         if plan.shares and buffered:
             raise JobError(
-                f"plan {plan.epoch}.{plan.version} has uneven shares {list(plan.shares)}, but training changes buffers of"
+                f"plan {plan.epoch}.{plan.version} has shares {list(plan.shares)}, but training changes buffers of"
                 f" {buffered[0]}: each replica has to stay in one pipeline"
             )
 

@@ -86,7 +86,8 @@ def as_dict(
 ) -> dict[str, Any]:
     """The plan as JSON values.
 
-    `partition` holds the layers per stage as [first, stop); `ranks` counts the ranks of all replicas; times of `freeze`
+    `partition` holds the layers per stage as [first, stop); `ranks` counts the ranks of all replicas; `shares` are the
+    microbatches of a step in each pipeline, if they are uneven; times of `freeze`
     are makespans of one window, `kappa` is their ratio, and `ratios` are shares of weight-gradient time. `redundancy`
     is the cost of copies of layers on other ranks: bytes that all ranks together send in a step, seconds that they add
     to a step, and memory on the rank that keeps most; the numbers above include it. Its `copies` hold the step, the
@@ -99,6 +100,7 @@ def as_dict(
         "ranks": plan.world_size,
         "schedule": plan.schedule,
         "microbatches": plan.microbatches,
+        "shares": list(plan.shares),
         "predicted_step_s": prediction.step_s,
         "bubble": prediction.bubble,
         "peak_memory_bytes": prediction.peak_memory_bytes,

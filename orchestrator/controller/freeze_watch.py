@@ -109,7 +109,7 @@ class FreezeWatch:
         self.take(FreezeStarted(plan=plan))
 
     def _follow(self, plan: Plan) -> None:
-        shape = (cut(plan), plan.windows)
+        shape = (cut(plan), plan.windows, plan.shares)
         if shape != self._shape:
             # Step times change with the plan, whatever is frozen.
             self._times_s = _no_times()

@@ -63,11 +63,12 @@ from orchestrator.lifecycle.stimuli import (
 )
 from planner.failure_domains import domain_name
 from planner.freezing import FreezePlan
+from planner.schedule.expand import pipeline_schedules
 from workers.actor import Home
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
 from workers.commit import vector_sha256
 from workers.control.rank_error import RankError
-from workers.control.rank_program import rank_programs
+from workers.control.rank_program import place_programs
 from workers.process.output import cause_of_death, last_lines, rank_log_path
 from workers.protocol import CheckpointReport, Outcome, Parted, Settlement
 
@@ -593,12 +594,14 @@ class Runtime:
 
     async def _switch(self, command: Switch) -> None:
         """Have every rank prepare another plan."""
-        ranks, plan, programs = command.ranks, command.plan, rank_programs(command.schedule)
+        programs = place_programs(command.plan, pipeline_schedules(command.plan, command.schedule))
         calls = [
-            self._hosts.call(rank, "prepare_plan", plan, programs[plan.place(place).rank], command.held)
-            for place, rank in enumerate(ranks)
+            self._hosts.call(rank, "prepare_plan", command.plan, programs[place], command.held)
+            for place, rank in enumerate(command.ranks)
         ]
-        for rank, answer in zip(ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+        for rank, answer in zip(
+            command.ranks, await asyncio.gather(*calls, return_exceptions=True), strict=True
+        ):
             if isinstance(answer, RankError):
                 self._post(Noted(Warned(text=f"rank {rank} refuses the plan: {answer}")))
 

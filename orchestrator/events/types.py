@@ -239,10 +239,10 @@ class Regrouped:
 
 @dataclass(frozen=True, kw_only=True)
 class Migrated:
-    """Layers have changed ranks while the job trained."""
+    """Layers have changed ranks while the job trained, or pipelines have other shares of its steps."""
 
     version: int
-    """Version of the plan that moved them."""
+    """Version of the plan that says so."""
     layers: tuple[int, ...]
     source: tuple[int, ...]
     """Per layer, the pipeline rank that had it."""
@@ -260,6 +260,8 @@ class Migrated:
     """Longest time that a rank did not train."""
     step: int
     """Steps committed when the ranks followed the plan."""
+    shares: tuple[int, ...] = ()
+    """Microbatches of a step that each pipeline executes from now on, if they are uneven."""
 
 
 @dataclass(frozen=True, kw_only=True)

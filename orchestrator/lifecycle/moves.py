@@ -167,7 +167,8 @@ def _switched(order: Order, job: Job, migration: Migration, report: SwitchReport
     schedule = job.progress.schedule if same else migration.move.schedule
     job = replace(job, progress=replace(job.progress, plan=plan, schedule=schedule))
     logs: tuple[Command, ...] = ()
-    if not migration.told and plan.layers == migration.move.plan.layers:
+    then = migration.move.plan
+    if not migration.told and (plan.layers, plan.shares) == (then.layers, then.shares):
         moved = Log(_migrated(plan.version, migration, report.step, report.switched_s))
         logs = (*_answers(job, migration.move, True, "moved"), moved)
         migration = replace(migration, told=True)
@@ -195,6 +196,7 @@ def _migrated(version: int, migration: Migration, step: int, end_s: float) -> ev
         steps=step - migration.began,
         stall_s=migration.stall_s,
         step=step,
+        shares=then.shares,
     )
 
 
@@ -242,7 +244,8 @@ def voided(job: Job, why: str) -> Moving:
     job = replace(job, intents=replace(job.intents, migration=None, moves=()))
     commands: list[Command] = [*done]
     for layers, move in cancelled:
-        text = f"the move of {named('layer', layers)} is cancelled: {why}"
+        what = f"the move of {named('layer', layers)}" if layers else "the change of shares"
+        text = f"{what} is cancelled: {why}"
         commands += refused(job, move, text)
     return job, tuple(commands)
 
@@ -251,7 +254,8 @@ def _has_moved(job: Job, migration: Migration) -> bool:
     """Whether the ranks train with the layers where the move brings them."""
     if migration.move.mode != "stop":
         return migration.told
-    return migration.told and job.progress.plan.layers == migration.move.plan.layers
+    now, then = job.progress.plan, migration.move.plan
+    return migration.told and (now.layers, now.shares) == (then.layers, then.shares)
 
 
 def refused(job: Job | None, move: Move, why: str) -> tuple[Command, ...]:

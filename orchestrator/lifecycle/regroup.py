@@ -53,8 +53,9 @@ from orchestrator.lifecycle.stimuli import (
 )
 from planner.failure_domains import lacking
 from planner.plan import Plan
+from planner.schedule.expand import pipeline_schedules
 from planner.wording import counted
-from workers.control.rank_program import rank_programs
+from workers.control.rank_program import place_programs
 from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Part, Source
 
 LARGER = (
@@ -301,7 +302,7 @@ def _load(job: Job, draft: Draft) -> Step:
         job, membership=replace(job.membership, tried=job.membership.tried | frozenset(draft.members))
     )
     start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
-    programs = rank_programs(draft.schedule)
+    programs = place_programs(draft.plan, pipeline_schedules(draft.plan, draft.schedule))
     sources = {source.layer: source for source in recovery_plan.sources}
     salvaged = tuple(source for source in recovery_plan.sources if source.part is Part.WEIGHTS)
 
@@ -313,7 +314,7 @@ def _load(job: Job, draft: Draft) -> Step:
         rank: Assignment(
             place=place,
             plan=draft.plan,
-            program=programs[draft.plan.place(place).rank],
+            program=programs[place],
             step=recovery_plan.step,
             start=start,
             sources=needed(place),

@@ -34,6 +34,8 @@ class ModelOutline:
     """Whether text can be sampled from the model."""
     emulated: EmulatedConfig
     """The modelled times, per layer if the device is emulated."""
+    buffers: bool = False
+    """Whether some layer has persistent buffers: then no replica can be divided among pipelines."""
     weights_sha256: str | None = None
     """Hash of the file with the initial weights."""
     data_sha256: str | None = None
@@ -100,6 +102,7 @@ def outline_model(spec: Spec) -> ModelOutline:
         vocabulary=data.vocabulary,
         language=definition.language and data.tokenizer is not None,
         emulated=emulated,
+        buffers=any(layer.buffers for layer in outlines),
         weights_sha256=_check_weights(spec.model, outlines, definition.ties),
         data_sha256=data.sha256,
     )

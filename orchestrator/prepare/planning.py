@@ -312,4 +312,5 @@ def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
         parameters=resolved.outline.parameters,
         copies=resolved.spec.elastic.peer_copies,
         profile=None if profile is None else as_planned(profile, resolved.spec),
+        divisible=not resolved.outline.buffers,
     )

@@ -14,7 +14,7 @@ from orchestrator.quantities import percent, seconds, size
 from orchestrator.report.parts import Table
 from orchestrator.report.planning import considered
 from planner.freezing import FreezePlan
-from planner.wording import counted
+from planner.wording import counted, shares_text
 
 KEPT_SPEEDS = 20
 """How many of the newest decisions on the ranks' speeds are shown."""
@@ -88,6 +88,8 @@ def _plan(decision: Decision) -> Entry:
         numbers.append(f"peak memory {size(plan.predicted_peak_memory_bytes)}")
     cut = " + ".join(str(stop - first) for first, stop in plan.layers)
     numbers.append(f"{plan.schedule}, layers per stage {cut}, {counted(plan.world_size, 'rank')}")
+    if plan.shares:
+        numbers.append(shares_text(plan.shares))
     return Entry(
         time_s=decision.time_s,
         step=decision.step,

@@ -6,7 +6,7 @@ from orchestrator.events.types import Migrated
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import seconds, size
 from orchestrator.report.parts import Cell, Column, Table
-from planner.wording import counted
+from planner.wording import counted, shares_text
 
 MOST_ROWS = 60
 
@@ -45,11 +45,14 @@ def _row(move: Migrated) -> tuple[Cell, ...]:
 
 
 def ways_text(move: Migrated) -> str:
-    """The layers that moved, by their ways: `4, 5: place 1 → 0`."""
+    """The layers that moved, by their ways: `4, 5: place 1 → 0`; and the shares of pipelines, if they changed."""
     ways: dict[tuple[int, int], list[int]] = {}
     for layer, source, target in zip(move.layers, move.source, move.target, strict=True):
         ways.setdefault((source, target), []).append(layer)
-    return "; ".join(
+    moved = [
         f"{', '.join(map(str, layers))}: place {source} → {target}"
         for (source, target), layers in ways.items()
-    )
+    ]
+    if move.shares or not moved:
+        moved.append(shares_text(move.shares))
+    return "; ".join(moved)

@@ -10,7 +10,7 @@ from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import Band
 from planner.plan import Plan
-from planner.wording import counted
+from planner.wording import counted, shares_text
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ def ranks_text(plan: Plan, nodes: int) -> str:
     text = str(plan.world_size)
     if plan.replicas > 1:
         text += f", {plan.replicas} replicas of {plan.pipeline_ranks}"
+    if plan.shares:
+        text += f", a step with {shares_text(plan.shares)}"
     return f"{text}, on {counted(nodes, 'node')}" if nodes else text
 
 

@@ -63,6 +63,17 @@ def schedule_of_pipeline(plan: Plan, schedule: Schedule, pipeline: int) -> Sched
     return _built(plan.schedule, plan.stage_ranks, plan.shares[pipeline], plan.chunks, again)
 
 
+def pipeline_schedules(plan: Plan, schedule: Schedule) -> tuple[Schedule, ...]:
+    """`schedule_of_pipeline` of each pipeline; without shares, one for all.
+
+    Raises:
+        ScheduleError: as `schedule_of_pipeline`.
+    """
+    if not plan.shares:
+        return (schedule,)
+    return tuple(schedule_of_pipeline(plan, schedule, pipeline) for pipeline in range(plan.pipeline_count))
+
+
 @lru_cache(maxsize=256)  # a search asks for the same few again and again
 def _built(
     name: str, stage_ranks: tuple[int, ...], microbatches: int, chunks: int, recompute: frozenset[int]

@@ -13,12 +13,14 @@ from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.schedule.expand import schedule_after, without_recompute
 from planner.schedule.validate import validate
+from planner.search.balanced_shares import balanced_shares
 from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, Options, options
 from planner.search.recomputing import every_recompute, least_recompute
 from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
+from planner.shares import check_shares
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized
 from planner.wording import counted, named, seconds
@@ -53,6 +55,8 @@ class Replanner:
     limits: tuple[int | None, ...] = ()
     """By place, the most memory that a plan may take there, as the profile counts it; None, or no entry: all that the
     device has."""
+    divisible: bool = True
+    """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
     _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The newest answers."""
 
@@ -97,16 +101,36 @@ class Replanner:
             sizes = tuple(layer.parameter_bytes for layer in self.profile.model.layers)
         return replace(plan, standbys=assign(plan, domains[: plan.world_size], sizes, self.copies))
 
+    def with_shares(
+        self, plan: Plan, domains: Sequence[str], slowdowns: Sequence[float | None] | None = None
+    ) -> Plan:
+        """`plan` with the shares of its pipelines that make the shortest step, the same bits as ever; without shares if
+        even ones are as good, if the job has no profile, or if its replicas cannot be divided.
+
+        Args:
+            slowdowns: as for `plan_for`.
+        """
+        if self.profile is None or not self.divisible or plan.pipeline_count == 1:
+            return replace(plan, shares=())
+        profile = self._profile_on(self.profile, Sites.of(domains, slowdowns).first(plan.world_size))
+        return balanced_shares(profile, plan, self._schedule_of(plan)).plan
+
     def checked(
         self, plan: Plan, domains: Sequence[str], slowdowns: Sequence[float | None] | None = None
     ) -> tuple[Plan, Schedule]:
         """`plan` with its standbys for `domains` and its prediction; and its validated schedule.
 
         Raises:
-            PlanError: `plan` does not fit the memory; says by how much.
+            PlanError: `plan` does not fit the memory; says by how much. Or it has shares that it cannot have.
         """
         schedule = self._schedule_of(plan)
         validate(schedule)
+        check_shares(plan)
+        if plan.shares and not self.divisible:
+            raise PlanError(
+                f"shares {list(plan.shares)} would divide replicas among pipelines, but the model has buffers that"
+                " training changes from microbatch to microbatch: its replicas stay whole"
+            )
         plan = self.with_standbys(plan, domains)
         if self.profile is None:
             unknown: dict[str, None] = dict.fromkeys(
@@ -340,7 +364,8 @@ class Replanner:
             sites = Sites((*sites.domains, *sites.domains[-1:] * missing), slowdowns)
         prediction = self._prediction(plan, schedule, sites.first(plan.world_size))
         if prediction is None:
-            return _fill_and_drain(plan.pipeline_ranks, plan.chunks, plan.windows * plan.microbatches)
+            microbatches = max(plan.shares, default=plan.windows * plan.microbatches)
+            return _fill_and_drain(plan.pipeline_ranks, plan.chunks, microbatches)
         return prediction.step_s
 
     def _schedule_of(self, plan: Plan) -> Schedule:

@@ -100,7 +100,7 @@ def test_each_sample_is_used_where_it_belongs(tmp_path: Path) -> None:
 
 def test_a_model_with_buffers_refuses(tmp_path: Path) -> None:
     config = small_config(tmp_path, "batchnorm", replicas=2)
-    with pytest.raises(JobError, match=r"uneven shares \[6, 2\], but training changes buffers of"):
+    with pytest.raises(JobError, match=r"has shares \[6, 2\], but training changes buffers of"):
         run_threads(shared(job(config, ranks=2, schedule="1f1b"), (6, 2)))
 
 

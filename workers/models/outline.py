@@ -33,6 +33,8 @@ class LayerOutline:
     parameter_bytes: int
     shapes: Shapes
     """Weight or persistent buffer -> shape."""
+    buffers: bool = False
+    """Whether it has persistent buffers: training changes them from microbatch to microbatch."""
 
 
 def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
@@ -54,7 +56,11 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
             own, buffers = ({n: tuple(t.shape) for n, t in group.items()} for group in saved_tensors(module))
             outlines.append(
                 LayerOutline(
-                    name=builder.name, parameters=parameters, parameter_bytes=size, shapes={**own, **buffers}
+                    name=builder.name,
+                    parameters=parameters,
+                    parameter_bytes=size,
+                    shapes={**own, **buffers},
+                    buffers=bool(buffers),
                 )
             )
             weights[builder.name] = own

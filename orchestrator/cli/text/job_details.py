@@ -11,7 +11,7 @@ from rich.table import Table
 from orchestrator.analysis.job_summary import job_summary
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import percent, rate, seconds
-from planner.wording import counted
+from planner.wording import counted, shares_text
 
 
 def details(view: JobView) -> dict[str, Any]:
@@ -21,6 +21,7 @@ def details(view: JobView) -> dict[str, Any]:
         **asdict(job_summary(view)),
         "partition": None if plan is None else list(plan.layers_per_stage),
         "schedule": None if plan is None else plan.schedule,
+        "shares": None if plan is None else list(plan.shares),
         "reason": None if plan is None else plan.reason,
         "predicted_step_s": None if plan is None else plan.predicted_step_s,
         "nodes": [
@@ -57,7 +58,8 @@ def detail_lines(view: JobView) -> Iterator[str]:
         yield "  ".join(filter(None, numbers))
     if (plan := view.plan) is not None:
         counts = list(plan.layers_per_stage)
-        yield f"plan {found.plan_version}: {plan.schedule}, layers per stage {counts}: {plan.reason}"
+        divided = f", a step with {shares_text(plan.shares)}" if plan.shares else ""
+        yield f"plan {found.plan_version}: {plan.schedule}, layers per stage {counts}{divided}: {plan.reason}"
     if found.recoveries:
         yield (
             f"{counted(found.recoveries, 'recovery', 'recoveries')} in {seconds(found.recovery_s)},"

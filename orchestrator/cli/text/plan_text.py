@@ -17,7 +17,7 @@ from orchestrator.quantities import percent, seconds, significant, size
 from planner.plan import PlanError
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, Choice
-from planner.wording import counted
+from planner.wording import counted, shares_text
 
 SHOWN = 12
 """Rows of alternatives; JSON has them all."""
@@ -47,6 +47,8 @@ def show(
         f"{f' x {plan.replicas} replicas' if plan.replicas > 1 else ''},"
         f" {counted(plan.microbatches, 'microbatch', 'microbatches')}"
     )
+    if plan.shares:
+        post(f"a step has {shares_text(plan.shares)}")
     post(plan.reason)
     post(f"profile: {prediction.profile.source}")
     console.print(_stages(choice))

@@ -15,7 +15,7 @@ from orchestrator.events.wording import (
     speeds_text,
 )
 from orchestrator.quantities import seconds
-from planner.wording import counted
+from planner.wording import counted, shares_text
 
 
 def observer(
@@ -88,6 +88,11 @@ def observer(
                 took = seconds(sum(parts) + regrouped.resume_s)
                 progress.note(
                     f"training goes on after step {regrouped.step}, {took} later: {regrouped.reason}"
+                )
+            case events.Migrated(layers=()) as moved:
+                progress.note(
+                    f"a step now has {shares_text(moved.shares)} ({moved.mode}): {seconds(moved.stall_s)} of"
+                    " standing still"
                 )
             case events.Migrated() as moved:
                 layers = ", ".join(map(str, moved.layers))

@@ -11,7 +11,7 @@ from orchestrator.lifecycle.states import Job
 from planner.plan import Plan, PlanError
 from planner.search.layer_move import with_layers
 from planner.search.replan import Replanner
-from planner.wording import counted
+from planner.wording import counted, shares_text
 from workers.protocol import JobError
 
 
@@ -80,10 +80,14 @@ def described(job: Job, move: Move) -> str:
     now = expected(job)[0]
     layers, plans = moved_layers(now, move.plan), path(now, move.plan)
     told = f"{counted(len(layers), 'layer')} ({', '.join(map(str, layers))}) to move, {move.mode}"
+    if not layers and now.shares != move.plan.shares:
+        told = f"a step with {shares_text(move.plan.shares)}, {move.mode}"
     if job.intents.migration is not None:
         return f"{told}: once the move before it is over"
     if move.mode == "stop":
         return f"{told}: at the next commit the ranks regroup"
+    if not layers:
+        return f"{told}: from a commit on, and nothing is sent"
     if plans and plans[0].layers == move.plan.layers:
         return f"{told}: a copy is there already, and takes over at a commit"
     return f"{told}: copied while training goes on, then taken over at a commit"

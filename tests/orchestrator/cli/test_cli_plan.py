@@ -30,6 +30,7 @@ KEYS = {
     "ranks",
     "schedule",
     "microbatches",
+    "shares",
     "predicted_step_s",
     "bubble",
     "peak_memory_bytes",

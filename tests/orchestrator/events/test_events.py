@@ -122,6 +122,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         steps=4,
         stall_s=0.125,
         step=9,
+        shares=(10, 6),
     ),
     events.Paused(reason="no rank is left", step=7),
     events.Sampled(step=7, ranks=(events.Surroundings(rank=1, slowdown=1.5, values=(("cpu_others", 0.5),)),)),

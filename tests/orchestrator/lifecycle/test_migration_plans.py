@@ -71,6 +71,14 @@ def test_every_pipeline_gets_its_copy() -> None:
     assert path(now, with_layers(now, 4, 5, 2))[0].standbys[4] == (2, 6)
 
 
+def test_other_shares_need_one_plan_and_no_copies() -> None:
+    now = replace(PLAN, replicas=2, standbys=())
+    then = replace(now, shares=(6, 2))
+    assert path(now, then) == (then,)
+    assert path(then, now) == (now,)
+    assert path(then, then) == ()
+
+
 def begun(folder: Path) -> tuple[Job, Replanner]:
     done = resolved(tiny(folder, "job", model={"layers": 8}))
     members = (5, 1, 2, 7)

@@ -58,11 +58,15 @@ def test_layers_that_moved_have_a_row_each() -> None:
         stall_s=0.036,
         step=12,
     )
+    shared = replace(live, layers=(), source=(), target=(), shares=(10, 6))
+    even = replace(shared, shares=())
     stop = replace(live, layers=(2, 5), source=(0, 2), target=(1, 1), mode="stop", bytes=None, step=20)
     run = records()
-    moved = [Record(time_s=run[-1].time_s, event=event) for event in (live, stop)]
+    moved = [Record(time_s=run[-1].time_s, event=event) for event in (live, stop, shared, even)]
     text = Page(render(fold([*run, *moved]))).text
     assert "Layers that moved" in text
+    assert "10 + 6 microbatches in its pipelines" in text
+    assert "even shares" in text
     assert "123, 4: place 1 → 2live5.30 MB800 ms336.0 ms" in text
     assert "202: place 0 → 1; 5: place 2 → 1stop–" in text
 

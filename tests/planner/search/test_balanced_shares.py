@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from small_profile import layer, plan, profile
 
-from planner.plan import Plan
+from planner.plan import Plan, PlanError
 from planner.profile import Link, Profile
 from planner.schedule.expand import schedule_of, schedule_of_pipeline
 from planner.schedule.validate import ScheduleError
 from planner.search.balanced_shares import balanced_shares, towards_balance
+from planner.search.replan import Replanner
 from planner.simulation.costs import action_costs
 from planner.simulation.monte_carlo import step_seconds
 from planner.simulation.predict import predict
@@ -29,7 +31,7 @@ def slowed(*slowdowns: float, memory_bytes: int = 10**9, link: Link | None = Non
     return replace(made, cluster=replace(made.cluster, devices=tuple(devices)))
 
 
-def pipelines(count: int, microbatches: int = 8, **changes: object) -> Plan:
+def pipelines(count: int, microbatches: int = 8, **changes: Any) -> Plan:
     """Two stages in each pipeline."""
     return plan(1, 1, microbatches=microbatches, replicas=count, **changes)
 
@@ -139,3 +141,32 @@ def test_freeze_ratios_follow_their_microbatches() -> None:
         ] * 2
     sampled = step_seconds(known, uneven, schedule_of(uneven), ratios, samples=3, seed=0)
     assert sampled == pytest.approx([found.step_s] * 3)
+
+
+def replanner(known: Profile, now: Plan, **changes: Any) -> Replanner:
+    return Replanner(
+        first=now, schedule=schedule_of(now), parameters=(10, 10), copies=0, profile=known, **changes
+    )
+
+
+def test_a_running_job_gets_shares_for_the_speeds_that_are_known() -> None:
+    now = pipelines(2)
+    planner = replanner(slowed(1, 1, 1, 1), now)
+    assert planner.with_shares(now, "abcd", (1.0, 1.0, 3.0, 1.0)).shares == (12, 4)
+    assert planner.with_shares(replace(now, shares=(12, 4)), "abcd", (1.0,) * 4) == now
+    uneven, schedule = planner.checked(replace(now, shares=(12, 4)), "abcd", (1.0, 1.0, 3.0, 1.0))
+    even, _ = planner.checked(now, "abcd", (1.0, 1.0, 3.0, 1.0))
+    assert schedule == schedule_of(now)
+    assert uneven.predicted_step_s is not None
+    assert even.predicted_step_s is not None
+    assert uneven.predicted_step_s < 0.7 * even.predicted_step_s
+    with pytest.raises(PlanError, match="they add up to 17"):
+        planner.checked(replace(now, shares=(12, 5)), "abcd")
+
+
+def test_replicas_that_cannot_be_divided_stay_whole() -> None:
+    now = pipelines(2)
+    whole = replanner(slowed(1, 1, 1, 1), now, divisible=False)
+    assert whole.with_shares(now, "abcd", (1.0, 1.0, 3.0, 1.0)) == now
+    with pytest.raises(PlanError, match="the model has buffers"):
+        whole.checked(replace(now, shares=(12, 4)), "abcd")
