@@ -15,7 +15,9 @@ from test_freezing_training import FIRST, METHODS, SECOND
 from test_pipelines import frozen
 
 from planner.plan import Plan
-from planner.schedule.expand import schedule_of_pipeline
+from planner.schedule.expand import pipeline_schedules
+from workers.control.next_plan import check_next
+from workers.control.rank_program import place_programs, rank_programs
 from workers.data.sampling import samples_digest, train_indices
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, Run, run_processes, run_threads
@@ -31,7 +33,7 @@ def shared(work: Job, shares: tuple[int, ...], pipelines: int | None = None) -> 
 
 
 def schedules(work: Job, plan: Plan) -> tuple[Any, ...]:
-    return tuple(schedule_of_pipeline(plan, work.schedule, p) for p in range(plan.pipeline_count))
+    return pipeline_schedules(plan, work.schedule)
 
 
 def digests(run: Run) -> list[str]:
@@ -114,9 +116,8 @@ def test_processes_over_gloo_give_the_same_bits(tmp_path: Path) -> None:
 
 def follow(group: RankGroup, work: Job, plan: Plan) -> None:
     """Have all ranks follow `plan`, and train at least one step with it."""
-    for place in range(plan.world_size):
-        own = schedule_of_pipeline(plan, work.schedule, plan.place(place).pipeline)
-        group.tell(place, "prepare_plan", plan, own)
+    for place, program in enumerate(place_programs(plan, schedules(work, plan))):
+        group.tell(place, "prepare_plan", plan, program)
 
     def switched(reports: Sequence[Report]) -> bool:
         at = [r.step for r in reports if isinstance(r, SwitchReport) and r.version == plan.version]
@@ -177,8 +178,6 @@ def test_a_kill_amid_uneven_shares_loses_no_step(tmp_path: Path, phase: Phase) -
 def test_a_plan_whose_schedule_is_not_for_the_share_is_refused(
     tmp_path: Path, change: Callable[[Plan], Plan], said: str
 ) -> None:
-    from workers.control.next_plan import check_next
-
     work = job(small_config(tmp_path, replicas=2), ranks=2, schedule="1f1b")
     with pytest.raises(JobError, match=said):
-        check_next(change(replace(work.plan, version=2)), work.schedule, work.plan, 0)
+        check_next(change(replace(work.plan, version=2)), rank_programs(work.schedule)[0], work.plan, 0)
