@@ -22,6 +22,7 @@ BENCHMARKS = (
     "freezing",
     "redundancy",
     "adaptation",
+    "shares",
     "migration",
     "migration_network",
     "rehearsal",

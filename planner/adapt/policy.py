@@ -11,7 +11,7 @@ from planner.profile import Profile
 from planner.repartition import repartition
 from planner.search import recut
 from planner.search.replan import Replanner
-from planner.wording import counted, seconds
+from planner.wording import counted, seconds, shares_text
 
 LEAST_GAIN = 0.03
 """Share of the step that another cut must save: less than that is lost in the noise of the prediction."""
@@ -51,8 +51,8 @@ def decide(
     remaining_steps: int,
     lasting_steps: int,
 ) -> Decision:
-    """Search the best cut for the known speeds and weigh it against the present one (DynPipe, Algorithm 2, lines 9 ff.,
-    for cuts alone).
+    """Search the best cut and the best shares of pipelines for the known speeds and weigh them against the present ones
+    (DynPipe, Algorithm 2, lines 9 ff., without another order of the ranks).
 
     Args:
         now: the plan that the ranks follow.
@@ -67,7 +67,7 @@ def decide(
     if replanner.profile is None:
         raise ValueError("without a profile no step can be predicted")
     try:
-        search = repartition.best(replanner, now, domains, slowdowns, reorder=False)
+        search = repartition.best(replanner, now, domains, slowdowns, reorder=False, share=True)
     except PlanError as error:
         known = recut.predicted(replanner, now, domains, slowdowns)
         assert known is not None, "there is a profile"
@@ -86,7 +86,9 @@ def decide(
     gain_s = before.step_s - after.step_s
     steps_s = f"{seconds(before.step_s)} -> {seconds(after.step_s)}"
     said = f"expected step {steps_s} with {list(best.layers_per_stage)} layers"
-    if best.layers == now.layers or gain_s <= LEAST_GAIN * before.step_s:
+    if best.shares:
+        said += f", {shares_text(best.shares)}"
+    if (best.layers, best.shares) == (now.layers, now.shares) or gain_s <= LEAST_GAIN * before.step_s:
         return replace(found, reason=f"no cut saves {LEAST_GAIN:.0%} of a step: {said}")
     steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
     over = (

@@ -17,10 +17,11 @@ from planner.repartition.boundaries import blocks_of, rank_bytes
 from planner.repartition.condensation import Blocks
 from planner.repartition.judge import Judge
 from planner.repartition.pool import Judged
-from planner.repartition.problem import Problem
+from planner.repartition.problem import Order, Problem
 from planner.repartition.search import ALIKE, QUICK, Effort, Search
 from planner.repartition.slowdowns import Known, Slowdowns
 from planner.schedule.expand import schedule_after, without_recompute
+from planner.search.balanced_shares import balanced_shares
 from planner.search.replan import Replanner
 from planner.simulation.predict import Prediction, predict
 from planner.wording import counted
@@ -69,10 +70,12 @@ def best(
     *,
     ratios: Ratios | None = None,
     reorder: bool = True,
+    share: bool = False,
     blocks: Blocks | None = None,
     effort: Effort = QUICK,
 ) -> Found:
-    """Search the fastest plan for the places of `now`: other layers per stage, and other ranks for the stages.
+    """Search the fastest plan for the places of `now`: other layers per stage, other ranks for the stages, and other
+    shares of a step for the pipelines.
 
     Args:
         now: the plan that the ranks follow.
@@ -81,6 +84,8 @@ def best(
             median of the profile's devices.
         ratios: frozen shares of weight gradients, `ratios[layer][microbatch]`, that are in force; None: nothing is.
         reorder: whether ranks may exchange their parts of the schedule.
+        share: whether pipelines may have uneven shares, if the job's replicas can be divided: with the best cut, or
+            with the present one, which moves no layer.
         blocks: the condensed model; None: as `condensation.py` condenses it.
 
     Raises:
@@ -105,6 +110,8 @@ def best(
         if not judged:
             break
         choices = finals.choices(judged)
+        if choices and share and replanner.divisible and now.pipeline_count > 1:
+            choices = finals.with_shares(choices)
         if choices:
             return Found(
                 now=finals.predicted(now),
@@ -137,14 +144,28 @@ class _Finals:
                 prediction = self._prediction(one)
                 if prediction.fits:
                     fitting.append((prediction, int(problem.moved_bytes(one.cut[None, :], order)[0])))
-        fastest_s = min((prediction.step_s for prediction, _ in fitting), default=0.0)
+        return _fastest_first(fitting)
 
-        def moved_if_alike(each: tuple[Prediction, int]) -> tuple[float, float]:
-            prediction, moved = each
-            alike = prediction.step_s <= fastest_s * (1 + ALIKE)
-            return moved if alike else float("inf"), prediction.step_s
+    def with_shares(self, choices: Sequence[Prediction]) -> tuple[Prediction, ...]:
+        """`choices`, with the first one and the present cut also with the shares that are best for them."""
+        problem = self._problem
+        shared: list[Prediction] = []
+        for plan in (problem.now, choices[0].plan):
+            even = replace(plan, shares=())
+            profile = self.predicted(even).profile
+            found = balanced_shares(profile, even, problem.schedule_of(even), problem.ratios)
+            if found.fits and found.plan.shares:
+                shared.append(found)
+        return _fastest_first([(each, self._moved_bytes(each.plan)) for each in (*shared, *choices)])
 
-        return tuple(prediction for prediction, _ in sorted(fitting, key=moved_if_alike))
+    def _moved_bytes(self, plan: Plan) -> int:
+        problem = self._problem
+        cut = np.array([[0, *(stop for _, stop in plan.layers)]])
+        return int(problem.moved_bytes(cut, self._order_of(plan))[0])
+
+    def _order_of(self, plan: Plan) -> Order:
+        places = dict(zip(self._problem.stage_ranks, plan.stage_ranks, strict=True))
+        return tuple(places[rank] for rank in range(self._problem.ranks))
 
     def unseen_bytes(self, one: Judged, before: Mapping[int, int]) -> dict[int, int]:
         """By pipeline rank, the memory that a candidate takes beyond what partition programs see of it: as much is
@@ -177,8 +198,7 @@ class _Finals:
         """The prediction of a plan at the slowdowns of its own stages."""
         problem = self._problem
         cut = np.array([0, *(stop for _, stop in plan.layers)])
-        order = dict(zip(problem.stage_ranks, plan.stage_ranks, strict=True))
-        slow = problem.slowdowns_of(cut, [order[rank] for rank in range(problem.ranks)])
+        slow = problem.slowdowns_of(cut, self._order_of(plan))
         cluster = problem.profile.cluster
         devices = tuple(
             replace(device, slowdown=factor) for device, factor in zip(cluster.devices, slow, strict=False)
@@ -193,3 +213,15 @@ class _Finals:
         moved = self._problem.moved_bytes(np.array([one.cut for one in near]), near[0].order)
         least = near[int(moved.argmin())]
         return [least, *(one for one in judged if one is not least)]
+
+
+def _fastest_first(each_moves: Sequence[tuple[Prediction, int]]) -> tuple[Prediction, ...]:
+    """Predictions with the bytes that each plan moves: those about as fast as the fastest come first, by bytes."""
+    fastest_s = min((prediction.step_s for prediction, _ in each_moves), default=0.0)
+
+    def moved_if_alike(each: tuple[Prediction, int]) -> tuple[float, float]:
+        prediction, moved = each
+        alike = prediction.step_s <= fastest_s * (1 + ALIKE)
+        return moved if alike else float("inf"), prediction.step_s
+
+    return tuple(prediction for prediction, _ in sorted(each_moves, key=moved_if_alike))

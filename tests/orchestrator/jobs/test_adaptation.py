@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from adapting_job import AdaptingJob
 from made_profile import made_profile
@@ -27,7 +28,14 @@ SLOW = 2
 """The place, and so the rank, that becomes slow."""
 
 
-def made(folder: Path, policy: str = "measured", *, steps: int = STEPS, pass_s: float = PASS_S) -> Resolved:
+def made(
+    folder: Path,
+    policy: str = "measured",
+    *,
+    steps: int = STEPS,
+    pass_s: float = PASS_S,
+    **sections: dict[str, Any],
+) -> Resolved:
     modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), pass_s)
     return job(
         folder,
@@ -36,12 +44,15 @@ def made(folder: Path, policy: str = "measured", *, steps: int = STEPS, pass_s: 
         cluster={"device": "emulated", "emulated": modelled},
         elastic={"allow_faults": True},
         adapt={"policy": policy},
+        **sections,
     )
 
 
-def adapting(resolved: Resolved, act: Callable[[ElasticJob, events.Event], None]) -> AdaptingJob:
+def adapting(
+    resolved: Resolved, act: Callable[[ElasticJob, events.Event], None], places: int | None = None
+) -> AdaptingJob:
     outline = resolved.outline
-    ranks = len(resolved.plan.stage_ranks)
+    ranks = places or len(resolved.plan.stage_ranks)
     profile = made_profile(outline.layers, outline.parameters, ranks, weights=[PASS_S / 0.01] * LAYERS)
     return AdaptingJob(resolved, act, profile)
 
@@ -108,3 +119,26 @@ def test_switched_off_nothing_is_measured_and_nothing_moves(tmp_path: Path) -> N
     assert seen == []
     assert not ran.of(events.SpeedsChanged)
     assert not ran.of(events.Migrated)
+
+
+def test_a_slow_pipeline_gets_a_smaller_share_and_loses_a_rank_then(tmp_path: Path) -> None:
+    def two_pipelines(folder: Path, policy: str, pass_s: float = PASS_S) -> Resolved:
+        return made(
+            folder, policy, steps=24, pass_s=pass_s, pipeline={"ranks": 4, "replicas": 2, "microbatches": 4}
+        )
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        if at_step(5)(event):
+            for rank in (2, 3):
+                running.call(rank, "arm", Fault(kind=FaultKind.SLOW, factor=3.0))
+        if isinstance(event, events.Migrated) and event.shares and event.step > 5:
+            running.signal(3)
+
+    ran = adapting(two_pipelines(tmp_path / "slow", "measured"), act, places=4).run()
+    assert isinstance(ran.state, Finished)
+    assert ran.steps == list(range(1, 25))
+    even = two_pipelines(tmp_path / "quiet", "off", pass_s=0.0)
+    assert ran.state_sha256 == run_threads(Job(even.config, even.plan, even.schedule)).state_sha256
+    shared = [move for move in ran.of(events.Migrated) if move.shares and move.step > 5]
+    assert shared[0].shares[0] > shared[0].shares[1]
+    assert ran.of(events.Regrouped)

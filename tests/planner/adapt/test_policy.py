@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import small_profile
@@ -142,3 +143,43 @@ def test_a_move_that_costs_more_than_it_saves_is_refused() -> None:
 def test_without_a_profile_nothing_is_decided() -> None:
     with pytest.raises(ValueError, match="without a profile"):
         decided(replace(made(4, 4), profile=None), 1.0, 3.0)
+
+
+def two_pipelines(**changes: Any) -> Replanner:
+    """Two pipelines of two ranks, with four layers each."""
+    replanner = made(4, 4)
+    assert replanner.profile is not None
+    first = replace(replanner.first, replicas=2)
+    cluster = small_profile.profile(*replanner.profile.model.layers, ranks=4).cluster
+    devices = tuple(replace(device, memory_bytes=1_000_000) for device in cluster.devices)
+    profile = replace(replanner.profile, cluster=replace(cluster, devices=devices))
+    return replace(replanner, first=first, profile=profile, **changes)
+
+
+def test_a_slow_pipeline_gets_a_smaller_share_and_no_layer_moves() -> None:
+    replanner = two_pipelines()
+    decision = decided(replanner, 1.0, 1.0, 3.2, 3.2)
+    assert decision.plan == replace(replanner.first, shares=(13, 3))
+    assert decision.reason.startswith("expected step ")
+    assert "with [4, 4] layers, 13 + 3 microbatches in its pipelines; over 196 steps" in decision.reason
+    assert decision.cost_s == pytest.approx(STALL_S)
+    assert decision.then_s < 0.55 * decision.now_s
+    again = decided(replanner, 1.0, 1.0, 3.2, 3.2, now=decision.plan)
+    assert again.plan is None
+    back = decided(replanner, 1.0, 1.0, 1.0, 1.0, now=decision.plan)
+    assert back.plan is not None
+    assert (back.plan.layers, back.plan.shares) == (replanner.first.layers, ())
+
+
+def test_a_slow_rank_of_two_pipelines_is_relieved_by_cut_or_shares_whichever_is_better() -> None:
+    replanner = two_pipelines()
+    slowdowns = (1.0, 1.0, 1.0, 2.0)
+    decision = decided(replanner, *slowdowns)
+    without = decided(two_pipelines(divisible=False), *slowdowns)
+    assert decision.plan is not None
+    assert decision.then_s <= without.then_s
+    assert without.plan is None or without.plan.shares == ()
+    profile = replanner.profile_on("0123", slowdowns)
+    shares = [replace(replanner.first, shares=(n, 16 - n)) for n in range(8, 16)]
+    best_s = min(predict(profile, plan, replanner.schedule).step_s for plan in shares)
+    assert decision.then_s <= 1.01 * best_s
