@@ -284,12 +284,16 @@ class ElasticConfig(Section):
 
 
 class AdaptConfig(Section):
-    """`[adapt]`: how the job answers ranks that become slower or faster."""
+    """`[adapt]`: how the job answers ranks that become slower or faster, or have less memory."""
 
     policy: Literal["measured", "off"] = "off"
     """`measured`: each rank's slowdown is measured in every step; another cut is taken up where it pays. `off`: cuts
     change only when ranks fail, join or leave, or on request, and every device counts as the profile's median one in
     every later plan."""
+    memory_reserve: Fraction = 0.05
+    """Share of a device's memory that is to stay free, unless `policy` is `off`. A rank that suddenly has less left
+    gives back what it caches, holds its next microbatch up for 0.3 s at most, and its layers move to other ranks. 0:
+    only a failed allocation is answered, as it always is."""
 
 
 Precision = Literal["float32", "bfloat16"]

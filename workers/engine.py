@@ -51,6 +51,7 @@ class Engine:
         channel: to the other ranks; place = pipeline * P + rank.
         faults: the injected faults of this rank.
         activity: receives what the rank computes.
+        admit: returns once the next microbatch may go forward; None: each may at once.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         device: Device,
         faults: FaultPoints | None = None,
         activity: Activity | None = None,
+        admit: Callable[[], None] | None = None,
     ) -> None:
         assert set(stages) == set(program.own_stages)
         self._program = program
@@ -74,6 +76,7 @@ class Engine:
         self._device = device
         self._faults = faults
         self._activity = activity or Activity()
+        self._admit = admit
         self._bytes_per_s: float | None = None
         """The send bandwidth that an injected fault leaves this rank; None: no limit."""
         self._handed: dict[tuple[Stream, int], Tensors] = {}
@@ -143,6 +146,9 @@ class Engine:
         match action.kind:
             case Kind.FORWARD:
                 received = self._received(action, purpose=0)
+                if self._admit is not None:
+                    with self._activity.waiting():
+                        self._admit()
                 if self._armed is not None:
                     self._armed.reach(Phase.FORWARD, step + 1)
                 # Reading is part of the action, as it is of a profile's first and last layer.

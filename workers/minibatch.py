@@ -30,9 +30,19 @@ Buffers = Mapping[int, Mapping[str, Tensor]]
 
 
 class Minibatch:
-    """One rank's computation of each step of a generation."""
+    """One rank's computation of each step of a generation.
 
-    def __init__(self, setup: GenerationSetup, freezer: Freezer, channel: Channel) -> None:
+    Args:
+        admit: as the engine's.
+    """
+
+    def __init__(
+        self,
+        setup: GenerationSetup,
+        freezer: Freezer,
+        channel: Channel,
+        admit: Callable[[], None] | None = None,
+    ) -> None:
         self._setup = setup
         self._channel = channel
         self._freezer = freezer
@@ -52,6 +62,7 @@ class Minibatch:
             setup.device,
             setup.faults,
             setup.activity,
+            admit,
         )
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""

@@ -156,6 +156,25 @@ class NoticeReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryLow:
+    """The memory that a rank's device has left fell below the reserve; sent at once."""
+
+    rank: int
+    """Its number."""
+    place: int
+    plan: tuple[int, int]
+    """Epoch and version of the plan that it follows."""
+    step: int
+    """The step that it computes."""
+    left_bytes: int
+    """What is left when the rank takes the most of a step."""
+    reserve_bytes: int
+    """What should be."""
+    seen_s: float
+    """Seconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarningReport:
     """Something that the user should know; the rank continues."""
 
@@ -301,6 +320,7 @@ Report = (
     | SwitchReport
     | FaultReport
     | NoticeReport
+    | MemoryLow
     | WarningReport
 )
 

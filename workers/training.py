@@ -29,11 +29,13 @@ from workers.generation import GenerationSetup, make_freezer
 from workers.layer_state import digest
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import OutOfMemory, shortage_in
+from workers.memory.watch import MemoryWatch
 from workers.minibatch import Buffers, Minibatch
 from workers.profiling.stage_times import half_times, stage_times
 from workers.protocol import (
     Generation,
     JobError,
+    MemoryLow,
     Outcome,
     Parted,
     Request,
@@ -120,7 +122,11 @@ class Training:
         """When another plan replaced it, by `time.perf_counter`."""
         config, plan = setup.config, setup.plan
         self._freezer = make_freezer(setup, step)
-        self._minibatch = Minibatch(setup, self._freezer, channel)
+        self._memory: MemoryWatch | None = None
+        if config.adapt.policy != "off" and config.adapt.memory_reserve:
+            self._memory = MemoryWatch(setup.device, config.adapt.memory_reserve, self._tell_low)
+        admit = None if self._memory is None else self._memory.admit
+        self._minibatch = Minibatch(setup, self._freezer, channel, admit)
         self._standbys = setup.standbys
         self._shipping = Shipping(
             channel, plan, setup.place, setup.layers, self._minibatch.free_tags, setup.held
@@ -314,6 +320,8 @@ class Training:
         begun_s = time.perf_counter()
         step, faults = self.step + 1, self._setup.faults
         self.began = step
+        if self._memory is not None:
+            self._memory.begin_step()
         before = self._minibatch.copied_buffers()
         committed = False
         self._freezer.begin(step)
@@ -369,6 +377,20 @@ class Training:
             return nullcontext()
         own = [state for _, state in self._setup.layers.values()]
         return LimitedMemory(limit_bytes, [*own, *self._standbys.states()])
+
+    def _tell_low(self, left_bytes: int, reserve_bytes: int) -> None:
+        setup = self._setup
+        setup.report(
+            MemoryLow(
+                rank=setup.rank,
+                place=setup.place,
+                plan=setup.plan.key,
+                step=self.began,
+                left_bytes=left_bytes,
+                reserve_bytes=reserve_bytes,
+                seen_s=time.time(),
+            )
+        )
 
     def _observe(self, step: int, window: Window) -> None:
         setup = self._setup

@@ -133,7 +133,9 @@ class Controller:
             self._reshaping.migrate,
             PlannerInRay,
         )
-        self._memory = MemoryRelief(self._loop.post, lambda: self._view, self._runtime.planning)
+        self._memory = MemoryRelief(
+            self._setup, self._loop, lambda: self._view, self._runtime.planning, self._reshaping.migrate
+        )
         self._commands = Commands(
             order.job,
             self._setup.config.elastic,

@@ -27,6 +27,7 @@ from workers.protocol import (
     FreezeStarted,
     FrozenCounts,
     Generation,
+    MemoryLow,
     MemoryShortage,
     NoticeReport,
     Outcome,
@@ -495,6 +496,7 @@ Event = (
     | SwitchReport
     | FaultReport
     | NoticeReport
+    | MemoryLow
     | WarningReport
     | Rehearsed
     | Disturbed
@@ -545,6 +547,7 @@ KINDS: dict[str, type[Event]] = {
     "rehearsed": Rehearsed,
     "disturbed": Disturbed,
     "notice": NoticeReport,
+    "memory_low": MemoryLow,
     "warning": WarningReport,
 }
 """Kind of a line -> type of its payload."""

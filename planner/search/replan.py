@@ -140,25 +140,36 @@ class Replanner:
         prediction = self._fitting(self.profile, plan, schedule, Sites.of(domains, slowdowns))
         return _with_prediction(plan, prediction), schedule
 
-    def check_memory(self, plan: Plan, domains: Sequence[str]) -> None:
+    def check_memory(self, plan: Plan, domains: Sequence[str], now: Plan | None = None) -> None:
         """Check that `plan` fits the memory with its standbys.
+
+        Args:
+            now: the plan in force, if `plan` comes on the way from it: a place may take as much as it takes now.
 
         Raises:
             PlanError: it does not; says by how much.
         """
         if self.profile is not None:
-            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains))
+            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains), now)
 
-    def _fitting(self, profile: Profile, plan: Plan, schedule: Schedule, sites: Sites) -> Prediction:
+    def _fitting(
+        self, profile: Profile, plan: Plan, schedule: Schedule, sites: Sites, now: Plan | None = None
+    ) -> Prediction:
         """The prediction of a plan.
 
         Raises:
             PlanError: it does not fit the memory.
         """
-        prediction = predict(self._profile_on(profile, sites.first(plan.world_size)), plan, schedule)
-        excess = max(prediction.excess_bytes)
+        on = self._profile_on(profile, sites.first(plan.world_size))
+        prediction = predict(on, plan, schedule)
+        over = prediction.excess_bytes
+        if any(over) and now is not None:
+            taken = predict(on, now, self._schedule_of(now)).memory.peak_bytes
+            peaks = zip(over, prediction.memory.peak_bytes, taken, strict=True)
+            over = tuple(0 if peak <= before else excess for excess, peak, before in peaks)
+        excess = max(over)
         if excess:
-            place = prediction.excess_bytes.index(excess)
+            place = over.index(excess)
             needed = prediction.memory.peak_bytes[place]
             raise PlanError(
                 f"place {place} would need {needed:,} bytes, which is {counted(excess, 'byte')} more"

@@ -8,6 +8,7 @@ from typing import Any
 from process_hosts import ElasticJob
 
 from orchestrator.controller.memory_relief import MemoryRelief
+from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView
 
@@ -19,7 +20,10 @@ class RelievedJob(ElasticJob):
         self.view = JobView()
         self._relief: MemoryRelief | None = None
         super().__init__(*given, **named)
-        self._relief = MemoryRelief(self.loop.post, lambda: self.view, self.runtime.planning)
+        reshaping = Reshaping(self.order, self.setup, self.loop, self.runtime, self.hosts)
+        self._relief = MemoryRelief(
+            self.setup, self.loop, lambda: self.view, self.runtime.planning, reshaping.migrate
+        )
 
     def _take(self, event: events.Event) -> None:
         self.view.take(events.Record(time_s=time.time(), event=event))

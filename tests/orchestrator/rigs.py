@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from torch import Tensor
 
+from workers.devices.device import CpuDevice
 from workers.engine import Engine
 from workers.layer_state import LayerState
 from workers.protocol import Settlement
@@ -29,6 +31,8 @@ LARGE = 1_000_000
 """Scalars of a large message, at least."""
 BEGUN_BYTES = 100_000
 PATIENCE_S = 2.0
+MEMORY_BYTES = 20_000_000
+"""What a device of `memory_falls` has."""
 
 
 def all_gather_or_none(rank: int) -> None:
@@ -42,6 +46,20 @@ def all_gather_or_none(rank: int) -> None:
         return records
 
     ProcessGroupChannel.all_gather = twice
+
+
+def memory_falls(rank: int) -> None:
+    """A neighbour of rank 1 takes nearly all of its device's memory in step 4."""
+    run, step_now = Engine.run, 0
+
+    def counting(self: Engine, step: int, *rest: Any, **named: Any) -> Any:
+        nonlocal step_now
+        step_now = step + 1
+        return run(self, step, *rest, **named)
+
+    Engine.run = counting
+    CpuDevice.total_bytes = lambda self: MEMORY_BYTES
+    CpuDevice.free_bytes = lambda self: 100_000 if rank == 1 and step_now >= 4 else MEMORY_BYTES // 2
 
 
 def never_settles(rank: int) -> None:

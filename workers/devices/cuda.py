@@ -71,6 +71,9 @@ class CudaDevice(Device):
         kept = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return free + kept
 
+    def total_bytes(self) -> int:
+        return torch.cuda.get_device_properties(self.torch_device).total_memory
+
     def release(self) -> None:
         super().release()
         torch.cuda.empty_cache()

@@ -12,6 +12,7 @@ import torch
 
 from planner.ir import Action
 from workers.process.host_memory import free_host_bytes, give_freed_pages_back
+from workers.profiling.machine import host_memory_bytes
 from workers.protocol import Span
 
 
@@ -53,6 +54,10 @@ class Device(ABC):
     def free_bytes(self) -> int:
         """What this process could still take of the device's memory: here the host's."""
         return free_host_bytes()
+
+    def total_bytes(self) -> int:
+        """The device's memory, shared with other processes: here the host's."""
+        return host_memory_bytes()
 
     def release(self) -> None:
         """Give back memory that nothing uses: to the host, and to other processes on the device."""

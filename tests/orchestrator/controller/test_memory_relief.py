@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from test_current_replanner import FIRST, profiled, replanner
 
 from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.memory_relief import MemoryRelief
 from orchestrator.events.types import Event, Issued, MemoryLimited, OutOfMemory, Record
 from orchestrator.history.job_view import JobView
+from orchestrator.lifecycle.states import Job, Pending
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
+from planner.plan import Plan
 from planner.profile import Profile
 from planner.search.replan import Replanner
+from workers.config import FreezeConfig
 from workers.protocol import MemoryShortage
 
 SHORT = OutOfMemory(rank=7, place=1, plan=FIRST.key, step=3, shortage=MemoryShortage(held_bytes=20_000_000))
+
+
+async def _never(plan: Plan, job: Job) -> str:
+    raise AssertionError("the job does not train")
 
 
 class Controller:
@@ -22,10 +32,13 @@ class Controller:
     def __init__(self, profile: Profile | None, view: JobView | None = None) -> None:
         self.view = view or JobView()
         self.logged: list[Event] = []
+        self.state = Pending()
         self.planning = CurrentReplanner(replanner(profile))
-        self.relief = MemoryRelief(self._post, lambda: self.view, self.planning)
+        setup: Any = SimpleNamespace(config=SimpleNamespace(device="cpu", freeze=FreezeConfig()))
+        loop: Any = self
+        self.relief = MemoryRelief(setup, loop, lambda: self.view, self.planning, _never)
 
-    def _post(self, stimulus: Stimulus) -> None:
+    def post(self, stimulus: Stimulus) -> None:
         assert isinstance(stimulus, Noted)
         self.take(stimulus.event)
 

@@ -150,6 +150,9 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.Finished(step=7, stopped=True, state_sha256="ef"),
     events.Failed(reason="rank 1 was killed", user_error=False),
     STEP,
+    protocol.MemoryLow(
+        rank=4, place=1, plan=(1, 2), step=8, left_bytes=100, reserve_bytes=900, seen_s=1700000000.5
+    ),
     protocol.ValidationReport(step=7, loss=2.75),
     protocol.CheckpointReport(step=7, path="/out/7", bytes=10, seconds=0.5),
     protocol.TimelineReport(

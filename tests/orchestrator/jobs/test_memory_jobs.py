@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from process_hosts import Ran
+from process_hosts import ElasticJob, Ran
 from relieved_job import RelievedJob
+from rigs import MEMORY_BYTES, memory_falls
 from test_elastic_jobs import at_step, job, once
 
 from orchestrator.events import types as events
@@ -23,16 +26,17 @@ from workers.fault_injection.kinds import FaultKind
 from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import Job, run_threads
 from workers.profiling.measured import combine
-from workers.protocol import CheckpointReport, FaultReport
+from workers.protocol import CheckpointReport, FaultReport, MemoryLow
 
 SHORT = 1
 """The place, and so the rank, that runs out of memory."""
 STEPS = 8
 
 
-def made(folder: Path) -> Resolved:
+def made(folder: Path, **sections: dict[str, Any]) -> Resolved:
     return job(
         folder,
+        **sections,
         model={"layers": 8, "width": 32, "context": 32},
         pipeline={"microbatch_size": 8},
         elastic={"allow_faults": True, "grow": False},
@@ -142,3 +146,34 @@ def test_without_a_profile_all_layers_recompute_and_beyond_that_the_job_ends(
         "no smaller plan is known. What would help: pipeline.recompute = true, a smaller" in ran.state.reason
     )
     assert len(ran.of(events.Regrouped)) == 1
+
+
+def test_layers_move_away_before_an_allocation_fails(tmp_path: Path, profile: Profile) -> None:
+    """The rank sees the fall at its next microbatch; the controller moves layers at once, while training goes on."""
+    begun_s: list[float] = []
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, events.Issued) and running.loop.state.__class__.__name__ == "Training":
+            begun_s.append(time.time())
+
+    resolved = made(tmp_path, job={"steps": 20}, adapt={"policy": "measured"})
+    ran = RelievedJob(resolved, act, profile=profile, rig=memory_falls).run()
+    (low,) = ran.of(MemoryLow)
+    assert (low.rank, low.place) == (SHORT, SHORT)
+    assert low.step >= 4
+    assert low.left_bytes == 100_000
+    assert low.reserve_bytes == MEMORY_BYTES // 20
+    (limited,) = ran.of(events.MemoryLimited)
+    assert limited.limit_bytes == peak_bytes(profile, resolved) - (low.reserve_bytes - low.left_bytes)
+    assert not ran.of(events.RankFailed)
+    assert not ran.of(events.Regrouped)
+    (moved,) = ran.of(events.Migrated)
+    assert len(resolved.plan.layers_of_place(SHORT)) == 2
+    last = ran.of(events.Issued)[-1].plan
+    assert len(last.layers_of_place(SHORT)) == 1
+    assert peak_bytes(profile, resolved, last) <= limited.limit_bytes
+    print(
+        f"from the fall to the first plan of the move: {begun_s[0] - low.seen_s:.3f} s, in force at {moved.step}"
+    )
+    done = made(tmp_path / "quiet", job={"steps": 20})
+    assert ran.state_sha256 == run_threads(Job(done.config, done.plan, done.schedule)).state_sha256

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from small_profile import DEVICE, layer, plan, profile
 
-from planner.adapt.memory_pressure import limit_after_failure
+from planner.adapt.memory_pressure import limit_after_failure, limit_after_fall, relieve
 from planner.plan import Plan, PlanError
 from planner.schedule.expand import schedule_of
 from planner.search.recut import predicted
@@ -113,3 +113,33 @@ def test_a_failure_leaves_what_the_rank_held_or_less_than_was_predicted() -> Non
     assert limit_after_failure(planner, planner.first, 1, 400) == 380
     assert limit_after_failure(planner, planner.first, 1, 10 * peak) == int(0.95 * peak)
     assert limit_after_failure(replace(planner, profile=None), planner.first, 1, 400) is None
+
+
+def test_a_fall_leaves_what_the_plan_takes_without_what_is_lacking() -> None:
+    planner = replanner()
+    assert limit_after_fall(planner, planner.first, 1, 100) == peaks(planner)[1] - 100
+    assert limit_after_fall(planner, planner.first, 1, 10**9) == 1
+    assert limit_after_fall(replace(planner, profile=None), planner.first, 1, 100) is None
+
+
+def test_relief_is_the_fastest_cut_within_the_limits_or_none_with_the_numbers() -> None:
+    planner = replanner()
+    limit = int(0.8 * peaks(planner)[1])
+    limited = replace(planner, limits=(None, limit))
+    found, why = relieve(limited, planner.first, PLACES, (None,) * 4)
+    assert found is not None
+    assert found.layers_per_stage[1] == 1
+    assert found.stage_ranks == planner.first.stage_ranks
+    assert f"place 1 has less memory than it takes: {peaks(planner)[1]:,} -> " in why
+    assert relieve(planner, planner.first, PLACES, (None,) * 4)[0] is None
+    none, why = relieve(replace(planner, limits=(10,) * 4), planner.first, PLACES, (None,) * 4)
+    assert none is None
+    assert "more than the 10 it may use" in why
+
+
+def test_on_the_way_a_place_may_take_what_it_takes_now() -> None:
+    planner = replanner()
+    limited = replace(planner, limits=(None, int(0.8 * peaks(planner)[1])))
+    with pytest.raises(PlanError, match="place 1 would need"):
+        limited.check_memory(planner.first, PLACES)
+    limited.check_memory(planner.first, PLACES, planner.first)
