@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.analysis.node_time import PARTS, PER_EVENT, Use, parts, spend
-from orchestrator.events.rehearsed import Rehearsed
+from orchestrator.events.rehearsed import CopiesSaved, Rehearsed
 from orchestrator.history.recovery_history import Membership, RecoveryHistory
 
 
@@ -88,6 +88,8 @@ class EffectiveTime:
     recovery_s: dict[str, Spread]
     """After failures: each of `PARTS`, their `total`, and `commit`: from a node's failure to the next commit."""
     costs: tuple[Cost, ...]
+    copies: tuple[CopiesSaved, ...]
+    """What copies of the layers save on the whole trace, as far as that is known."""
 
     @property
     def live(self) -> float:
@@ -199,6 +201,7 @@ def _numbers(
         lost_per_join=(spent[Use.JOINING] + for_joins) / joins if joins else 0.0,
         recovery_s={part: spread(times) for part, times in durations.items() if times},
         costs=costs,
+        copies=rehearsed.copies,
     )
 
 

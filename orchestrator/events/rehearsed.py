@@ -21,6 +21,19 @@ class NodeLife:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopiesSaved:
+    """What the whole trace would cost a job with so many copies of each layer."""
+
+    copies: int
+    losses: int
+    """Instants at which nodes of the job go."""
+    last_holders: int
+    """How many of them take the last node that holds some layer."""
+    steps_lost: int
+    """Committed steps that these take back, to the newest checkpoint each time."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rehearsed:
     """A trace was replayed against the job; written once, after the replay. Seconds since the Unix epoch."""
 
@@ -36,6 +49,8 @@ class Rehearsed:
     """The end of the trace, or of the job, or when someone stopped it."""
     lives: tuple[NodeLife, ...]
     """All nodes that could host ranks."""
+    copies: tuple[CopiesSaved, ...] = ()
+    """What copies of the layers save on this trace; empty if that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

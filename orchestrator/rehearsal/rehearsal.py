@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.analysis.effective_time import EffectiveTime, effective_time
@@ -18,14 +18,18 @@ from orchestrator.client.running import run
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
-from orchestrator.events.rehearsed import Rehearsed
+from orchestrator.events.rehearsed import CopiesSaved, Rehearsed
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
+from orchestrator.rehearsal.copies_saved import copies_saved
 from orchestrator.rehearsal.local_nodes import LocalNodes
 from orchestrator.rehearsal.trace_player import Script, TracePlayer
 from orchestrator.rehearsal.traces import Trace
 from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
+from planner.schedule.expand import schedule_of
+from planner.schedule.table_format import CSV_PREFIX
+from planner.search.replan import Replanner
 from planner.wording import counted
 from workers.protocol import JobError
 
@@ -116,8 +120,32 @@ def rehearse(
             say(f"node {name} could not be started: {why}")
         rehearsed = player.rehearsed()
     if rehearsed is not None:
-        _log(done, rehearsed)
+        _log(done, replace(rehearsed, copies=_saved(done.events_path, rehearsed, trace)))
     return Rehearsal(run=done, found=measure(done.events_path), cut_short=player.cut_short)
+
+
+def _saved(log: Path, rehearsed: Rehearsed, trace: Trace) -> tuple[CopiesSaved, ...]:
+    """What copies save on the whole of `trace`, by the job's first plan and its median step."""
+    records = list(read_log(log))
+    issued = [record.event.plan for record in records if isinstance(record.event, events.Issued)]
+    view = fold([*records, Record(time_s=time.time(), event=rehearsed)])
+    found = effective_time(view.recovery, emulated=False)
+    if not issued or issued[0].schedule.startswith(CSV_PREFIX) or found is None or not found.step_s:
+        return ()
+    first, spec = issued[0], Spec.model_validate(view.spec)
+    replanner = Replanner(
+        first=first,
+        schedule=schedule_of(first),
+        parameters=(1,) * first.layers[-1][1],
+        copies=spec.elastic.copies,
+    )
+    return copies_saved(
+        trace,
+        replanner,
+        steps_per_s=1 / (found.step_s * rehearsed.speedup),
+        every_steps=spec.checkpoint.every_steps,
+        first_step=next((each.step for each in view.recovery.commits if each.time_s >= rehearsed.began_s), 0),
+    )
 
 
 def measure(log: Path) -> EffectiveTime | None:

@@ -50,7 +50,7 @@ def recovery(run: JobView) -> RecoveryPart | None:
         emulated=found.emulated,
         tiles=_tiles(found),
         charts=_charts(history, rehearsed, run.emulated),
-        tables=(_uses(found), *_changes(_costs(found.costs))),
+        tables=(_uses(found), *_copies(found), *_changes(_costs(found.costs))),
     )
 
 
@@ -198,6 +198,25 @@ def _uses(found: EffectiveTime) -> Table:
             if spent > 0
         ),
     )
+
+
+def _copies(found: EffectiveTime) -> tuple[Table, ...]:
+    """What copies of the layers save on the trace; empty if that is not known."""
+    if not found.copies:
+        return ()
+    losses = counted(found.copies[0].losses, "loss", "losses")
+    table = Table(
+        label=f"Copies of every layer: what the {losses} of the whole trace would cost with them",
+        columns=(
+            Column("Copies", "number"),
+            Column("Losses of the last node that holds some layer", "number"),
+            Column("Committed steps lost", "number"),
+        ),
+        rows=tuple(
+            (str(saved.copies), f"{saved.last_holders:,}", f"{saved.steps_lost:,}") for saved in found.copies
+        ),
+    )
+    return (table,)
 
 
 def _costs(costs: tuple[Cost, ...]) -> list[tuple[Cell, ...]]:

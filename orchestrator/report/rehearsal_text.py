@@ -20,6 +20,10 @@ USES = {
 """The uses of a live node's time, in words."""
 
 
+def _copies(number: int) -> str:
+    return counted(number, "copy", "copies") if number else "no copy"
+
+
 def lines(found: EffectiveTime) -> list[str]:
     """The report of `freshet rehearse`."""
     tag = ", emulated devices" if found.emulated else ""
@@ -41,6 +45,16 @@ def lines(found: EffectiveTime) -> list[str]:
         text.append(f"each failed node cost {significant(found.lost_per_loss)} node-seconds")
     if found.joins:
         text.append(f"each node that joined cost {significant(found.lost_per_join)} node-seconds")
+    if found.copies:
+        text.append(
+            f"with the copies of every layer at hand, the {counted(found.copies[0].losses, 'loss', 'losses')} of the"
+            " whole trace would cost:"
+        )
+    text += [
+        f"  {_copies(saved.copies):>10}  {counted(saved.steps_lost, 'committed step'):>20}: {saved.last_holders}"
+        " of them take the last node that holds some layer"
+        for saved in found.copies
+    ]
     if found.recovery_s:
         text.append(f"{'recovery':22}{'p50':>9}{'p95':>9}{'max':>9}")
     for name in (*PARTS, "total", "commit"):

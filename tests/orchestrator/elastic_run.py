@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.events.rehearsed import NodeLife, Rehearsed
+from orchestrator.events.rehearsed import CopiesSaved, NodeLife, Rehearsed
 from orchestrator.events.types import (
     Event,
     Finished,
@@ -191,10 +191,24 @@ def eventful() -> ElasticRun:
 
 
 def rehearse(
-    run: ElasticRun, lives: tuple[NodeLife, ...], *, began_s: float, ended_s: float, speedup: float = 10.0
+    run: ElasticRun,
+    lives: tuple[NodeLife, ...],
+    *,
+    began_s: float,
+    ended_s: float,
+    speedup: float = 10.0,
+    copies: tuple[CopiesSaved, ...] = (),
 ) -> None:
     run.put(
-        Rehearsed(trace="t.csv", speedup=speedup, grace_s=None, began_s=began_s, ended_s=ended_s, lives=lives)
+        Rehearsed(
+            trace="t.csv",
+            speedup=speedup,
+            grace_s=None,
+            began_s=began_s,
+            ended_s=ended_s,
+            lives=lives,
+            copies=copies,
+        )
     )
 
 

@@ -62,8 +62,8 @@ def start_head(cpus: int, **options: Any) -> Cluster:
     return started(lambda: Cluster(initialize_head=True, head_node_args=head))
 
 
-def add_node(cluster: Cluster, cpus: int) -> Any:
-    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus))
+def add_node(cluster: Cluster, cpus: int, **options: Any) -> Any:
+    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus, **options))
 
 
 @contextmanager

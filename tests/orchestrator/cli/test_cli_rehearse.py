@@ -15,6 +15,7 @@ from orchestrator.analysis.effective_time import effective_time
 from orchestrator.cli.exit_codes import USER_ERROR
 from orchestrator.cli.main import app
 from orchestrator.cli.rehearsing import Options, performance_of
+from orchestrator.events.rehearsed import CopiesSaved
 from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.rehearsal import Performance, node_resources, on_nodes
 from orchestrator.report.rehearsal_text import lines
@@ -136,7 +137,11 @@ def test_a_rank_takes_a_whole_node(tmp_path: Path) -> None:
 def test_the_numbers_are_told_in_words() -> None:
     run = eventful()
     lives = (life(0, 990, 1012.9), life(1, 990, 1012.9), life(2, 990, 1004.5), life(3, 990), life(4, 1007))
-    rehearse(run, lives, began_s=1001, ended_s=1022.4)
+    saved = tuple(
+        CopiesSaved(copies=copies, losses=9, last_holders=last, steps_lost=lost)
+        for copies, last, lost in ((0, 9, 70), (1, 2, 1), (2, 0, 0))
+    )
+    rehearse(run, lives, began_s=1001, ended_s=1022.4, copies=saved)
     found = effective_time(fold(run.records).recovery, emulated=True)
     assert found is not None
     text = "\n".join(lines(found))
@@ -147,6 +152,10 @@ def test_the_numbers_are_told_in_words() -> None:
     assert "2 steps in flight run again, 6 committed steps lost" in text
     assert "43.7 %  in committed steps" in text
     assert "each failed node cost 10.8 node-seconds" in text
+    assert "with the copies of every layer at hand, the 9 losses of the whole trace would cost:" in text
+    assert "no copy    70 committed steps: 9 of them take the last node that holds some layer" in text
+    assert "1 copy      1 committed step: 2 of them" in text
+    assert "2 copies     0 committed steps: 0 of them" in text
     assert "total" in text
     numbers = found.to_dict()
     assert numbers["live_node_seconds"] == pytest.approx(64.1)

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog, read_log
-from orchestrator.events.rehearsed import Disturbed, NodeLife, Rehearsed, Visit
+from orchestrator.events.rehearsed import CopiesSaved, Disturbed, NodeLife, Rehearsed, Visit
 from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
 from workers import protocol
@@ -195,6 +195,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         began_s=0.5,
         ended_s=64.0,
         lives=(NodeLife(name="n0", node="ab", up_s=0.0, down_s=32.0, noticed_s=16.0),),
+        copies=(CopiesSaved(copies=1, losses=2, last_holders=1, steps_lost=8),),
     ),
     Disturbed(by="a neighbour", rank=1, visits=(Visit(first=3, last=8),)),
     protocol.CurvatureReport(step=7, rank=1, gradient_change_sq=0.5, weight_change_sq=0.25, gradient_sq=1.5),

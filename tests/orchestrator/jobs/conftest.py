@@ -1,4 +1,5 @@
-"""One Ray cluster of two nodes for all modules that leave it unchanged; each test process starts it once."""
+"""One Ray cluster of two nodes in two zones for all modules that leave it unchanged; each test process starts it
+once."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ import pytest
 from ray.cluster_utils import Cluster
 from ray_jobs import add_node, assert_nothing_left, driver_of, start_head
 
+from workers.actor import ZONE_LABEL
+
 
 @pytest.fixture(scope="session")
 def shared_nodes() -> Iterator[Cluster]:
-    nodes = start_head(2)
+    nodes = start_head(2, labels={ZONE_LABEL: "east"})
     try:
-        add_node(nodes, 2)
+        add_node(nodes, 2, labels={ZONE_LABEL: "west"})
         yield nodes
     finally:
         nodes.shutdown()

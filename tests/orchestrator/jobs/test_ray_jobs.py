@@ -97,6 +97,8 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_replicas_without_ray(
     assert list(result.metrics_dataframe["step"]) == list(range(1, STEPS + 1))
     nodes = {started.rank: started.node for started in log.of(events.RankStarted)}
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    zones = {started.rank: started.zone for started in log.of(events.RankStarted)}
+    assert {zones[0], zones[2]} == {"east", "west"}
     records = list(read_log(tmp_path / "whole" / "events.jsonl"))
     assert [record.event for record in records] == log.events
     assert list(fold(records).curvature.samples) == [3, 5]

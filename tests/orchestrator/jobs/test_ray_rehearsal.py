@@ -61,6 +61,11 @@ def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_pa
     assert 0 < found["ratio"] < 1
     assert found["losses"] >= 1
     assert any(cost["lost"] == ["b"] for cost in found["costs"])
+    assert [(each["copies"], each["losses"], each["last_holders"]) for each in found["copies"]] == [
+        (0, 1, 1),
+        (1, 1, 0),
+        (2, 1, 0),
+    ]
     assert sum(found["node_seconds"].values()) == found["live_node_seconds"]
     quiet = tiny(
         tmp_path,

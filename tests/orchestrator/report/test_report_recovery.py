@@ -8,6 +8,7 @@ from elastic_run import ElasticRun, eventful, life, rehearse
 from report_page import Page
 from synthetic_run import records
 
+from orchestrator.events.rehearsed import CopiesSaved
 from orchestrator.events.types import Migrated, Record
 from orchestrator.history.job_view import fold
 from orchestrator.report.page import render
@@ -20,7 +21,8 @@ def page(run: ElasticRun) -> Page:
 def test_a_rehearsal_shows_its_ratio_its_nodes_and_what_each_change_cost() -> None:
     run = eventful()
     lives = (life(0, 990, 1012.9), life(1, 990, 1012.9), life(2, 990, 1004.5), life(3, 990), life(4, 1007))
-    rehearse(run, lives, began_s=1001, ended_s=1022.4)
+    saved = CopiesSaved(copies=2, losses=3, last_holders=1, steps_lost=6)
+    rehearse(run, lives, began_s=1001, ended_s=1022.4, copies=(saved,))
     shown = page(run)
     # 28 of 64.1 node-seconds, see test_effective_time.py.
     assert "Effective training time ratio0.437" in shown.text
@@ -30,6 +32,7 @@ def test_a_rehearsal_shows_its_ratio_its_nodes_and_what_each_change_cost() -> No
     titles = [attributes.get("aria-label") for attributes in shown.all("div")]
     assert "Node-seconds" in titles
     assert "Changes of nodes" in titles
+    assert "Copies of every layer: what the 3 losses of the whole trace would cost with them" in titles
     assert "−slot2" in shown.text
     assert "+slot4" in shown.text
     assert "−slot0, −slot1" in shown.text
