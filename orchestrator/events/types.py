@@ -369,7 +369,7 @@ class Adapted:
     step: int
     """Steps committed."""
     moves: bool
-    """Whether layers move to it."""
+    """Whether the ranks are to follow it."""
     reason: str
     now_s: float
     """Predicted step with the present cut."""

@@ -42,7 +42,12 @@ def speeds_text(changed: SpeedsChanged) -> str:
 
 def adapted_text(adapted: Adapted) -> str:
     """What was decided on the ranks' speeds, in words."""
-    return f"{'layers move' if adapted.moves else 'the cut stays'}: {adapted.reason}"
+    return f"{verdict(adapted)}: {adapted.reason}"
+
+
+def verdict(adapted: Adapted) -> str:
+    """Whether the plan changes for the ranks' speeds: layers move, or pipelines get other shares."""
+    return "the plan changes" if adapted.moves else "the cut stays"
 
 
 def limited_text(limited: MemoryLimited) -> str:

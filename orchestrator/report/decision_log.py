@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from orchestrator.events.types import FreezeChanged
-from orchestrator.events.wording import solved_text
+from orchestrator.events.wording import solved_text, verdict
 from orchestrator.history.job_view import Decision, JobView
 from orchestrator.history.notes import note_of
 from orchestrator.quantities import percent, seconds, size
@@ -65,7 +65,7 @@ def decision_log(run: JobView) -> tuple[Entry, ...]:
         Entry(
             time_s=each.time_s,
             step=each.event.step,
-            what="layers move" if each.event.moves else "the cut stays",
+            what=verdict(each.event),
             reason=each.event.reason,
             numbers=f"predicted step {seconds(each.event.now_s)} now, {seconds(each.event.then_s)} with the best cut;"
             f" a move costs {seconds(each.event.cost_s)}",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from orchestrator.events.wording import verdict
 from orchestrator.history.adapt_record import Decided
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
@@ -99,7 +100,7 @@ def _row(run: JobView, decided: list[Decided], end: int) -> tuple[Cell, ...]:
     times = f", {len(decided)} times" if len(decided) > 1 else ""
     return (
         f"{first.step:,}" + (f"–{newest.step:,}" if times else ""),
-        Explained(("layers move" if newest.moves else "the cut stays") + times, newest.reason),
+        Explained(verdict(newest) + times, newest.reason),
         " + ".join(map(str, newest.layers)) if newest.layers else "–",
         _moved(run, first.step, end) if newest.moves else "–",
         seconds(newest.now_s),

@@ -56,7 +56,7 @@ def test_decisions_stand_with_predicted_and_measured_times_newest_first() -> Non
     assert part is not None
     assert part.decisions is not None
     newest, oldest = part.decisions.rows
-    assert newest[:4] == ("20", Explained("layers move", "it pays"), "3 + 1", "3: place 1 → 0")
+    assert newest[:4] == ("20", Explained("the plan changes", "it pays"), "3 + 1", "3: place 1 → 0")
     assert newest[4:6] == ("400 ms", "250 ms")
     assert oldest[1] == Explained("the cut stays", "no cut saves 3%")
     # The layers moved after the last step only.
@@ -92,7 +92,7 @@ def test_the_steps_that_a_neighbour_disturbed_are_bands() -> None:
 def test_decisions_and_changes_are_in_the_log_of_decisions_and_in_the_notes() -> None:
     run = run_with(KNOWN, STAYS, SLOW, MOVES)
     said = [(entry.what, entry.reason) for entry in decision_log(run)]
-    assert ("layers move", "it pays") in said
+    assert ("the plan changes", "it pays") in said
     assert ("the cut stays", "no cut saves 3%") in said
     notes = [note.text for note in run.notes]
     assert "Rank 1 is 2.27 times slower since step 19 (1.10 -> 2.50)." in notes
