@@ -23,6 +23,7 @@ BENCHMARKS = (
     "redundancy",
     "copies",
     "adaptation",
+    "memory_relief",
     "shares",
     "migration",
     "migration_network",
