@@ -286,10 +286,14 @@ class ElasticConfig(Section):
 class AdaptConfig(Section):
     """`[adapt]`: how the job answers ranks that become slower or faster, or have less memory."""
 
-    policy: Literal["measured", "off"] = "off"
-    """`measured`: each rank's slowdown is measured in every step; another cut is taken up where it pays. `off`: cuts
-    change only when ranks fail, join or leave, or on request, and every device counts as the profile's median one in
-    every later plan."""
+    policy: Literal["forest", "measured", "epoch", "off"] = "off"
+    """`measured`: each rank's slowdown is measured in every step; another plan is taken up where it pays, and layers
+    move while training goes on. `forest`: likewise, and the machine's interference model says how much other layers
+    would be slowed down there. `epoch`: measured likewise, but the plan changes only at the ends of passes over the
+    data, and training stops for it (PipeDream's way, to compare). `off`: plans change only when ranks fail, join or
+    leave, or on request, and every device counts as the profile's median one in every later plan."""
+    epoch_steps: Positive | None = None
+    """Steps from one change of plan to the next with `epoch`. Unset: one pass over the training samples."""
     memory_reserve: Fraction = 0.05
     """Share of a device's memory that is to stay free, unless `policy` is `off`. A rank that suddenly has less left
     gives back what it caches, holds its next microbatch up for 0.3 s at most, and its layers move to other ranks. 0:

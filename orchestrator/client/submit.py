@@ -278,6 +278,7 @@ def _start(
         replanner=prepared.replanner,
         secret=secrets.token_bytes(32),
         profile=prepared.profile,
+        forest=prepared.forest,
     )
     _, generation = folder.incarnations()
     order = Order(

@@ -23,6 +23,7 @@ from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.sample_thinning import Thinning
 from orchestrator.events.types import Adapted, Event, Formed, LayersTimed, SpeedsChanged, Warned
 from orchestrator.history.job_view import JobView
+from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Job, Training
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from planner.adapt.live import Heard, LiveStart, Question
@@ -51,7 +52,8 @@ class Adaptation:
     Args:
         view: returns the job's view, with everything that is logged.
         planning: gets the slowdowns, for every plan that is made.
-        migrate: has the training ranks follow another plan in the same places, unless the job has changed since then.
+        migrate: has the training ranks follow another plan in the same places, unless the job has changed since then;
+            in a mode, or as the spec says.
         home: makes the planner's home from what a planner begins with and what takes its news.
     """
 
@@ -61,7 +63,7 @@ class Adaptation:
         loop: EventLoop,
         view: Callable[[], JobView],
         planning: CurrentReplanner,
-        migrate: Callable[[Plan, Job], Coroutine[Any, Any, str]],
+        migrate: Callable[[Plan, Job, Mode | None], Coroutine[Any, Any, str]],
         home: MakeHome,
     ) -> None:
         self._setup = setup
@@ -74,6 +76,11 @@ class Adaptation:
         self._home: LivePlannerHome | None = None
         if setup.config.adapt.policy != "off" and setup.profile is not None:
             self._home = home(self._start, loop.post)
+        self._epoch_steps = setup.config.adapt.epoch_steps if setup.config.adapt.policy == "epoch" else None
+        """Steps from one change of plan to the next; None: any step will do."""
+        self._mode: Mode | None = None if self._epoch_steps is None else "stop"
+        self._epoch: int | None = None
+        """The newest epoch that was looked at."""
         self._waiting: deque[StepTimes | tuple[int, ...]] = deque(maxlen=WAITING)
         """Observations, and between them the ranks of each new generation."""
         self._pump: asyncio.Task[None] | None = None
@@ -96,8 +103,12 @@ class Adaptation:
 
     def run(self) -> None:
         """Keep a planner from now on, if the job adapts."""
-        if self._home is not None:
-            self._loop.spawn(self._guarded(self._home.run()))
+        if self._home is None:
+            return
+        if self._setup.config.adapt.policy == "forest" and self._setup.forest is None:
+            text = 'adapt.policy = "forest" has no interference model here: the planner goes by measured slowdowns'
+            self._loop.post(Noted(Warned(text=text)))
+        self._loop.spawn(self._guarded(self._home.run()))
 
     def go_on(self) -> None:
         """Know what the previous controller knew, from the log."""
@@ -131,7 +142,13 @@ class Adaptation:
         profile = self._setup.profile
         assert profile is not None, "only a job with a profile adapts"
         factors = self._view().adapt.factors
-        return LiveStart(profile=profile, known=self._told, since=self._since, factors=factors)
+        return LiveStart(
+            profile=profile,
+            known=self._told,
+            since=self._since,
+            factors=factors,
+            forest=self._setup.forest,
+        )
 
     def _go(self) -> None:
         if self._pump is None and self._waiting:
@@ -193,8 +210,18 @@ class Adaptation:
         sampled = self._thinning.due(time.monotonic(), state.job.progress.step, dict(heard.newest))
         if sampled is not None:
             self._loop.post(Noted(sampled))
-        if self._due or (self._again_at is not None and state.job.progress.step >= self._again_at):
+        step = state.job.progress.step
+        if self._turn(step) and (self._due or (self._again_at is not None and step >= self._again_at)):
             self._consider(heard, state.job)
+
+    def _turn(self, step: int) -> bool:
+        """Whether plans may change after `step`."""
+        if self._epoch_steps is None:
+            return True
+        epoch, before = step // self._epoch_steps, self._epoch
+        if before is None or epoch > before:
+            self._epoch = epoch
+        return before is not None and epoch > before
 
     def _tell(self, heard: Heard, job: Job) -> None:
         """Log speeds that have changed, and plan with them from now on."""
@@ -252,7 +279,7 @@ class Adaptation:
         refused = ""
         if decision.plan is not None:
             try:
-                await self._migrate(replace(decision.plan, reason=decision.reason), job)
+                await self._migrate(replace(decision.plan, reason=decision.reason), job, self._mode)
             except JobError as error:
                 # Perhaps for good, such as for the memory of the plans in between: not at every step again.
                 refused = str(error)

@@ -29,6 +29,9 @@ class ControllerConfig:
     """Authenticates ranks to each other when they transfer layers."""
     profile: Profile | None = None
     """The profile that the plan was made with, if it needed one."""
+    forest: bytes | None = field(default=None, repr=False)
+    """The interference model of the ranks' machine, as `planner/interference/model_file.py` writes it; None: the job
+    uses none."""
 
     @property
     def ranks(self) -> RankSetup:

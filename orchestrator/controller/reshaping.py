@@ -29,7 +29,7 @@ from orchestrator.controller.requests.resize_request import (
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events.types import Commanded, Event, Noticed, Scaled
 from orchestrator.history.proposal import Proposal
-from orchestrator.lifecycle.migration import Move, same
+from orchestrator.lifecycle.migration import Mode, Move, same
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.scaling import size_of
 from orchestrator.lifecycle.states import Job, Live, Order, Paused, Training
@@ -92,11 +92,12 @@ class Reshaping:
                     return await self._drain(node, float(deadline_s), base, command.id)
         raise JobError(f"no such command: {command.name} {command.arguments}")
 
-    async def migrate(self, plan: Plan, decided_for: Job) -> str:
+    async def migrate(self, plan: Plan, decided_for: Job, mode: Mode | None = None) -> str:
         """Have the ranks follow `plan`, in the same places; return in words what will happen.
 
         Args:
             decided_for: the job when `plan` was decided on: if its plan or its ranks have changed, nothing moves.
+            mode: how layers move; None: as the spec says.
 
         Raises:
             JobError: they have, it does not fit the memory, or the job does not train.
@@ -113,7 +114,7 @@ class Reshaping:
                     job,
                     self._replanner,
                     plan,
-                    mode=self._mode,
+                    mode=mode or self._mode,
                     asked_s=time.time(),
                     slowdowns=self._slowdowns(job),
                 )

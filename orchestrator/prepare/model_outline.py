@@ -40,6 +40,8 @@ class ModelOutline:
     """Hash of the file with the initial weights."""
     data_sha256: str | None = None
     """Hash of the text's tokens; None if the samples are not text of a built-in source."""
+    train_samples: int = 1
+    """Training samples."""
 
 
 def absolute(spec: Spec) -> Spec:
@@ -105,6 +107,7 @@ def outline_model(spec: Spec) -> ModelOutline:
         buffers=any(layer.buffers for layer in outlines),
         weights_sha256=_check_weights(spec.model, outlines, definition.ties),
         data_sha256=data.sha256,
+        train_samples=data.dataset.train_samples,
     )
 
 

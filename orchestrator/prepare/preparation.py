@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import capacity, shortage
 from orchestrator.events.folder import PROFILE, JobFolder
+from orchestrator.prepare.interference_model import interference_model
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile, replanner_of
 from orchestrator.prepare.profiling import cache_folder, key_of, obtain, parsed, read
@@ -18,6 +19,7 @@ from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.prepare.resumption import still_right
 from orchestrator.prepare.settling import SettledSpec, settle
 from orchestrator.spec.checks import AUTO, CheckedSpec, needs_profile
+from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
 from planner.search.candidate import Alternative
 from planner.search.replan import Replanner
@@ -35,6 +37,8 @@ class Prepared:
     """The plans that it was chosen from."""
     replanner: Replanner
     """Plans for other numbers of ranks."""
+    forest: bytes | None = None
+    """The machine's interference model, if the job adapts by one."""
 
 
 def prepare(
@@ -80,10 +84,20 @@ def prepare(
     else:
         resolved = resolve(settled, epoch=epoch + 1)
         prepared = Prepared(resolved=resolved, replanner=replanner_of(resolved, None))
+    if spec.adapt.policy == "forest":
+        prepared = replace(prepared, forest=_forest(spec, say))
     if spec.cluster.address == "local":
         # No node will join a cluster of our own: there is no point in waiting.
         _check_room(prepared.resolved)
     return prepared
+
+
+def _forest(spec: Spec, say: Callable[[str], None]) -> bytes | None:
+    """The interference model of this machine, made now if there is none."""
+    model, why = interference_model(spec.cluster.device, say=say)
+    if model is None:
+        say(f"{why}; the planner goes by measured slowdowns")
+    return None if model is None else model.to_bytes()
 
 
 def _obtained(settled: SettledSpec, profile_file: Path | None, say: Callable[[str], None]) -> Profile:

@@ -19,7 +19,7 @@ from planner.schedule.table_format import CSV_PREFIX
 from planner.search import unmeasured
 from planner.search.standbys import assign
 from planner.wording import counted
-from workers.config import ElasticConfig, WorkerConfig
+from workers.config import AdaptConfig, ElasticConfig, WorkerConfig
 from workers.protocol import JobError
 
 
@@ -67,7 +67,8 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
     # A search may have chosen the number of ranks.
     elastic = settle_elastic(spec.elastic, plan.world_size)
     plan = replace(plan, standbys=_standbys(plan, elastic, found))
-    spec = spec.model_copy(update={"pipeline": pipeline, "elastic": elastic})
+    adapt = _settled_adapt(spec.adapt, plan.replicas * plan.microbatches * pipeline.microbatch_size, found)
+    spec = spec.model_copy(update={"pipeline": pipeline, "elastic": elastic, "adapt": adapt})
     table = settled.schedule if plan.schedule.startswith(CSV_PREFIX) else None
     schedule = schedule_of(plan, table)
     device = spec.cluster.device
@@ -98,6 +99,13 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
         elastic=spec.elastic,
     )
     return Resolved(spec=spec, config=config, plan=plan, schedule=schedule, outline=found)
+
+
+def _settled_adapt(adapt: AdaptConfig, step_samples: int, found: ModelOutline) -> AdaptConfig:
+    """`adapt` with the steps of an epoch."""
+    if adapt.policy != "epoch" or adapt.epoch_steps is not None:
+        return adapt
+    return adapt.model_copy(update={"epoch_steps": max(1, found.train_samples // step_samples)})
 
 
 def _standbys(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> tuple[tuple[int, ...], ...]:

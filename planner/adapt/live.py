@@ -6,13 +6,18 @@ the log knows (`LiveStart`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from planner.adapt.adviser import Adviser
+from planner.adapt.forest_slowdowns import ForestSlowdowns
 from planner.adapt.layer_times import Factors, LayerTimes
 from planner.adapt.policy import Decision, decide
 from planner.adapt.speeds import NONE_KNOWN, Slowdowns
+from planner.features import VERSION
+from planner.interference.model_file import forest_from
+from planner.interference.predictor import Predictor
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
@@ -30,6 +35,8 @@ class LiveStart:
     """On the layers' times, from the log."""
     since: int | None = None
     """The step since which they have not changed; None: nothing is known."""
+    forest: bytes | None = None
+    """The interference model, as a file's content; None: measured slowdowns stand for all layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,11 @@ class LivePlanner:
         self._adviser = Adviser(start.profile, start.known, start.since)
         self._times = LayerTimes(start.profile, start.factors)
         self._replanner: Replanner | None = None
+        self._predictor: Predictor | None = None
+        if start.forest is not None:
+            self._predictor = Predictor(forest_from(start.forest, "the job's interference model").forest)
+        self._sampled: dict[int, Mapping[str, float]] = {}
+        """Rank -> the newest features of its device and host."""
 
     def take(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
         """Learn from what ranks observed.
@@ -83,6 +95,8 @@ class LivePlanner:
         step, moved = 0, False
         for observed in batch:
             step = max(step, observed.step)
+            if observed.surroundings is not None and observed.surroundings.version == VERSION:
+                self._sampled[observed.rank] = dict(observed.surroundings.values)
             change, refusal = self._adviser.take(observed, plans, members)
             if refusal is not None:
                 if not refusal.usual:
@@ -104,7 +118,9 @@ class LivePlanner:
 
     def keep(self, ranks: Iterable[int]) -> None:
         """Forget all but `ranks`: a new generation begins."""
-        self._adviser.keep(ranks)
+        kept = frozenset(ranks)
+        self._adviser.keep(kept)
+        self._sampled = {rank: sample for rank, sample in self._sampled.items() if rank in kept}
 
     def plan_with(self, replanner: Replanner) -> None:
         """Decide with `replanner` from now on."""
@@ -125,4 +141,27 @@ class LivePlanner:
             self._adviser.known.of(question.members),
             remaining_steps=question.remaining_steps,
             lasting_steps=self._adviser.lasting_steps(question.step),
+            predicts=self._predicts(self._replanner, question),
+        )
+
+    def _predicts(self, replanner: Replanner, question: Question) -> ForestSlowdowns | None:
+        """What the interference model says of what places may hold; None without one."""
+        measured = self._adviser.known.of(question.members)
+        known = [slowdown for slowdown in measured if slowdown is not None]
+        if self._predictor is None or replanner.profile is None or not known:
+            return None
+        plan = question.now
+        return ForestSlowdowns(
+            self._predictor,
+            replanner.profile.model,
+            [median_low(known) if slowdown is None else slowdown for slowdown in measured],
+            [
+                tuple(
+                    span
+                    for span, rank in zip(plan.layers, plan.stage_ranks, strict=True)
+                    if rank == plan.place(place).rank
+                )
+                for place in range(len(measured))
+            ],
+            [self._sampled.get(rank, {}) for rank in question.members],
         )

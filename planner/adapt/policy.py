@@ -9,6 +9,7 @@ from planner.arrivals import arrivals, new_copies
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.repartition import repartition
+from planner.repartition.slowdowns import Slowdowns
 from planner.search import recut
 from planner.search.replan import Replanner
 from planner.wording import counted, seconds, shares_text
@@ -19,7 +20,7 @@ DISTURBANCE = 0.1
 """How much longer steps take while layers move, as a share; `docs/measurements.md`, "Layers that move"."""
 STALL_S = 0.1
 """What the switches of one move stall the ranks."""
-IN_FORCE_STEPS = 4
+IN_FORCE_STEPS = 3
 """Steps from a decision until its plan is in force: copies, hand-over, reports."""
 
 
@@ -50,6 +51,7 @@ def decide(
     *,
     remaining_steps: int,
     lasting_steps: int,
+    predicts: Slowdowns | None = None,
 ) -> Decision:
     """Search the best cut and the best shares of pipelines for the known speeds and weigh them against the present ones
     (DynPipe, Algorithm 2, lines 9 ff., without another order of the ranks).
@@ -60,6 +62,7 @@ def decide(
         slowdowns: by place.
         remaining_steps: of the job.
         lasting_steps: how long speeds last, by what has been seen of this job.
+        predicts: the slowdowns of what places may hold; None: those of what they hold stand for all.
 
     Raises:
         ValueError: the job has no profile.
@@ -67,7 +70,7 @@ def decide(
     if replanner.profile is None:
         raise ValueError("without a profile no step can be predicted")
     try:
-        search = repartition.best(replanner, now, domains, slowdowns, reorder=False, share=True)
+        search = repartition.best(replanner, now, domains, predicts or slowdowns, reorder=False, share=True)
     except PlanError as error:
         known = recut.predicted(replanner, now, domains, slowdowns)
         assert known is not None, "there is a profile"

@@ -148,7 +148,7 @@ def test_garbage_is_ignored_and_told_a_few_times(tmp_path: Path, monkeypatch: py
 def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     migrated: list[Plan] = []
 
-    async def migrate(plan: Plan, decided_for: Job) -> str:
+    async def migrate(plan: Plan, decided_for: Job, mode: object) -> str:
         migrated.append(plan)
         return ""
 
@@ -201,7 +201,7 @@ def test_the_cut_stays_while_steps_are_monitored_for_freezing(
     run(tmp_path, monkeypatch, check, freeze=freeze, job={"steps": 100}, **MEASURED)
 
 
-async def nothing_moves(plan: Plan, decided_for: Job) -> str:
+async def nothing_moves(plan: Plan, decided_for: Job, mode: object) -> str:
     return ""
 
 
@@ -221,7 +221,7 @@ def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again_
         with pytest.raises(JobError, match="have changed meanwhile"):
             await controller._reshaping.migrate(job.progress.plan, job)
 
-        async def refuses(plan: Plan, decided_for: Job) -> str:
+        async def refuses(plan: Plan, decided_for: Job, mode: object) -> str:
             raise JobError("the job's plan or its ranks have changed meanwhile")
 
         controller._loop.state = state
@@ -265,6 +265,31 @@ def test_a_bug_in_a_decision_costs_the_adaptation_and_not_the_job(
         assert isinstance(controller._loop.state, Training)
 
     run(tmp_path, monkeypatch, check, **MEASURED)
+
+
+def test_with_epochs_the_plan_changes_only_at_their_ends_and_training_stops_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[tuple[int, object]] = []
+
+    async def check(controller: Controller) -> None:
+        state = controller._loop.state
+        assert isinstance(state, Training)
+
+        async def migrate(plan: Plan, decided_for: Job, mode: object) -> str:
+            moved.append((decided_for.progress.step, mode))
+            return ""
+
+        monkeypatch.setattr(controller._adaptation, "_migrate", migrate)
+        monkeypatch.setattr(live, "decide", lambda *given, **more: MOVES)
+        for step in range(1, 70):
+            progress = replace(state.job.progress, step=step)
+            controller._loop.state = replace(state, job=replace(state.job, progress=progress))
+            await see(controller, [step], 1.0, 3.0 if step > 25 else 1.0)
+            await decided_on(controller)
+
+    run(tmp_path, monkeypatch, check, adapt={"policy": "epoch", "epoch_steps": 20}, job={"steps": 100})
+    assert moved == [(20, "stop"), (40, "stop")]
 
 
 def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(

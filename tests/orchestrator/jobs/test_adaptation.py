@@ -98,7 +98,7 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     assert away.then_s < 0.8 * away.now_s
 
     moved = next(event for event in ran.of(events.Migrated) if event.step > fault.step)
-    assert moved.step <= away.step + 3
+    assert moved.layers
 
     (regrouped,) = ran.of(events.Regrouped)
     assert regrouped.lost == (0,)

@@ -1,0 +1,77 @@
+"""Slowdowns of candidates by the interference model: what a rank measured, carried over to other layers. Pure.
+
+The forest predicts a stage's slowdown from the state of the device and the stage (DynPipe, section V-A and Algorithm
+2, line 13). What a rank measured of the layers that it holds is exact; the forest says how much more, or less, other
+layers would be slowed down there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planner.features import row
+from planner.interference.predictor import Predictor
+from planner.interference.stage_features import stage_features
+from planner.profile import ModelProfile
+from planner.repartition.slowdowns import Load
+
+MOST = 2.0
+"""Largest factor, either way, that other layers are believed to change a slowdown by."""
+
+Layers = tuple[tuple[int, int], ...]
+"""[first, stop) of each stage of a rank."""
+
+
+class ForestSlowdowns:
+    """Slowdowns of what places may hold.
+
+    Args:
+        measured: by place, of what it holds.
+        held: by place, what it holds.
+        sampled: by place, the features of its device and host; empty: nothing is known of them, and the measured
+            slowdown stands for all layers.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        model: ModelProfile,
+        measured: Sequence[float],
+        held: Sequence[Layers],
+        sampled: Sequence[Mapping[str, float]],
+    ) -> None:
+        self._predictor = predictor
+        self._model = model
+        self._measured = measured
+        self._sampled = sampled
+        self._held = self._predicted(list(enumerate(held)))
+
+    def __call__(self, loads: Sequence[Load], /) -> list[float]:
+        predicted = self._predicted([(load.place, load.layers) for load in loads])
+        return [
+            self._measured[load.place] * min(MOST, max(1 / MOST, factor / self._held[load.place]))
+            for load, factor in zip(loads, predicted, strict=True)
+        ]
+
+    def _predicted(self, loads: Sequence[tuple[int, Layers]]) -> list[float]:
+        """The forest's slowdown of each (place, layers); 1 where it has nothing to go by."""
+        known = [number for number, (place, _) in enumerate(loads) if self._sampled[place]]
+        found = [1.0] * len(loads)
+        if known:
+            rows = np.array(
+                [
+                    row(
+                        {
+                            **self._sampled[place],
+                            "measured_ratio": self._measured[place],
+                            **stage_features(self._model, [range(*span) for span in layers]),
+                        }
+                    )
+                    for place, layers in (loads[number] for number in known)
+                ]
+            )
+            for number, factor in zip(known, self._predictor.predict(rows).tolist(), strict=True):
+                found[number] = factor
+        return found
