@@ -132,6 +132,7 @@ class Controller:
             self._runtime.planning,
             self._reshaping.migrate,
             PlannerInRay,
+            self._freezing.solve_again,
         )
         self._memory = MemoryRelief(
             self._setup, self._loop, lambda: self._view, self._runtime.planning, self._reshaping.migrate

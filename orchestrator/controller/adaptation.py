@@ -21,7 +21,7 @@ from orchestrator.controller.live_planner import LivePlannerHome, PlannerGone
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.sample_thinning import Thinning
-from orchestrator.events.types import Adapted, Event, Formed, LayersTimed, SpeedsChanged, Warned
+from orchestrator.events.types import Adapted, Event, Formed, LayersTimed, Migrated, SpeedsChanged, Warned
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Job, Training
@@ -29,6 +29,7 @@ from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from planner.adapt.live import Heard, LiveStart, Question
 from planner.adapt.policy import Decision
 from planner.adapt.speeds import Slowdowns
+from planner.freezing import Ratios
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.search.replan import Replanner
@@ -55,6 +56,7 @@ class Adaptation:
         migrate: has the training ranks follow another plan in the same places, unless the job has changed since then;
             in a mode, or as the spec says.
         home: makes the planner's home from what a planner begins with and what takes its news.
+        solve_again: solves the freeze program for the ranks' speeds and cut as they are.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Adaptation:
         planning: CurrentReplanner,
         migrate: Callable[[Plan, Job, Mode | None], Coroutine[Any, Any, str]],
         home: MakeHome,
+        solve_again: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._setup = setup
         self._steps = setup.config.steps
@@ -73,6 +76,8 @@ class Adaptation:
         self._view = view
         self._planning = planning
         self._migrate = migrate
+        self._solve_again = solve_again
+        self._solving: asyncio.Task[None] | None = None
         self._home: LivePlannerHome | None = None
         if setup.config.adapt.policy != "off" and setup.profile is not None:
             self._home = home(self._start, loop.post)
@@ -129,9 +134,13 @@ class Adaptation:
         """Follow a logged event. After a move there is nothing to decide until a speed changes: a move that somebody
         requested stays."""
         state = self._loop.state
-        if self._home is not None and isinstance(event, Formed) and isinstance(state, Training):
+        if self._home is None or not isinstance(state, Training):
+            return
+        if isinstance(event, Formed):
             self._waiting.append(tuple(sorted(state.job.membership.alive)))
             self._due = True
+        if isinstance(event, Migrated):
+            self._freeze_anew()
 
     async def idle(self) -> None:
         """Wait until the planner has taken everything that waits for it."""
@@ -267,6 +276,7 @@ class Adaptation:
             members=job.membership.members,
             step=step,
             remaining_steps=self._steps - step,
+            ratios=self._ratios(job),
         )
         try:
             await self._bring_replanner(home, job.membership.members)
@@ -285,6 +295,18 @@ class Adaptation:
                 refused = str(error)
                 self._again_at = step + SOONEST_STEPS
         self._loop.post(Noted(_adapted(decision, step, refused)))
+        if decision.plan is None or refused:
+            self._freeze_anew()
+
+    def _ratios(self, job: Job) -> Ratios | None:
+        """The freeze ratios that the ranks follow, in the stable phase; None: they follow none."""
+        adopted = [plan for plan in job.progress.freeze if plan.start is not None and plan.ratios]
+        return adopted[-1].ratios if adopted else None
+
+    def _freeze_anew(self) -> None:
+        """Speeds or layers have changed: the freeze program may have another solution, unless it is being solved."""
+        if self._solve_again is not None and (self._solving is None or self._solving.done()):
+            self._solving = self._loop.spawn(self._guarded(self._solve_again()))
 
     async def _bring_replanner(self, home: LivePlannerHome, members: Sequence[int]) -> None:
         """Have the planner plan with the job's present replanner for `members`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.current_replanner import CurrentReplanner
@@ -22,6 +22,7 @@ from orchestrator.controller.requests.freeze_request import (
     described,
     method_to_plan_for,
     plan_of,
+    question_for_new_times,
 )
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.requests.partition_request import base_in, check_base
@@ -31,9 +32,14 @@ from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Job, Live, Order, Training
-from orchestrator.lifecycle.stimuli import FreezeAsked
-from planner.freeze.decision import FreezeDecision, decide
+from orchestrator.lifecycle.stimuli import FreezeAsked, Solved
+from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
+from planner.freeze.monitoring import Observation
+from planner.freezing import Ratios
 from workers.protocol import FreezeStarted, JobError
+
+MATERIAL = 0.02
+"""Share of a weight gradient by which a ratio must differ for ranks to adopt new ones."""
 
 
 class FreezeControl:
@@ -119,7 +125,11 @@ class FreezeControl:
             job = self._running(self._training())
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(decided, Wanted(method=method, r_max=r_max), job)
-            solved = await self._solved(wanted) if isinstance(wanted, Solve) else None
+            solved = (
+                await self._solved(wanted.question, wanted.observations)
+                if isinstance(wanted, Solve)
+                else None
+            )
             # It may have ended meanwhile, or have another plan.
             check_base(self._training(), base)
             # Numbered only now: a planner that was linked while the program was solved has an older plan.
@@ -142,6 +152,34 @@ class FreezeControl:
             )
             await self._loop.post_and_wait(FreezeAsked(change, solution))
         return described(wanted.control)
+
+    async def solve_again(self) -> None:
+        """Solve the freeze program anew for the ranks' speeds and the cut as they are now, if the ranks follow one, and
+        have them adopt ratios that differ."""
+        async with self._changing:
+            state = self._loop.state
+            if not isinstance(state, Training) or self._current.replanner.profile is None:
+                return
+            job = self._running(state.job)
+            slowdowns = self._current.known.of(state.job.membership.members)
+            profile = self._current.replanner.profile_on(job.domains, slowdowns)
+            found = question_for_new_times(job, profile)
+            if found is None:
+                return
+            question, control = found
+            try:
+                decision, solve_s = await self._solved(question)
+            except JobError:
+                # At these speeds nothing is saved: what is frozen stays.
+                return
+            newest = self._view().freeze.newest
+            if newest is None or not differ(newest.ratios, decision.ratios):
+                return
+            self._version += 1
+            plan = decision.freeze_plan(
+                job.plan, epoch=self._order.epoch, version=self._version, control=control
+            )
+            await self._loop.post_and_wait(Solved(solution_of(decision, plan, solve_s)))
 
     def again(self, entry: Entry) -> bool:
         """Whether a command of the previous controller needs no answer yet: the plan that it asked for, or one that
@@ -170,7 +208,9 @@ class FreezeControl:
             replayed=self._order.freezing.replayed,
         )
 
-    async def _solved(self, wanted: Solve) -> tuple[FreezeDecision, float]:
+    async def _solved(
+        self, question: FreezeQuestion, observations: Sequence[Observation] = ()
+    ) -> tuple[FreezeDecision, float]:
         """Solve the freeze program in a thread; return also how many seconds it took.
 
         Raises:
@@ -178,7 +218,7 @@ class FreezeControl:
         """
         begun_s = time.perf_counter()
         try:
-            decision = await asyncio.to_thread(decide, wanted.question, wanted.observations)
+            decision = await asyncio.to_thread(decide, question, observations)
         except ValueError as error:
             raise JobError(f"{error}; the job trains on as it is") from error
         return decision, time.perf_counter() - begun_s
@@ -187,3 +227,12 @@ class FreezeControl:
         if self._planning is not None:
             self._planning.cancel()
         self._planner = self._planning = None
+
+
+def differ(ratios: Ratios, others: Ratios) -> bool:
+    """Whether some ratio is materially another one."""
+    return any(
+        abs(one - other) > MATERIAL
+        for row, of_other in zip(ratios, others, strict=True)
+        for one, other in zip(row, of_other, strict=True)
+    )

@@ -16,6 +16,7 @@ from planner.adapt.layer_times import Factors, LayerTimes
 from planner.adapt.policy import Decision, decide
 from planner.adapt.speeds import NONE_KNOWN, Slowdowns
 from planner.features import VERSION
+from planner.freezing import Ratios
 from planner.interference.model_file import forest_from
 from planner.interference.predictor import Predictor
 from planner.observed import StepTimes
@@ -68,6 +69,8 @@ class Question:
     """Rank by place."""
     step: int
     remaining_steps: int
+    ratios: Ratios | None = None
+    """Frozen shares of weight gradients, `ratios[layer][microbatch]`; None: nothing is frozen."""
 
 
 class LivePlanner:
@@ -141,6 +144,7 @@ class LivePlanner:
             self._adviser.known.of(question.members),
             remaining_steps=question.remaining_steps,
             lasting_steps=self._adviser.lasting_steps(question.step),
+            ratios=question.ratios,
             predicts=self._predicts(self._replanner, question),
         )
 

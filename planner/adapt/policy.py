@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.arrivals import arrivals, new_copies
+from planner.freezing import Ratios
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.repartition import repartition
@@ -52,6 +53,7 @@ def decide(
     remaining_steps: int,
     lasting_steps: int,
     predicts: Slowdowns | None = None,
+    ratios: Ratios | None = None,
 ) -> Decision:
     """Search the best cut and the best shares of pipelines for the known speeds and weigh them against the present ones
     (DynPipe, Algorithm 2, lines 9 ff., without another order of the ranks).
@@ -62,6 +64,7 @@ def decide(
         slowdowns: by place.
         remaining_steps: of the job.
         lasting_steps: how long speeds last, by what has been seen of this job.
+        ratios: frozen shares of weight gradients that are in force; None: nothing is frozen.
         predicts: the slowdowns of what places may hold; None: those of what they hold stand for all.
 
     Raises:
@@ -70,7 +73,9 @@ def decide(
     if replanner.profile is None:
         raise ValueError("without a profile no step can be predicted")
     try:
-        search = repartition.best(replanner, now, domains, predicts or slowdowns, reorder=False, share=True)
+        search = repartition.best(
+            replanner, now, domains, predicts or slowdowns, ratios=ratios, reorder=False, share=True
+        )
     except PlanError as error:
         known = recut.predicted(replanner, now, domains, slowdowns)
         assert known is not None, "there is a profile"

@@ -109,6 +109,36 @@ def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
     return Adopt(control=Control(method=method, r_max=r_max, phases=_phases_from_here(job)))
 
 
+def question_for_new_times(job: Running, profile: Profile) -> tuple[FreezeQuestion, Control | None] | None:
+    """Return the freeze program that the ranks follow, for times that have changed since its solution, and what its
+    plan says of the settings; None: they follow none.
+
+    Args:
+        profile: of the ranks as they are now, a device for each place. The steps that were monitored do not count.
+    """
+    newest = job.view.freeze.newest
+    if job.replayed or newest is None or job.view.freeze.proposed is not None:
+        return None
+    control = newest.control
+    method, r_max = _current(job)
+    if not method.startswith("timelyfreeze") or (control is not None and not control.solved):
+        return None
+    phases, since = job.spec.phases, 1
+    if control is not None and control.phases is not None:
+        phases, since = control.phases, control.since or newest.start or 1
+        control = replace(control, since=since)
+    if phases is None:
+        return None
+    question = FreezeQuestion(
+        plan=job.plan,
+        schedule=job.schedule,
+        phases=_shifted(phases, since),
+        r_max=r_max,
+        profile=profile,
+    )
+    return question, control
+
+
 def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, Control | None] | None:
     """Return the settings whose freeze program the planner is to solve, and what its plan says of them; None: there is
     none to solve, or its steps are not known yet."""
