@@ -169,6 +169,11 @@ class Plan:
         values["standbys"] = [[len(places) for places in self.standbys], _differences(flat)]
         return zlib.compress(json.dumps(values).encode())
 
+    def same_work_as(self, other: Plan) -> bool:
+        """Whether the ranks own the same layers and have the same shares under both, whatever copies they keep."""
+        mine, theirs = ((p.layers, p.stage_ranks, p.shares) for p in (self, other))
+        return mine == theirs
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 

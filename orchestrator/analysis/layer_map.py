@@ -114,7 +114,7 @@ def _ways(view: JobView, plan: Plan, coming: Plan | None) -> list[_Way]:
     them its owners."""
     if view.outcome is not None or view.state != "training":
         return []
-    if coming is not None and coming.layers != plan.layers:
+    if coming is not None and not coming.same_work_as(plan):
         return [
             _Way(layer, source, target, coming.stage_of_layer(layer))
             for layer in range(plan.layers[-1][1])
@@ -122,7 +122,7 @@ def _ways(view: JobView, plan: Plan, coming: Plan | None) -> list[_Way]:
             if source != target
         ]
     before, newest = ([decision.plan for decision in view.decisions[-2:]] + [None, None])[:2]
-    if before is None or newest is None or view.formed == newest or before.layers != newest.layers:
+    if before is None or newest is None or view.formed == newest or not before.same_work_as(newest):
         return []
     kept = all(set(_copies(before, layer)) <= set(_copies(newest, layer)) for layer in _layers(newest))
     return [

@@ -94,9 +94,9 @@ def _issue(order: Order, job: Job) -> Moving:
         progress=replace(job.progress, version=plan.version),
     )
     held: tuple[tuple[int, int], ...] = ()
-    if migration.move.mode == "deferred" and plan.layers == migration.now.layers:
+    if migration.move.mode == "deferred" and plan.same_work_as(migration.now):
         held = arrivals(migration.now, migration.move.plan)
-    same = plan.layers == job.progress.plan.layers and plan.schedule == job.progress.plan.schedule
+    same = plan.same_work_as(job.progress.plan) and plan.schedule == job.progress.plan.schedule
     schedule = job.progress.schedule if same else migration.move.schedule
     switch = Switch(plan, schedule, held, job.membership.members)
     return job, (Log(events.Issued(plan=plan)), switch)
@@ -163,12 +163,11 @@ def _switched(order: Order, job: Job, migration: Migration, report: SwitchReport
     )
     if len(migration.reached) < len(job.membership.members):
         return replace(job, intents=replace(job.intents, migration=migration)), ()
-    same = plan.layers == job.progress.plan.layers and plan.schedule == job.progress.plan.schedule
+    same = plan.same_work_as(job.progress.plan) and plan.schedule == job.progress.plan.schedule
     schedule = job.progress.schedule if same else migration.move.schedule
     job = replace(job, progress=replace(job.progress, plan=plan, schedule=schedule))
     logs: tuple[Command, ...] = ()
-    then = migration.move.plan
-    if not migration.told and (plan.layers, plan.shares) == (then.layers, then.shares):
+    if not migration.told and plan.same_work_as(migration.move.plan):
         moved = Log(_migrated(plan.version, migration, report.step, report.switched_s))
         logs = (*_answers(job, migration.move, True, "moved"), moved)
         migration = replace(migration, told=True)
@@ -254,8 +253,7 @@ def _has_moved(job: Job, migration: Migration) -> bool:
     """Whether the ranks train with the layers where the move brings them."""
     if migration.move.mode != "stop":
         return migration.told
-    now, then = job.progress.plan, migration.move.plan
-    return migration.told and (now.layers, now.shares) == (then.layers, then.shares)
+    return migration.told and job.progress.plan.same_work_as(migration.move.plan)
 
 
 def refused(job: Job | None, move: Move, why: str) -> tuple[Command, ...]:

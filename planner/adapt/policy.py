@@ -55,8 +55,9 @@ def decide(
     predicts: Slowdowns | None = None,
     ratios: Ratios | None = None,
 ) -> Decision:
-    """Search the best cut and the best shares of pipelines for the known speeds and weigh them against the present ones
-    (DynPipe, Algorithm 2, lines 9 ff., without another order of the ranks).
+    """Search the best cut, order of the ranks and shares of pipelines for the known speeds, and weigh them against the
+    present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts that saves most over the steps
+    for which it will be in force, beyond what its move costs.
 
     Args:
         now: the plan that the ranks follow.
@@ -73,16 +74,19 @@ def decide(
     if replanner.profile is None:
         raise ValueError("without a profile no step can be predicted")
     try:
-        search = repartition.best(
-            replanner, now, domains, predicts or slowdowns, ratios=ratios, reorder=False, share=True
-        )
+        search = repartition.best(replanner, now, domains, predicts or slowdowns, ratios=ratios, share=True)
     except PlanError as error:
         known = recut.predicted(replanner, now, domains, slowdowns)
         assert known is not None, "there is a profile"
         return Decision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
-    before, after = search.now, search.best
+    before = search.now
+    steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
+    faster = [choice for choice in search.choices if choice.step_s < (1 - LEAST_GAIN) * before.step_s]
+    after, cost_s = min(
+        ((choice, move_cost_s(choice.profile, now, choice.plan)) for choice in faster or search.choices[:1]),
+        key=lambda each: each[0].step_s * steps + each[1],
+    )
     best = after.plan
-    cost_s = move_cost_s(after.profile, now, best)
     found = Decision(
         plan=None,
         reason="",
@@ -94,11 +98,12 @@ def decide(
     gain_s = before.step_s - after.step_s
     steps_s = f"{seconds(before.step_s)} -> {seconds(after.step_s)}"
     said = f"expected step {steps_s} with {list(best.layers_per_stage)} layers"
+    if best.stage_ranks != now.stage_ranks:
+        said += f" on ranks {list(best.stage_ranks)}"
     if best.shares:
         said += f", {shares_text(best.shares)}"
-    if (best.layers, best.shares) == (now.layers, now.shares) or gain_s <= LEAST_GAIN * before.step_s:
+    if best.same_work_as(now) or gain_s <= LEAST_GAIN * before.step_s:
         return replace(found, reason=f"no cut saves {LEAST_GAIN:.0%} of a step: {said}")
-    steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
     over = (
         f"over {counted(steps, 'step')} that saves {gain_s * steps:.2f} s, and the move costs {cost_s:.2f} s"
     )

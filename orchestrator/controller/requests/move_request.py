@@ -88,6 +88,6 @@ def described(job: Job, move: Move) -> str:
         return f"{told}: at the next commit the ranks regroup"
     if not layers:
         return f"{told}: from a commit on, and nothing is sent"
-    if plans and plans[0].layers == move.plan.layers:
+    if plans and plans[0].same_work_as(move.plan):
         return f"{told}: a copy is there already, and takes over at a commit"
     return f"{told}: copied while training goes on, then taken over at a commit"

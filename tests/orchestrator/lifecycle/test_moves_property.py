@@ -19,7 +19,9 @@ from orchestrator.lifecycle.commands import Switch
 from orchestrator.lifecycle.migration import Mode, Move
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.stimuli import Migrate, RankLost, Reported
+from planner.ir import Schedule
 from planner.plan import Plan
+from planner.schedule.passes import with_stage_ranks
 from planner.search.layer_move import with_layers
 from planner.search.standbys import assign
 from workers.control.next_plan import NextPlan
@@ -27,7 +29,7 @@ from workers.control.rank_program import rank_programs
 from workers.protocol import SwitchReport
 
 RANKS, LAYERS = 4, 12
-ROUNDS = 60
+ROUNDS = 240
 """More than enough for all that is under way."""
 
 
@@ -73,13 +75,24 @@ class World:
         return replace(plan, standbys=assign(plan, domains, (1,) * LAYERS) if self.redundant else ())
 
     def ask(self, giver: int, taker: int, mode: Mode = "live") -> None:
-        """Request that the rank `giver` gives the layer next to `taker` to it, unless it is its last one."""
+        """Request that the stage `giver` gives the layer next to `taker` to it, unless it is its last one."""
         now, schedule = expected(self.job.has)
         first, stop = now.layers[giver]
         layer = first if taker < giver else stop - 1
         if stop - first == 1:
             return
-        plan = self.with_standbys(with_layers(now, layer, layer + 1, taker))
+        self.request(with_layers(now, layer, layer + 1, now.stage_ranks[taker]), schedule, mode)
+
+    def exchange(self, stage: int, mode: Mode) -> None:
+        """Request that the ranks of `stage` and of the next one exchange their parts."""
+        now, schedule = expected(self.job.has)
+        ranks = list(now.stage_ranks)
+        ranks[stage], ranks[stage + 1] = ranks[stage + 1], ranks[stage]
+        placed = with_stage_ranks(schedule, ranks)
+        self.request(replace(now, stage_ranks=tuple(ranks)), placed, mode)
+
+    def request(self, plan: Plan, schedule: Schedule, mode: Mode) -> None:
+        now, plan = expected(self.job.has)[0], self.with_standbys(plan)
         self.asked.append(str(len(self.asked)))
         move = Move(plan=plan, schedule=schedule, mode=mode, asked_s=0.0, base=now, id=self.asked[-1])
         self.job.take(Migrate(move))
@@ -159,6 +172,7 @@ HAPPENING = st.one_of(
     st.tuples(st.just("deliver"), st.integers(0, RANKS - 1), st.just(0)),
     st.tuples(st.just("hear"), st.integers(0, RANKS - 1), st.just(0)),
     st.tuples(st.just("ask"), st.integers(0, RANKS - 2), st.sampled_from([0, 1])),
+    st.tuples(st.just("exchange"), st.integers(0, RANKS - 2), st.just(0)),
 )
 
 
@@ -180,13 +194,16 @@ def test_moves_that_are_requested_at_any_time_all_end(
                 world.deliver(world.places[number])
             case "hear":
                 world.hear(world.places[number])
+            case "exchange":
+                world.exchange(number, mode)
             case _:
                 world.ask(number + back, number + 1 - back, mode)
     world.finish()
     intents = world.job.has.intents
     assert (intents.migration, intents.moves) == (None, ())
     assert world.answers() == dict.fromkeys(world.asked, True)
-    plan = world.job.has.progress.plan
+    plan, schedule = world.job.has.progress.plan, world.job.has.progress.schedule
+    assert plan.stage_ranks == tuple(schedule.rank_of_stage[stage] for stage in range(plan.stages))
     assert [place.owned for place in world.places] == [
         set(plan.layers_of_place(place)) for place in range(RANKS)
     ]

@@ -183,3 +183,19 @@ def test_a_slow_rank_of_two_pipelines_is_relieved_by_cut_or_shares_whichever_is_
     shares = [replace(replanner.first, shares=(n, 16 - n)) for n in range(8, 16)]
     best_s = min(predict(profile, plan, replanner.schedule).step_s for plan in shares)
     assert decision.then_s <= 1.01 * best_s
+
+
+def test_a_slow_rank_gives_its_long_layer_away_if_there_is_time_for_it() -> None:
+    quick = Link(latency_s=0.0, bytes_per_s=1e9)
+    replanner = made(4, 4, 4, 4, link=quick, parameter_bytes=10**12, memory_bytes=10**15)
+    assert replanner.profile is not None
+    long = small_profile.layer("long", forward_s=8.0, parameter_bytes=10**12)
+    model = replace(replanner.profile.model, layers=(long, *replanner.profile.model.layers[1:]))
+    replanner = replace(replanner, profile=replace(replanner.profile, model=model))
+    exchanged = decided(replanner, 3.0, 1.0, 1.0, 1.0, remaining=10_000, lasting=10_000)
+    assert exchanged.plan is not None
+    assert exchanged.plan.stage_ranks[0] != 0
+    assert f"on ranks {list(exchanged.plan.stage_ranks)}" in exchanged.reason
+    brief = decided(replanner, 3.0, 1.0, 1.0, 1.0, lasting=IN_FORCE_STEPS + 1)
+    assert brief.plan is None or brief.plan.stage_ranks == (0, 1, 2, 3)
+    assert brief.cost_s < exchanged.cost_s

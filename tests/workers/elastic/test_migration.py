@@ -13,6 +13,7 @@ from test_freezing_training import METHODS
 from test_standby import configured
 
 from planner.plan import Plan
+from planner.schedule.expand import schedule_of
 from workers.control.rank_program import RankProgram, rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
@@ -94,6 +95,67 @@ def test_layers_move_up_and_down_with_the_same_bits(tmp_path: Path, case: str) -
         }
         assert {layer for outcome in ended.values() for layer, _ in outcome.layer_digests} == set(range(8))
         assert [layer for layer, _ in ended[0].layer_digests] == [0, 1, 2, 3]
+        assert not group.of(WarningReport)
+
+
+def test_ranks_exchange_their_parts_with_the_same_bits(tmp_path: Path) -> None:
+    """Stages come to other ranks, layers to other stages, and everything back."""
+    config, about = configured(tmp_path, "batchnorm")
+    config = config.model_copy(update={"steps": ENDLESS})
+    three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
+    now = with_standbys(three)
+    layers = range(now.layers[-1][1])
+    with RankGroup(config, 3) as group:
+
+        def exchange() -> None:
+            group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+            plan = now
+            for stage_ranks, counts in (((2, 0, 1), (1, 3, 4)), ((0, 1, 2), (3, 3, 2))):
+                then = replace(
+                    plan,
+                    layers=cut(plan, counts),
+                    stage_ranks=stage_ranks,
+                    standbys=tuple((plan.rank_of_layer(layer),) for layer in layers),
+                )
+                copying = replace(
+                    plan,
+                    version=plan.version + 1,
+                    standbys=tuple(
+                        tuple(
+                            sorted(
+                                {*plan.copies_of(layer), *then.owners_of(layer)} - {*plan.owners_of(layer)}
+                            )
+                        )
+                        for layer in layers
+                    ),
+                )
+                then = replace(
+                    then,
+                    version=plan.version + 2,
+                    standbys=tuple(
+                        tuple({*plan.owners_of(layer), *plan.copies_of(layer)} - {*then.owners_of(layer)})
+                        for layer in layers
+                    ),
+                )
+                for following in (copying, then):
+                    placed = replace(three, schedule=schedule_of(following))
+                    follow(group, placed, range(3), following)
+                plan = then
+            group.stop()
+
+        ended = group.train(three, range(3), plan=now, meanwhile=exchange)
+        assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
+        assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
+        switches: list[SwitchReport] = group.of(SwitchReport)
+        taken = {(s.version, s.rank): s.taken for s in switches if s.taken}
+        assert taken == {
+            (3, 0): (3,),
+            (3, 1): (6, 7),
+            (3, 2): (0,),
+            (5, 0): (0,),
+            (5, 1): (3,),
+            (5, 2): (6, 7),
+        }
         assert not group.of(WarningReport)
 
 
