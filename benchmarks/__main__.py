@@ -25,6 +25,7 @@ BENCHMARKS = (
     "adaptation",
     "memory_relief",
     "shares",
+    "come_and_go",
     "migration",
     "migration_network",
     "rehearsal",

@@ -47,7 +47,15 @@ SETTLED = 10
 COUNTED = 8
 
 
-def job(folder: Path, policy: str, steps: int, given: argparse.Namespace) -> Resolved:
+def job(
+    folder: Path,
+    policy: str,
+    steps: int,
+    given: argparse.Namespace,
+    counts: tuple[int, ...] | None = None,
+    microbatches: int = MICROBATCHES,
+) -> Resolved:
+    """The emulated job of this benchmark; with `counts` layers per rank, else as many for each."""
     pass_s = given.pass_ms / 1e3
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(2000)))
@@ -58,9 +66,9 @@ def job(folder: Path, policy: str, steps: int, given: argparse.Namespace) -> Res
         data=DataConfig(source="text", path=str(text)),
         pipeline=PipelineConfig(
             ranks=given.ranks,
-            microbatches=MICROBATCHES,
+            microbatches=microbatches,
             microbatch_size=1,
-            partition=(per_rank,) * given.ranks,
+            partition=counts or (per_rank,) * given.ranks,
         ),
         cluster=ClusterConfig(
             device="emulated",
@@ -113,18 +121,20 @@ def cuts(layers: int, ranks: int, slow: Sequence[int]) -> Iterator[tuple[int, ..
             yield tuple(counts)
 
 
-def best_s(made: Resolved, profile: Profile, slow: Sequence[int], factor: float) -> float:
-    """The least simulated step of all `cuts`."""
+def best_cut(
+    made: Resolved, profile: Profile, slow: Sequence[int], factor: float
+) -> tuple[float, tuple[int, ...]]:
+    """The least simulated step of all `cuts`, and the layers per rank with which it is reached."""
     devices = tuple(
         replace(device, slowdown=factor if rank in slow else 1.0)
         for rank, device in enumerate(profile.cluster.devices)
     )
     slowed = replace(profile, cluster=replace(profile.cluster, devices=devices))
-    plan, steps = replace(made.plan, standbys=()), []
+    plan, found = replace(made.plan, standbys=()), []
     for counts in cuts(plan.layers[-1][1], plan.pipeline_ranks, slow):
         cut = replace(plan, layers=tuple(pairwise((0, *accumulate(counts)))))
-        steps.append(predict(slowed, cut, schedule_of(cut)).step_s)
-    return min(steps)
+        found.append((predict(slowed, cut, schedule_of(cut)).step_s, counts))
+    return min(found)
 
 
 def measured(slow: Sequence[int], factor: float, given: argparse.Namespace) -> str:
@@ -133,7 +143,7 @@ def measured(slow: Sequence[int], factor: float, given: argparse.Namespace) -> s
         adapted = run(Path(folder), "measured", slow, factor, WARM_UP + SETTLED + COUNTED, given)
         idle = run(Path(folder), "off", slow, factor, WARM_UP + 2 + COUNTED, given)
         made = job(Path(folder), "off", 1, given)
-        best = best_s(made, profile_of(made, given), slow, factor)
+        best, _ = best_cut(made, profile_of(made, given), slow, factor)
     began = min(fault.step for fault in adapted.of(FaultReport))
     moved = [event for event in adapted.of(events.Migrated) if event.step >= began]
     after, off = settled_s(adapted), settled_s(idle)

@@ -15,6 +15,11 @@ def at_most(text: str, value: float, limit: float) -> str:
     return _beside(text, f"at most {limit:,g}", value <= limit)
 
 
+def at_least(text: str, value: float, limit: float) -> str:
+    """`text`, which tells `value`, with the target: no less than `limit`, in the unit of `text`."""
+    return _beside(text, f"at least {limit:,g}", value >= limit)
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that this share of `values` does not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
