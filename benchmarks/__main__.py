@@ -33,6 +33,7 @@ BENCHMARKS = (
     "planned_change",
     "double_losses",
     "trace_copies",
+    "control_plane",
     "soak",
     "takeover",
     "dashboard_load",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
+
+from planner.differences import differences, from_differences
 
 
 class PlanError(ValueError):
@@ -163,10 +163,10 @@ class Plan:
         """The plan as it travels: made once, however many ranks it is sent to, and small where it is regular, however
         many stages it has."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["layers"] = [_differences(first for first, _ in self.layers), self.layers_per_stage]
-        values["stage_ranks"] = _differences(self.stage_ranks)
+        values["layers"] = [differences(first for first, _ in self.layers), self.layers_per_stage]
+        values["stage_ranks"] = differences(self.stage_ranks)
         flat = [place for places in self.standbys for place in places]
-        values["standbys"] = [[len(places) for places in self.standbys], _differences(flat)]
+        values["standbys"] = [[len(places) for places in self.standbys], differences(flat)]
         return zlib.compress(json.dumps(values).encode())
 
     def same_work_as(self, other: Plan) -> bool:
@@ -193,22 +193,17 @@ class Plan:
         return Plan(**fields)
 
 
-def _differences(values: Iterable[int]) -> list[int]:
-    """Each value less the one before it; the first as it is."""
-    return [after - before for before, after in pairwise((0, *values))]
-
-
 def _unpacked(packed: bytes) -> Plan:
     """The plan that was packed; for `pickle` alone."""
     values = json.loads(zlib.decompress(packed))
     firsts, counts = values["layers"]
     values["layers"] = tuple(
-        (first, first + count) for first, count in zip(accumulate(firsts), counts, strict=True)
+        (first, first + count) for first, count in zip(from_differences(firsts), counts, strict=True)
     )
     counts, flat = values["standbys"]
-    places = accumulate(flat)
+    places = iter(from_differences(flat))
     values["standbys"] = tuple(tuple(next(places) for _ in range(count)) for count in counts)
     for name in ("recompute", "shares"):
         values[name] = tuple(values[name])
-    values["stage_ranks"] = tuple(accumulate(values["stage_ranks"]))
+    values["stage_ranks"] = from_differences(values["stage_ranks"])
     return Plan(**values)

@@ -16,6 +16,11 @@ def named(kind: str, numbers: Iterable[int]) -> str:
     return f"{kind} {listed[0]}" if len(listed) == 1 else f"{kind}s {', '.join(listed)}"
 
 
+def named_or_counted(kind: str, numbers: Sequence[int], most: int = 8) -> str:
+    """E.g. `ranks 1, 2`; if there are more than `most`, `124 ranks`."""
+    return named(kind, numbers) if len(numbers) <= most else counted(len(numbers), kind)
+
+
 def shares_text(shares: Sequence[int]) -> str:
     """How a step is divided among pipelines, as in `Plan.shares`: `10 + 6 microbatches in its pipelines`."""
     return f"{' + '.join(map(str, shares))} microbatches in its pipelines" if shares else "even shares"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from typing import Any
 
+from planner.differences import differences, from_differences
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from workers.control.rank_program import RankProgram
@@ -46,6 +51,29 @@ class Generation:
     store_port: int
     timeout_s: float
     """How long a collective or a receive may wait."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        rest = (self.number, self.epoch, self.store_host, self.store_port, self.timeout_s)
+        return _generation, (self._packed, *rest)
+
+    @cached_property
+    def _packed(self) -> bytes:
+        """The members as they travel to each of them: made once, and small however many they are."""
+        return zlib.compress(json.dumps(differences(self.members)).encode())
+
+
+def _generation(
+    packed: bytes, number: int, epoch: int, store_host: str, store_port: int, timeout_s: float
+) -> Generation:
+    """The generation whose members were packed; for `pickle` alone."""
+    return Generation(
+        number=number,
+        epoch=epoch,
+        members=from_differences(json.loads(zlib.decompress(packed))),
+        store_host=store_host,
+        store_port=store_port,
+        timeout_s=timeout_s,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

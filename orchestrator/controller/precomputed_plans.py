@@ -6,7 +6,7 @@ The runtime's side of the `Replanner`, which knows no event loop: its work runs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from statistics import median
 
@@ -18,6 +18,7 @@ from planner.arrivals import copied_ahead
 from planner.failure_domains import zone_of
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
+from planner.simulation.resized_cluster import Sites
 from workers.protocol import StepReport
 
 FIRST_REGROUP_S = 2.0
@@ -83,31 +84,29 @@ class PrecomputedPlans:
         Args:
             domains: rank -> its failure domain, in the order of places.
         """
-        replanner, began_with = self._planning.replanner, self._planning.known.of([*domains])
-        left = [{rank: domains[rank] for rank in domains if rank != lost} for lost in domains]
-        left += [
-            {rank: domain for rank, domain in domains.items() if domain != lost}
-            for lost in dict.fromkeys(domains.values())
-        ]
-        left += [
-            {rank: domain for rank, domain in domains.items() if zone_of(domain) != lost}
-            for lost in dict.fromkeys(map(zone_of, domains.values()))
-            if lost
-        ]
-        for others in left:
-            if replanner is not self._planning.replanner or began_with != self._planning.known.of([*domains]):
+        planning = self._planning
+        replanner, known = planning.replanner, planning.known
+        made: set[tuple[int, Sites]] = set()
+        for others in _left(domains):
+            if replanner is not planning.replanner or known != planning.known:
                 return
-            if others:
-                with suppress(PlanError):
-                    await asyncio.to_thread(
-                        self._planning.of([*others]).plan_for,
-                        len(others),
-                        epoch=0,
-                        version=0,
-                        reason="",
-                        domains=[*others.values()],
-                        slowdowns=self._planning.known.of([*others]),
-                    )
+            ranks, named = [*others], [*others.values()]
+            of_ranks, slowdowns = planning.of(ranks), known.of(ranks)
+            alike = id(of_ranks), Sites.of(named, slowdowns)
+            if alike in made:
+                await asyncio.sleep(0)
+                continue
+            made.add(alike)
+            with suppress(PlanError):
+                await asyncio.to_thread(
+                    of_ranks.plan_for,
+                    len(ranks),
+                    epoch=0,
+                    version=0,
+                    reason="",
+                    domains=named,
+                    slowdowns=slowdowns,
+                )
 
     async def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
         """Return the plan of a coming generation, and the copies that it needs."""
@@ -147,3 +146,14 @@ class PrecomputedPlans:
         except PlanError as error:
             pays, why = False, str(error)
         return Weighed(pays, why, command.round)
+
+
+def _left(domains: Mapping[int, str]) -> Iterator[dict[int, str]]:
+    """Yield the ranks that are left, and their domains, after each failure that is planned for; never none."""
+    for lost in domains:
+        if len(domains) > 1:
+            yield {rank: domain for rank, domain in domains.items() if rank != lost}
+    for domain_of in (str, zone_of):
+        for lost in dict.fromkeys(map(domain_of, domains.values())):
+            if lost and (left := {r: d for r, d in domains.items() if domain_of(d) != lost}):
+                yield left

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.plan import Plan
-from planner.wording import counted, named
+from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
 
@@ -375,9 +375,9 @@ def reason_of(members: Sequence[int], lineup: Sequence[int], alive: Collection[i
     """Say in words which ranks go, come in and go on."""
     said = []
     if gone := tuple(rank for rank in members if rank in alive and rank not in lineup):
-        said.append(f"{named('rank', gone)} {'goes' if len(gone) == 1 else 'go'}")
+        said.append(f"{named_or_counted('rank', gone)} {'goes' if len(gone) == 1 else 'go'}")
     if joined := tuple(rank for rank in lineup if rank not in members):
-        said.append(f"{named('rank', joined)} {'comes' if len(joined) == 1 else 'come'} in")
+        said.append(f"{named_or_counted('rank', joined)} {'comes' if len(joined) == 1 else 'come'} in")
     goes_on = f"{counted(len(lineup), 'rank')} {'goes' if len(lineup) == 1 else 'go'} on"
     if tuple(lineup) == tuple(members):
         said.append(f"the same {goes_on}")

@@ -54,7 +54,7 @@ from orchestrator.lifecycle.stimuli import (
 from planner.failure_domains import lacking
 from planner.plan import Plan
 from planner.schedule.expand import pipeline_schedules
-from planner.wording import counted
+from planner.wording import counted, named_or_counted
 from workers.control.rank_program import place_programs
 from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Part, Source
 
@@ -486,5 +486,5 @@ def _words(troubles: tuple[RankLost, ...]) -> str:
         return ""
     cause = min(troubles, key=lambda loss: (not loss.dead, loss.cut_off))
     others = [loss.rank for loss in troubles if loss.dead and loss.rank != cause.rank]
-    more = f" (and {', '.join(f'rank {rank}' for rank in others)})" if others else ""
+    more = f" (and {named_or_counted('rank', others)})" if others else ""
     return f"rank {cause.rank}: {cause.error}{more}"

@@ -59,6 +59,10 @@ class Replanner:
     """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
     _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The newest answers."""
+    _cut: dict[Option, tuple[Plan, Schedule]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Without a profile: the plan of each shape, without standbys. Domains change only those."""
 
     def plan_for(
         self,
@@ -330,15 +334,18 @@ class Replanner:
             return step, -option.pipelines
 
         best = min(found.best, key=order)
-        plan = unmeasured_plan(
-            best.shape.schedule,
-            self.parameters,
-            replicas=first.replicas,
-            pipelines=best.pipelines,
-            recompute=first.recompute,
-        )
+        if best not in self._cut:
+            plan = unmeasured_plan(
+                best.shape.schedule,
+                self.parameters,
+                replicas=first.replicas,
+                pipelines=best.pipelines,
+                recompute=first.recompute,
+            )
+            self._cut[best] = plan, self._schedule_of(plan)
+        plan, schedule = self._cut[best]
         plan = self.with_standbys(plan, sites.names)
-        return _Answer(plan, self._schedule_of(plan), self._why(plan, found.why_not, len(pattern)))
+        return _Answer(plan, schedule, self._why(plan, found.why_not, len(pattern)))
 
     def _why(self, plan: Plan, why_not: str, ranks: int) -> str:
         summary = f"{counted(plan.layers[-1][1], 'layer')} on {counted(plan.world_size, 'rank')}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.wording import seconds
+from planner.wording import named_or_counted, seconds
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,9 @@ from planner.wording import seconds
 )
 def test_seconds_have_three_digits(value_s: float, said: str) -> None:
     assert seconds(value_s) == said
+
+
+def test_a_long_list_of_ranks_is_counted() -> None:
+    assert named_or_counted("rank", (3,)) == "rank 3"
+    assert named_or_counted("rank", range(1, 9)) == "ranks 1, 2, 3, 4, 5, 6, 7, 8"
+    assert named_or_counted("rank", range(9)) == "9 ranks"

@@ -121,7 +121,7 @@ def test_a_change_while_ranks_train_has_plans_made_ahead_again(
         planning.set(known=Slowdowns(((0, 3.0), (1, 3.0))))
         await asyncio.sleep(0.1)
         await job.loop.close()
-        # None by speeds that did not hold any more.
-        assert made == [(1, (3.0,))] * 4 * 2
+        # None by speeds that did not hold any more. One for each look: whatever fails, what is left is alike.
+        assert made == [(1, (3.0,))] * 2
 
     asyncio.run(change())

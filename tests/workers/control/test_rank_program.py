@@ -14,7 +14,7 @@ from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from workers.control.next_plan import NextPlan
 from workers.control.rank_program import rank_programs
-from workers.protocol import Assignment, Source
+from workers.protocol import Assignment, Generation, Source
 from workers.transport.lowering import lower
 
 LAYERS_PER_RANK = 2
@@ -86,3 +86,19 @@ def test_an_assignment_is_as_large_for_64_ranks_as_for_8(deep: bool) -> None:
 def test_an_assignment_arrives_as_it_was_sent() -> None:
     for each in assignments(16, 2):
         assert pickle.loads(pickle.dumps(each)) == each
+
+
+def test_a_generation_of_a_thousand_takes_hardly_more_bytes_than_one_of_eight() -> None:
+    few, many = (
+        Generation(
+            number=3,
+            epoch=1,
+            members=tuple(rank for rank in range(ranks + 3) if rank not in (1, 5, 6)),
+            store_host="10.0.0.1",
+            store_port=40_000,
+            timeout_s=30.0,
+        )
+        for ranks in (8, 1000)
+    )
+    assert pickle.loads(pickle.dumps(many)) == many
+    assert len(pickle.dumps(many)) < len(pickle.dumps(few)) + 50
