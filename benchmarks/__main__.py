@@ -16,6 +16,7 @@ BENCHMARKS = (
     "first_step",
     "partition",
     "planning_time",
+    "repartition",
     "shrink",
     "monitoring",
     "freeze_program",

@@ -17,17 +17,17 @@ from orchestrator.controller.actor import Controller
 from orchestrator.controller.adaptation import SAID_REFUSALS, SOONEST_STEPS, Adaptation
 from orchestrator.controller.live_planner import PlannerBeside
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
-from orchestrator.events.types import Adapted, FreezeChanged, Record, SpeedsChanged, Warned
+from orchestrator.events.types import Adapted, FreezeChanged, Migrated, Record, SpeedsChanged, Warned
 from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.states import Job, Training
-from orchestrator.lifecycle.stimuli import Noted
+from orchestrator.lifecycle.stimuli import Noted, Solved
 from planner.adapt import live
 from planner.adapt.policy import Decision
 from planner.adapt.speeds import Slowdowns
 from planner.freezing import Control, FreezePlan, Phases
 from planner.observed import StageTime, StepTimes
 from planner.plan import Plan
-from workers.protocol import JobError
+from workers.protocol import FreezeStarted, JobError
 
 PASS_S = 0.01
 """Of each pass of each layer in the profile made by hand."""
@@ -46,6 +46,18 @@ MOVES = Decision(
     reason="it pays",
     now_s=0.4,
     then_s=0.2,
+)
+MOVED = Migrated(
+    version=2,
+    layers=(1,),
+    source=(0,),
+    target=(1,),
+    mode="live",
+    bytes=1,
+    seconds=1.0,
+    steps=2,
+    stall_s=0.0,
+    step=19,
 )
 MEASURED: dict[str, Any] = {"adapt": {"policy": "measured"}}
 
@@ -290,6 +302,52 @@ def test_with_epochs_the_plan_changes_only_at_their_ends_and_training_stops_for_
 
     run(tmp_path, monkeypatch, check, adapt={"policy": "epoch", "epoch_steps": 20}, job={"steps": 100})
     assert moved == [(20, "stop"), (40, "stop")]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_other_speeds_or_layers_have_the_freeze_program_solved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    freeze = {"method": "timelyfreeze", "r_max": 0.5, "warm_up": 2, "monitoring": 6, "ramp": 10}
+
+    async def check(controller: Controller) -> None:
+        state = controller._loop.state
+        assert isinstance(state, Training)
+        plan = state.job.progress.plan
+        half = FreezePlan(
+            epoch=1, version=1, ratios=((0.5,) * plan.microbatches,) * plan.layers[-1][1], start=7
+        )
+        controller._view.step = 20
+        controller._view.take(Record(time_s=1.0, event=FreezeStarted(plan=half)))
+        stays = replace(MOVES, plan=None)
+        monkeypatch.setattr(live, "decide", lambda *given, **more: stays)
+        solved: list[Solved] = []
+
+        async def post_and_wait(stimulus: object) -> None:
+            assert isinstance(stimulus, Solved)
+            solved.append(stimulus)
+
+        monkeypatch.setattr(controller._loop, "post_and_wait", post_and_wait)
+        if moves:
+            controller._adaptation.take(MOVED)
+        else:
+            await see(controller, range(1, 9), 1.0, 3.0)
+            await decided_on(controller)
+        solving = controller._adaptation._solving
+        assert solving is not None
+        await solving
+        (one,) = solved
+        new = one.solution.plan
+        assert (new.version, new.stages, new.control) == (1, plan.layers, None)
+        slow_rank = 1
+        frozen = [sum(new.ratios[layer]) for layer in range(plan.layers[-1][1])]
+        if not moves:
+            # The slow rank's stage is what the step waits for.
+            first, stop = plan.layers[slow_rank]
+            assert sum(frozen[first:stop]) > 0
+            assert one.solution.unfrozen_s > one.solution.solved_s
+
+    run(tmp_path, monkeypatch, check, freeze=freeze, job={"steps": 100}, **MEASURED)
 
 
 def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(

@@ -19,6 +19,7 @@ from orchestrator.controller.requests.freeze_request import (
     method_to_plan_for,
     open_question,
     plan_of,
+    question_for_new_times,
 )
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
@@ -127,6 +128,37 @@ def test_another_r_max_is_solved_from_what_was_monitored() -> None:
     again = asked(running(TIMELY, *MONITORED, FreezeStarted(plan=off), step=30), "timelyfreeze+apf", 0.5)
     assert isinstance(again, Solve)
     assert again.observations == found.observations
+
+
+def test_times_that_have_changed_ask_for_the_program_that_the_ranks_follow() -> None:
+    slow = profiled(10**9)
+    found = question_for_new_times(running(TIMELY, *MONITORED, step=20), slow)
+    assert found is not None
+    question, control = found
+    assert (question.plan, question.r_max, question.phases, control) == (PLAN, 0.8, PHASES, None)
+    assert question.profile is slow
+    # A request that was solved keeps its settings.
+    of_request = Control(method="timelyfreeze", r_max=0.25, phases=PHASES, since=3, solved=True)
+    asked_for = FreezeStarted(plan=replace(SOLVED, version=2, control=of_request, start=12))
+    found = question_for_new_times(running(TIMELY, *MONITORED, asked_for, step=20), slow)
+    assert found is not None
+    assert (found[0].r_max, found[0].phases.warm_up, found[1]) == (0.25, 4, of_request)
+
+
+@pytest.mark.parametrize(
+    ("spec", "log", "more"),
+    [
+        (NONE, (), {}),
+        (TIMELY, timelines(3, 4, 4), {}),
+        (TIMELY, MONITORED, {"replayed": True}),
+        (TIMELY, (*MONITORED, changed(2, Control(method="none", r_max=0.8))), {}),
+    ],
+    ids=["nothing frozen", "still monitored", "replayed", "another plan under way"],
+)
+def test_where_the_ranks_follow_no_solution_nothing_is_solved_again(
+    spec: FreezeConfig, log: tuple[events.Event, ...], more: dict[str, Any]
+) -> None:
+    assert question_for_new_times(running(spec, *log, step=20, **more), profiled(10**9)) is None
 
 
 def test_monitoring_under_way_goes_on_with_another_r_max() -> None:
