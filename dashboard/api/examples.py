@@ -58,6 +58,7 @@ PLAN: Example = {
     "microbatches": 8,
     "replicas": 1,
     "pipelines": None,
+    "shares": [],
     "standbys": [],
     "recompute": [],
     "partition": "dynpipe",
@@ -102,6 +103,7 @@ EVENTS: Example = {
             "node": "5f0c",
             "host": "10.0.0.4",
             "pid": 4000,
+            "zone": "",
         },
         {
             "time_s": 1763628012.3,

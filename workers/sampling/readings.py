@@ -52,7 +52,8 @@ def between(before: Reading, after: Reading) -> Sample:
 
 def _cores(before: Reading, after: Reading, window_s: float) -> dict[str, float]:
     found: dict[str, float] = {}
-    busy = [now - then for then, now in zip(before.cores_s, after.cores_s, strict=False)]
+    # Counters of idle time may go back by a tick.
+    busy = [max(0.0, now - then) for then, now in zip(before.cores_s, after.cores_s, strict=False)]
     if busy and len(before.cores_s) == len(after.cores_s):
         found["cpu_busy"] = min(1.0, sum(busy) / window_s / len(busy))
         found["cpu_busiest"] = min(1.0, max(busy) / window_s)
