@@ -35,6 +35,7 @@ from workers.process.stacks import stacks
 from workers.profiling.measured import Measured
 from workers.protocol import (
     Assignment,
+    CopyAhead,
     DamagedCheckpoint,
     FaultReport,
     Generation,
@@ -248,6 +249,12 @@ class RankActor:
         """Prepare another pipeline plan; see `Rank.prepare_plan`."""
         with travelling_errors():
             self._rank.prepare_plan(plan, program, held)
+
+    @ray.method(concurrency_group=CONTROL)
+    def copy_ahead(self, order: CopyAhead) -> None:
+        """Copy layers while others train; see `Rank.copy_ahead`."""
+        with travelling_errors():
+            self._rank.copy_ahead(order)
 
     @ray.method(concurrency_group=CONTROL)
     def arm(self, fault: Fault) -> None:

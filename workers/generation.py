@@ -31,6 +31,7 @@ from workers.models.definition import ModelDefinition
 from workers.optim import Optimizer
 from workers.protocol import Report
 from workers.stage import Stage
+from workers.state_stream.following import Followers
 from workers.unfinished import Greeting
 
 
@@ -66,6 +67,8 @@ class GenerationSetup:
     """Stops offering the layers as they were at the start of the generation."""
     held: tuple[tuple[int, int], ...] = ()
     """(layer, place): layers whose updates are held back, and their destinations."""
+    followers: Followers
+    """Peers outside the group that follow layers of this rank."""
     freeze_plans: Plans
     """Freeze plans whose start is known; adopted ones are added."""
     faults: FaultPoints

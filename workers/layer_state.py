@@ -116,6 +116,13 @@ def united(weights: LayerState, moments: LayerState) -> LayerState:
     return replace(weights, slots=moments.slots, updates=moments.updates, freezing=moments.freezing)
 
 
+def bytes_of(state: LayerState) -> int:
+    """The size of all tensors of `state`."""
+    slots = (slot for of_one in state.slots.values() for slot in of_one.values())
+    tensors = (*state.weights.values(), *state.buffers.values(), *slots, *state.freezing.values())
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def fresh(tensor: Tensor) -> Tensor:
     """The values of `tensor` in a new contiguous CPU allocation, with the allocator's own alignment."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())

@@ -152,6 +152,26 @@ class SwitchReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CopiedAhead:
+    """A rank without a place has up-to-date copies of the layers of its coming place, or will not have them."""
+
+    rank: int
+    """Its number."""
+    epoch: int
+    """As in `CopyAhead`, like `change`."""
+    change: int
+    step: int
+    """The newest commit that they have; 0 if none came."""
+    layers: tuple[int, ...]
+    bytes: int
+    """Size of the layers."""
+    seconds: float
+    """Since the rank began."""
+    error: str | None = None
+    """Why there will be no copies: the layers are fetched once the ranks regroup."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FaultReport:
     """A fault was injected into a rank; the last report of the rank if it was killed."""
 
@@ -346,6 +366,7 @@ Report = (
     | CurvatureReport
     | StandbyReport
     | SwitchReport
+    | CopiedAhead
     | FaultReport
     | NoticeReport
     | MemoryLow
@@ -466,6 +487,24 @@ class Assignment:
     def salvaged(self) -> frozenset[int]:
         """Layers whose moments are lost."""
         return frozenset(source.layer for source in self.sources if source.part is Part.WEIGHTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyAhead:
+    """Layers that a rank without a place is to copy while the others train: it reports `CopiedAhead`, and finds them
+    at hand when it follows its assignment."""
+
+    epoch: int
+    """Of the controller; `change` is the number of the planned change there."""
+    change: int
+    generation: int
+    """The one that trains now: the copies are of no use after another one has formed."""
+    sources: tuple[Source, ...]
+    """Of each layer, its owner."""
+    freeze: tuple[FreezePlan, ...] = ()
+    """Freeze plans with known starts."""
+    patience_s: float
+    """How long the rank keeps copies up to date for a change that does not come."""
 
 
 @dataclass(frozen=True, kw_only=True)

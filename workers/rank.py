@@ -31,6 +31,7 @@ from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
 from workers.devices.registry import make_device
+from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.layer_source import Built, Haul, LayerSource
 from workers.elastic.standby import Standbys
 from workers.elastic.switch import take_up
@@ -49,6 +50,7 @@ from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, Subject, measure
 from workers.protocol import (
     Assignment,
+    CopyAhead,
     DamagedCheckpoint,
     Generation,
     JobError,
@@ -60,10 +62,12 @@ from workers.protocol import (
     Request,
     Settlement,
     SwitchReport,
+    WarningReport,
     Working,
 )
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
+from workers.state_stream.following import Followers
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.training import Training
@@ -125,6 +129,9 @@ class Rank:
         self._salvaged: dict[int, LayerState] = {}
         """Layer -> weights of `_step`, for layers whose moments are lost, until it trains with them."""
         self._standbys: Standbys | None = None
+        self._followers = Followers()
+        self._ahead: CopiesAhead | None = None
+        """Layers of its coming place, while it has none."""
         self._freeze_plans = Plans()
         self._assignment: Assignment | None = None
         self._training: Training | None = None
@@ -174,7 +181,9 @@ class Rank:
             config, self._definition, self._device, self._optimizer, self._secret, self.faults
         )
         if self._secret:
-            self._server = StateServer(self._secret, self._host, busy=self._busy)
+            self._server = StateServer(
+                self._secret, self._host, busy=self._busy, followers=self._followers
+            )
 
     @property
     def port(self) -> int:
@@ -211,6 +220,7 @@ class Rank:
         owned = plan.layers_of_place(assignment.place)
         copied = plan.standbys_of(assignment.place)
         salvaged: dict[int, LayerState] = {}
+        ahead = self._copied_ahead(assignment)
         if assignment.start is not None:
             try:
                 known = source.load([*owned, *copied], assignment.start)
@@ -222,8 +232,9 @@ class Rank:
         else:
             known = self._held() if self._step == assignment.step else {}
             self._offer(known)
+            haul = Haul(whole=ahead)
+            known |= ahead
             lacking = [layer for layer in owned if layer not in known]
-            haul = Haul()
             try:
                 source.fetch_all(lacking, assignment, haul)
             except (DamagedCheckpointError, StateStreamError) as error:
@@ -253,6 +264,46 @@ class Rank:
         self._assignment = assignment
         self._training = None
         return None
+
+    def copy_ahead(self, order: CopyAhead) -> None:
+        """Copy layers of its coming place while others train, in threads. Takes the place of an earlier order; one for
+        a generation that is over is ignored."""
+        assert self._source is not None
+        freeze = Settings(self._config.freeze, Plans(order.freeze))
+        with self._leaving:
+            if order.generation <= self._over:
+                return
+            self._source.begin(freeze)
+            before, self._ahead = (
+                self._ahead,
+                CopiesAhead(
+                    order,
+                    self._rank,
+                    source=self._source,
+                    freeze=freeze,
+                    optimizer=self._optimizer,
+                    secret=self._secret,
+                    report=self._report,
+                ),
+            )
+        if before is not None:
+            before.close()
+
+    def _copied_ahead(self, assignment: Assignment) -> Built:
+        """The layers that it has copied ahead, if they are at the step at which the generation ended."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return {}
+        # Copies of an earlier generation may be of commits that were taken back since. And where only weights are left
+        # of a layer, all ranks begin with the same moments.
+        if ahead.generation != self._over or assignment.salvaged or not assignment.sources:
+            ahead.close()
+            return {}
+        copies = ahead.at(assignment.step)
+        if ahead.why is not None:
+            text = f"layers that rank {self._rank} copied ahead are fetched again: {ahead.why}"
+            self._report(WarningReport(rank=self._rank, text=text))
+        return copies
 
     def _keep(self, haul: Haul, assignment: Assignment) -> None:
         """Keep the layers that arrived although some did not, and drop those of another step: all ranks move
@@ -325,6 +376,7 @@ class Rank:
         # Every rank has joined, so every rank has the layers that it needs.
         self._idle, self._salvaged = {}, {}
         self._withdraw()
+        self._followers.begin(self._generation.number)
         setup = GenerationSetup(
             config=self._config,
             rank=self._rank,
@@ -342,6 +394,7 @@ class Rank:
             offer=self._offer_bases,
             bring=partial(self._source.fetch_base, self._step),
             withdraw=self._withdraw,
+            followers=self._followers,
             freeze_plans=self._freeze_plans,
             faults=self.faults,
             activity=self._activity,
@@ -634,6 +687,9 @@ class Rank:
         self._channel = None
         self._store = None
         self.faults.close()
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None

@@ -20,6 +20,7 @@ from workers.control.announcements import Announcements
 from workers.control.next_plan import NextPlan
 from workers.curvature import CurvatureProbe
 from workers.data.sampling import samples_digest
+from workers.elastic.followed import Followed
 from workers.elastic.held_updates import HeldUpdates
 from workers.elastic.redundancy import Shipping
 from workers.elastic.standby_watch import StandbyWatch
@@ -134,6 +135,7 @@ class Training:
         self._began = step
         to_go = {layer for layer, _ in setup.held} & setup.layers.keys()
         self._held_updates = HeldUpdates({layer: setup.layers[layer] for layer in to_go}, setup.optimizer)
+        self._followed = Followed(setup.followers, setup.layers, to_go)
         self._watch = StandbyWatch(self._standbys, setup.rank, setup.place)
         self._total = plan.replicas * plan.microbatches
         self._announcements = Announcements(setup.report, first=setup.place == 0)
@@ -465,6 +467,7 @@ class Training:
     def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
         """Apply the committed step. Only here do layers change, except for their buffers."""
         self.torn = True
+        to_follow = self._followed.pack(self._freezer.newest_energies if self._freezer.on else {})
         if not decision.skipped:
             if self._curvature is not None:
                 self._curvature.observe(step.step, may_freeze=self._freezer.may_freeze(step.step))
@@ -475,6 +478,7 @@ class Training:
         self._held_updates.hold(step.step, self._freezer.newest_energies, decision)
         reports = self._freezer.commit(decision)
         self._standbys.apply(step.step, step.parcels, decision)
+        self._followed.commit(decision, to_follow, self._freezer.newest)
         self._minibatch.drop()
         self.step, self.vector = step.step, vector
         self._requests, self._validated = decision.requests, False

@@ -20,7 +20,7 @@ from workers.control.rank_error import RankError, travelling_errors
 from workers.process.stacks import stacks
 from workers.protocol import Outcome, Parted
 
-CONTROL = ("ping", "stacks", "leave", "request", "prepare", "prepare_plan", "arm")
+CONTROL = ("ping", "stacks", "leave", "request", "prepare", "prepare_plan", "copy_ahead", "arm")
 """Calls that must not wait for training."""
 SECRET = b"known to this job alone"
 

@@ -44,7 +44,7 @@ from workers.transport.channel import ChannelError
 from workers.transport.process_group import ProcessGroupChannel
 
 SECRET = b"a secret of the tests"
-AT_ONCE = ("leave", "request", "prepare", "prepare_plan", "die")
+AT_ONCE = ("leave", "request", "prepare", "prepare_plan", "copy_ahead", "die")
 """Calls that do not queue behind training."""
 
 

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
-from workers.commit import Decision
 from workers.config import FreezeConfig
 from workers.elastic.redundancy import Packing
 from workers.freezing.checks import Checks
@@ -25,7 +25,7 @@ from workers.freezing.freezer import begin_statistics
 from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Settings
 from workers.layer import Layer
-from workers.layer_state import LayerState
+from workers.layer_state import LayerState, bytes_of
 from workers.optim import Optimizer
 
 Base = tuple[Layer, LayerState]
@@ -39,11 +39,24 @@ ASK_AGAIN_S = (0.2, 1.0, 3.0)
 CLOSE_S = 5.0
 
 
+class Decided(Protocol):
+    """What an update needs of a commit's decision: see `workers.commit.Decision`."""
+
+    @property
+    def skipped(self) -> bool: ...
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def scores(self) -> Mapping[int, float]: ...
+
+
 @dataclass(frozen=True)
 class _Update:
     step: int
     parcel: Tensor
-    decision: Decision
+    decision: Decided
 
 
 @dataclass
@@ -56,7 +69,7 @@ class _Copy:
     freeze: FreezeConfig | None = None
     """The settings of the step after its newest update."""
     waiting: deque[_Update] = field(default_factory=deque)
-    late: list[tuple[int, Decision]] = field(default_factory=list)
+    late: list[tuple[int, Decided]] = field(default_factory=list)
     """Commits whose parcels the owner holds back."""
     given_up: bool = False
     """No base will arrive: its updates are dropped."""
@@ -161,7 +174,7 @@ class Standbys:
             )
             self._bringer.start()
 
-    def apply(self, step: int, parcels: Mapping[int, Tensor], decision: Decision) -> None:
+    def apply(self, step: int, parcels: Mapping[int, Tensor], decision: Decided) -> None:
         """Apply the commit of `step` to the copies.
 
         Args:
@@ -273,10 +286,7 @@ class Standbys:
     def _take_in(self, layer: int, base: Base) -> None:
         self._begin(layer, base)
         self._catch_up(self._copies[layer])
-        state = base[1]
-        slots = (slot for of_one in state.slots.values() for slot in of_one.values())
-        tensors = (*state.weights.values(), *state.buffers.values(), *slots, *state.freezing.values())
-        self.brought_bytes += sum(tensor.nbytes for tensor in tensors)
+        self.brought_bytes += bytes_of(base[1])
         self.brought_s = time.monotonic() - self._began_s
 
     def _run(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from workers.layer_state import LayerState
 from workers.protocol import Part
@@ -69,7 +69,7 @@ def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
     seal, opener = ask(line, secret)
     line.write(seal.frame(Kind.REQUEST, 0, wish.encode()))
     line.silence_s = SILENCE_S
-    answers = _Answers(line, opener)
+    answers = Answers(line, opener)
     kind, payload, tag = answers.next([Kind.HEADER, Kind.ABSENT])
     opener.check(kind, 0, payload, tag)
     if kind is Kind.ABSENT:
@@ -80,24 +80,39 @@ def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
             raise ValueError(f"layer {loading.state.layer} of step {loading.step} came")
         arriving = answers.chunks(loading.bytes)
         # Pipelined: the kernel receives while this thread loads; another thread would only cost wake-ups.
-        _load(loading, arriving if flow.pipelined else list(arriving), opener)
+        load(loading, arriving if flow.pipelined else list(arriving), opener)
     except ValueError as error:
         raise Refused(str(error)) from error
     return loading.state
 
 
-def _load(loading: Loading, arrived: Iterable[tuple[bytearray, bytearray]], opener: Seal) -> None:
-    for number, (chunk, tag) in enumerate(arrived):
+def load(
+    loading: Loading, arrived: Iterable[tuple[bytearray, bytearray]], opener: Seal, first: int = 0
+) -> int:
+    """Verify chunks, and load them; returns the number of the next one.
+
+    Args:
+        first: the number of the first one.
+    """
+    number = first
+    for chunk, tag in arrived:
         opener.check(Kind.CHUNK, number, chunk, tag)
         loading.load(chunk)
+        number += 1
+    return number
 
 
-class _Answers:
-    """The frames from a server, without its keepalives."""
+class Answers:
+    """The frames from a server, without its keepalives.
 
-    def __init__(self, line: Line, opener: Seal) -> None:
+    Args:
+        waited: called for each keepalive.
+    """
+
+    def __init__(self, line: Line, opener: Seal, waited: Callable[[], None] = lambda: None) -> None:
         self._line = line
         self._opener = opener
+        self._waited = waited
         self._signs = 0
 
     def next(self, allowed: Sequence[Kind]) -> tuple[Kind, bytearray, bytearray]:
@@ -107,6 +122,7 @@ class _Answers:
                 return kind, payload, tag
             self._opener.check(kind, self._signs, payload, tag)
             self._signs += 1
+            self._waited()
 
     def chunks(self, total_bytes: int) -> Iterator[tuple[bytearray, bytearray]]:
         """(chunk, tag) as they arrive, not yet verified, until they make up `total_bytes`."""

@@ -71,7 +71,11 @@ class Kind(IntEnum):
     WAIT = 4
     """Empty: the server is alive, but has to wait."""
     ABSENT = 5
-    """Text: why the state will not arrive."""
+    """Text: why the state will not arrive, or why no more changes will."""
+    FOLLOW = 6
+    """JSON: the layers that the peer follows; instead of a request."""
+    CHANGE = 7
+    """JSON: what a commit changed in them; its parcels follow as a state."""
 
 
 MOST_BYTES = {
@@ -80,6 +84,8 @@ MOST_BYTES = {
     Kind.CHUNK: 1 << 20,
     Kind.WAIT: 0,
     Kind.ABSENT: 4096,
+    Kind.FOLLOW: 1 << 20,
+    Kind.CHANGE: 1 << 20,
 }
 """Largest payload of each kind of frame, in bytes."""
 

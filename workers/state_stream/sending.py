@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from workers.layer_state import LayerState
 from workers.state_stream.encoding import chunks, header
+from workers.state_stream.following import Change, parcels_as_state
 from workers.state_stream.flow import Ahead, Flow, Pace, give_way
 from workers.state_stream.frames import MOST_BYTES, Bytes, Kind, Line, Seal
 
@@ -39,7 +40,8 @@ class Delivery:
         self._seal = seal
         self._flow = flow
         self._busy = busy
-        self._signs = 0
+        self._signs = self._headers = self._chunks = self._changes = 0
+        """How many frames of each kind it has sent."""
         self._pace = Pace()
 
     def sign_of_life(self) -> None:
@@ -48,6 +50,12 @@ class Delivery:
 
     def decline(self, why: str) -> None:
         self._line.write(self._seal.frame(Kind.ABSENT, 0, why.encode()))
+
+    def change(self, change: Change) -> None:
+        """Send what a commit changed."""
+        self._line.write(self._seal.frame(Kind.CHANGE, self._changes, change.encode()))
+        self._changes += 1
+        self.deliver(parcels_as_state(change.parcels), change.step)
 
     def deliver(self, state: LayerState, step: int) -> None:
         try:
@@ -65,9 +73,11 @@ class Delivery:
             self._send(list(frames))
 
     def _frames(self, about: bytes, state: LayerState) -> Iterator[tuple[Bytes, ...]]:
-        yield self._seal.frame(Kind.HEADER, 0, about)
-        for number, chunk in enumerate(chunks(state, self._chunk_bytes)):
-            yield self._seal.frame(Kind.CHUNK, number, chunk)
+        yield self._seal.frame(Kind.HEADER, self._headers, about)
+        self._headers += 1
+        for chunk in chunks(state, self._chunk_bytes):
+            yield self._seal.frame(Kind.CHUNK, self._chunks, chunk)
+            self._chunks += 1
 
     def _chunk_bytes(self) -> int:
         return self._flow.chunk_bytes or self._pace.chunk_bytes()

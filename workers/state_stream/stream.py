@@ -18,6 +18,7 @@ from workers.layer_state import LayerState, part_of
 from workers.protocol import Part
 from workers.state_stream.fetching import fetch as fetch
 from workers.state_stream.flow import JOIN_S, Flow
+from workers.state_stream.following import Change, Followers, Over, States, Subject
 from workers.state_stream.frames import (
     HANDSHAKE_S,
     MOST_BYTES,
@@ -46,6 +47,7 @@ class StateServer:
         secret: the job's secret.
         host: address to listen on; the kernel chooses the port.
         busy: whether a training message is on its way out of this rank. The server's threads call it often.
+        followers: takes peers that follow layers. Unset: none may.
         log: receives a sentence about every refused peer, on the server's threads. Unset: this module's
             logger.
 
@@ -63,11 +65,13 @@ class StateServer:
         busy: Callable[[], bool],
         log: Callable[[str], None] | None = None,
         flow: Flow | None = None,
+        followers: Followers | None = None,
     ) -> None:
         self._secret = secret
         self._busy = busy
         self._log = log or logging.getLogger(__name__).warning
         self._flow = flow or Flow()
+        self._followers = followers
         self._offers: dict[int, dict[tuple[int, Part], LayerState]] = defaultdict(dict)
         self._leaving: dict[Line, Part] = {}
         """The deliveries under way, each with the part of a layer that it sends."""
@@ -104,6 +108,8 @@ class StateServer:
     def close(self) -> None:
         """Abort all streams and end all threads; the port refuses connections from here on."""
         self._closed.set()
+        if self._followers is not None:
+            self._followers.close()
         with suppress(OSError):
             # Wakes the thread that waits in accept, which closing alone does not.
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -150,10 +156,13 @@ class StateServer:
                 seal, opener = answer(line, self._secret)
                 with self._offered:
                     self._strangers.pop(threading.current_thread(), None)
-                kind, request, tag = read_frame(line, [Kind.REQUEST])
+                kind, request, tag = read_frame(line, [Kind.REQUEST, Kind.FOLLOW])
                 opener.check(kind, 0, request, tag)
-                wish = Wish.decode(request)
                 line.silence_s = SILENCE_S
+                if kind is Kind.FOLLOW:
+                    self._lead(Subject.decode(request), Delivery(connected, line, seal, self._flow, self._busy))
+                    return
+                wish = Wish.decode(request)
                 busy = self._busy if wish.part is not Part.MOMENTS else self._busy_with_weights
                 delivery = Delivery(connected, line, seal, self._flow, busy)
                 state = self._await(wish, delivery, line)
@@ -171,6 +180,27 @@ class StateServer:
                 self._leaving.pop(line, None)
                 del self._peers[threading.current_thread()]
                 self._strangers.pop(threading.current_thread(), None)
+
+    def _lead(self, subject: Subject, delivery: Delivery) -> None:
+        """Send layers and their changes to a peer until it is gone, or nothing more comes."""
+        if self._followers is None:
+            delivery.decline("nobody can follow this rank's layers")
+            return
+        follower = self._followers.open(subject)
+        try:
+            while True:
+                match follower.next(self._flow.sign_of_life_s):
+                    case States(step=step, states=states):
+                        for state in states:
+                            delivery.deliver(state, step)
+                    case Change() as change:
+                        delivery.change(change)
+                    case None:
+                        delivery.sign_of_life()
+        except Over as over:
+            delivery.decline(str(over))
+        finally:
+            self._followers.drop(follower)
 
     def _busy_with_weights(self) -> bool:
         """Moments are of no use without their weights, so they wait for all weights, other peers' too."""

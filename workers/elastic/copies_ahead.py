@@ -1,0 +1,231 @@
+"""Layers that a rank outside the group copies before it gets a place: it follows their owners' commits.
+
+A planned change then needs no transfer while the ranks wait. The copies are of one generation, and count only for the
+one that forms after it, at the step at which it ended. Knows no plan.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from workers.elastic.layer_source import Built, LayerSource
+from workers.elastic.standby import Standbys
+from workers.freezing.plans import Settings
+from workers.layer_state import bytes_of, load_
+from workers.optim import Optimizer
+from workers.protocol import CopiedAhead, CopyAhead
+from workers.state_stream.follow import follow
+from workers.state_stream.following import Change, Subject
+from workers.state_stream.frames import StateStreamError
+
+MOST_SIGNS = 2
+"""Signs of life without a change after which the owner has no more: a rank that waits for its last change gives up."""
+LAST_S = 10.0
+"""How long the last changes may take to arrive once the generation is over."""
+JOIN_S = 5.0
+
+
+class _Owner:
+    """The layers of one owner, as far as they have come."""
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        self.layers = layers
+        self.copies: Standbys | None = None
+        self.step: int | None = None
+        """The newest commit that they have; None: they have not come yet."""
+        self.current = False
+        """Whether there was nothing more to apply at some time."""
+        self.signs = 0
+        """Signs of life since the newest change."""
+        self.error: str | None = None
+
+
+class CopiesAhead:
+    """Copies of layers, kept up to date from outside the group by a thread for each owner.
+
+    Args:
+        order: which layers, and where they are.
+        rank: this rank's number.
+        freeze: the settings that the owners follow.
+        report: receives `CopiedAhead` once: when all copies are up to date, or when it is known that they will not be.
+    """
+
+    def __init__(
+        self,
+        order: CopyAhead,
+        rank: int,
+        *,
+        source: LayerSource,
+        freeze: Settings,
+        optimizer: Optimizer,
+        secret: bytes,
+        report: Callable[[CopiedAhead], None],
+    ) -> None:
+        self.generation = order.generation
+        self._order = order
+        self._rank = rank
+        self._source = source
+        self._freeze = freeze
+        self._optimizer = optimizer
+        self._secret = secret
+        self._report = report
+        self._began_s = time.monotonic()
+        self._told = False
+        self._bytes = 0
+        self._last: int | None = None
+        """The step at which the generation ended."""
+        self._stopped = threading.Event()
+        self._changed = threading.Condition()
+        of_owner: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for one in order.sources:
+            of_owner[one.host, one.port].append(one.layer)
+        self._owners = {where: _Owner(tuple(layers)) for where, layers in of_owner.items()}
+        self._threads = [
+            threading.Thread(
+                target=self._follow, args=(*where, owner), name=f"copies-ahead-{where[1]}", daemon=True
+            )
+            for where, owner in self._owners.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def at(self, step: int) -> Built:
+        """End following, and return the layers as they are at `step`, at which the generation ended.
+
+        Returns:
+            All of them; none if they do not come to that step. `why` says why.
+        """
+        with self._changed:
+            self._last = step
+            for owner in self._owners.values():
+                owner.signs = 0
+            self._changed.wait_for(self._settled, LAST_S)
+        self.close()
+        if self.why is not None:
+            return {}
+        copies: Built = {}
+        for owner in self._owners.values():
+            assert owner.copies is not None
+            copies |= owner.copies.held()
+        return copies
+
+    @property
+    def why(self) -> str | None:
+        """Why the layers are not to be had at the step at which the generation ended; None: they are."""
+        for owner in self._owners.values():
+            if owner.step != self._last:
+                had = "have not come" if owner.step is None else f"are at step {owner.step}"
+                return f"the copies of layers {list(owner.layers)} {had}: {owner.error or 'no more came'}"
+        return None
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+
+    def _settled(self) -> bool:
+        """Whether all layers are at the last step, or some will not come to it."""
+        return self.why is None or any(self._over(owner) for owner in self._owners.values())
+
+    def _over(self, owner: _Owner) -> bool:
+        """Whether `owner` is not at the last step, and will not come there: before the generation's end it has sent its
+        layers."""
+        if owner.step == self._last or self._last is None:
+            return False
+        if owner.step is None or owner.step > self._last:
+            return True
+        return owner.error is not None or owner.signs >= MOST_SIGNS
+
+    def _follow(self, host: str, port: int, owner: _Owner) -> None:
+        order, plans = self._order, self._freeze.plans
+        subject = Subject(layers=owner.layers, generation=order.generation, freeze=plans.newest)
+        try:
+            with follow(
+                host,
+                port,
+                self._secret,
+                subject,
+                waited=lambda: self._waited(owner),
+                stopped=self._stopped,
+            ) as following:
+                came = following.states()
+                built = self._source.build(owner.layers, came.step, beside_training=True)
+                for state in came.states:
+                    load_(built[state.layer][1], state)
+                copies = Standbys(
+                    owner.layers, built, freeze=self._freeze, optimizer=self._optimizer, step=came.step
+                )
+                # At rest: this thread applies the changes itself.
+                copies.rest()
+                with self._changed:
+                    owner.copies, owner.step = copies, came.step
+                    self._bytes += sum(map(bytes_of, came.states))
+                    self._changed.notify_all()
+                for change in following.changes():
+                    if not self._take(owner, copies, change):
+                        return
+        except StateStreamError as error:
+            self._fail(owner, str(error))
+        except Exception as error:
+            self._fail(owner, f"{type(error).__name__}: {error}")
+
+    def _take(self, owner: _Owner, copies: Standbys, change: Change) -> bool:
+        """Apply a change; returns whether more may come."""
+        if change.step != (owner.step or 0) + 1:
+            self._fail(owner, f"step {change.step} came after step {owner.step}")
+            return False
+        copies.apply(change.step, change.parcels, change)
+        if copies.failure is not None:
+            self._fail(owner, copies.failure)
+            return False
+        with self._changed:
+            owner.step, owner.signs = change.step, 0
+            owner.current = owner.current or not change.behind
+            complete = all(one.current for one in self._owners.values())
+            self._changed.notify_all()
+        if complete:
+            self._tell(change.step, None)
+        self._check_patience()
+        return True
+
+    def _waited(self, owner: _Owner) -> None:
+        with self._changed:
+            owner.signs += 1
+            self._changed.notify_all()
+        self._check_patience()
+
+    def _check_patience(self) -> None:
+        """End following if the change of ranks that it is for does not come."""
+        if self._last is None and time.monotonic() - self._began_s > self._order.patience_s:
+            self._stopped.set()
+
+    def _fail(self, owner: _Owner, why: str) -> None:
+        with self._changed:
+            owner.error = owner.error or why
+            self._changed.notify_all()
+        if self._last is None and not self._stopped.is_set():
+            self._tell(owner.step or 0, why)
+            # Without these layers the others are not worth what they cost their owners.
+            self._stopped.set()
+
+    def _tell(self, step: int, error: str | None) -> None:
+        with self._changed:
+            told, self._told = self._told, True
+        if told:
+            return
+        self._report(
+            CopiedAhead(
+                rank=self._rank,
+                epoch=self._order.epoch,
+                change=self._order.change,
+                step=step,
+                layers=tuple(sorted(layer for owner in self._owners.values() for layer in owner.layers)),
+                bytes=self._bytes,
+                seconds=time.monotonic() - self._began_s,
+                error=error,
+            )
+        )

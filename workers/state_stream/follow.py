@@ -1,0 +1,116 @@
+"""The following half of a state stream: a peer outside the group gets layers once, then every change of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from workers.layer_state import LayerState
+from workers.state_stream.encoding import Loading
+from workers.state_stream.fetching import CONNECT_S, Answers, load
+from workers.state_stream.following import Change, States, Subject
+from workers.state_stream.frames import (
+    HANDSHAKE_S,
+    SILENCE_S,
+    Absent,
+    Gone,
+    Kind,
+    Line,
+    Refused,
+    Seal,
+    StateStreamError,
+    ask,
+)
+
+
+class Following:
+    """A connection to the owner of the followed layers, once the request is sent. Call `states` first."""
+
+    def __init__(self, subject: Subject, answers: Answers, opener: Seal) -> None:
+        self._subject = subject
+        self._answers = answers
+        self._opener = opener
+        self._headers = self._chunks = self._changes = 0
+
+    def states(self) -> States:
+        """Wait for the layers, at the step of the owner's next commit; in fresh CPU allocations.
+
+        Raises:
+            StateStreamError: they will not come.
+        """
+        arrived = [self._state() for _ in self._subject.layers]
+        steps = {step for step, _ in arrived}
+        states = tuple(state for _, state in arrived)
+        if len(steps) != 1 or tuple(state.layer for state in states) != self._subject.layers:
+            raise Refused(f"layers {[state.layer for state in states]} of steps {sorted(steps)} came")
+        return States(step=steps.pop(), states=states)
+
+    def changes(self) -> Iterator[Change]:
+        """Wait for each change, in the order of commits.
+
+        Raises:
+            StateStreamError: no more will come.
+        """
+        while True:
+            kind, payload, tag = self._next(Kind.CHANGE)
+            self._opener.check(kind, self._changes, payload, tag)
+            self._changes += 1
+            step, parcels = self._state()
+            change = Change.decode(payload, {int(layer): raw for layer, raw in parcels.buffers.items()})
+            if change.step != step or sorted(change.parcels) != sorted(self._subject.layers):
+                raise Refused(f"parcels of layers {sorted(change.parcels)} of step {step} came")
+            yield change
+
+    def _state(self) -> tuple[int, LayerState]:
+        kind, payload, tag = self._next(Kind.HEADER)
+        self._opener.check(kind, self._headers, payload, tag)
+        self._headers += 1
+        try:
+            loading = Loading(payload)
+            self._chunks = load(loading, self._answers.chunks(loading.bytes), self._opener, self._chunks)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        return loading.step, loading.state
+
+    def _next(self, wanted: Kind) -> tuple[Kind, bytearray, bytearray]:
+        kind, payload, tag = self._answers.next([wanted, Kind.ABSENT])
+        if kind is Kind.ABSENT:
+            self._opener.check(kind, 0, payload, tag)
+            raise Absent(payload.decode())
+        return kind, payload, tag
+
+
+@contextmanager
+def follow(
+    host: str,
+    port: int,
+    secret: bytes,
+    subject: Subject,
+    *,
+    waited: Callable[[], None],
+    stopped: threading.Event,
+) -> Iterator[Following]:
+    """Follow layers of the rank whose `StateServer` listens at `host`:`port`.
+
+    Args:
+        waited: called about every second while the owner has nothing to send.
+        stopped: setting it ends all waiting within a fraction of a second.
+
+    Raises:
+        StateStreamError: the owner is gone (`Gone`), does not know the secret or sends nonsense (`Refused`), or
+            no longer sends changes (`Absent`).
+    """
+    where = f"layers {list(subject.layers)} from {host}:{port}"
+    try:
+        with socket.create_connection((host, port), CONNECT_S) as connected:
+            line = Line(connected, stopped, HANDSHAKE_S)
+            seal, opener = ask(line, secret)
+            line.write(seal.frame(Kind.FOLLOW, 0, subject.encode()))
+            line.silence_s = SILENCE_S
+            yield Following(subject, Answers(line, opener, waited), opener)
+    except StateStreamError as error:
+        raise type(error)(f"{where}: {error}") from error
+    except OSError as error:
+        raise Gone(f"{where}: cannot connect: {error.strerror or error}") from error

@@ -1,0 +1,245 @@
+"""What peers outside the group follow: layers' states at one commit, then what every later commit changes in them.
+
+The owner's half, without a socket: training puts in what it commits, and the threads of the state server take it out.
+Knows no plan.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from workers.layer_state import LayerState, bytes_of
+from workers.state_stream.frames import Refused
+
+MOST_BEHIND_BYTES = 2**28
+"""Changes that may wait for a peer; more may where the states that it got first are larger. A link on which as many
+changes pile up as it carried states is too slow: the peer fetches the layers while training waits."""
+
+
+class Over(Exception):
+    """Nothing more comes for a follower; says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a peer follows: the payload of its `FOLLOW` frame."""
+
+    layers: tuple[int, ...]
+    generation: int
+    """It follows what this generation of the ranks commits, and no other one."""
+    freeze: tuple[int, int] | None = None
+    """Epoch and version of the newest freeze plan that it knows."""
+
+    def encode(self) -> bytes:
+        return json.dumps([self.layers, self.generation, self.freeze]).encode()
+
+    @staticmethod
+    def decode(text: bytes | bytearray) -> Subject:
+        try:
+            layers, generation, freeze = json.loads(text)
+            known = None if freeze is None else (int(freeze[0]), int(freeze[1]))
+            return Subject(layers=tuple(map(int, layers)), generation=int(generation), freeze=known)
+        except (ValueError, TypeError, IndexError) as error:
+            raise Refused(f"a request to follow layers that is none: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """The followed layers, with which a peer begins."""
+
+    step: int
+    states: tuple[LayerState, ...]
+    """Copies on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What the commit of `step` changes in followed layers."""
+
+    step: int
+    scale: float
+    """As in `workers.commit.Decision`, like the next two; `scores` are those of all layers."""
+    skipped: bool
+    scores: Mapping[int, float] = field(default_factory=dict)
+    parcels: Mapping[int, Tensor]
+    """Layer -> uint8[bytes], packed: `workers.elastic.redundancy`."""
+    behind: int = 0
+    """How many changes wait behind this one; 0: the peer has all there is once it has applied this one."""
+
+    def encode(self) -> bytes:
+        """All but the parcels."""
+        said = [self.step, self.scale, self.skipped, dict(self.scores), self.behind]
+        return json.dumps(said).encode()
+
+    @staticmethod
+    def decode(text: bytes | bytearray, parcels: Mapping[int, Tensor]) -> Change:
+        try:
+            step, scale, skipped, scores, behind = json.loads(text)
+            return Change(
+                step=int(step),
+                scale=float(scale),
+                skipped=bool(skipped),
+                scores={int(layer): float(score) for layer, score in scores.items()},
+                parcels=parcels,
+                behind=int(behind),
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Refused(f"a change of layers that is none: {error}") from error
+
+    @property
+    def bytes(self) -> int:
+        return sum(parcel.nbytes for parcel in self.parcels.values())
+
+
+def parcels_as_state(parcels: Mapping[int, Tensor]) -> LayerState:
+    """The form in which parcels travel: buffers, by layer, of a state of no layer."""
+    buffers = {str(layer): parcel for layer, parcel in parcels.items()}
+    return LayerState(layer=-1, name="parcels", weights={}, buffers=buffers, slots={}, updates={})
+
+
+class Follower:
+    """One peer: what waits to be sent to it."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._there = threading.Condition()
+        self._states: States | None = None
+        self._changes: deque[Change] = deque()
+        self._behind_bytes = 0
+        self._most_bytes = MOST_BEHIND_BYTES
+        self.begun = False
+        """Whether it has been given the states."""
+        self.over: str | None = None
+        """Why nothing more comes."""
+
+    def begin(self, states: States) -> None:
+        with self._there:
+            self._states, self.begun = states, True
+            self._most_bytes = max(self._most_bytes, sum(map(bytes_of, states.states)))
+            self._there.notify_all()
+
+    def put(self, change: Change) -> None:
+        with self._there:
+            self._changes.append(change)
+            self._behind_bytes += change.bytes
+            if self._behind_bytes > self._most_bytes:
+                self._end(f"{self._behind_bytes / 1e6:.3g} MB of changes wait for it: the link is too slow")
+            self._there.notify_all()
+
+    def end(self, why: str) -> None:
+        with self._there:
+            self._end(why)
+            self._there.notify_all()
+
+    def _end(self, why: str) -> None:
+        self.over = self.over or why
+        self._states = None
+        self._changes.clear()
+        self._behind_bytes = 0
+
+    def next(self, wait_s: float) -> States | Change | None:
+        """Return what is to be sent next; None: there is nothing yet.
+
+        Raises:
+            Over: nothing more comes.
+        """
+        with self._there:
+            self._there.wait_for(lambda: self._states or self._changes or self.over is not None, wait_s)
+            if self.over is not None:
+                raise Over(self.over)
+            if self._states is not None:
+                states, self._states = self._states, None
+                return states
+            if not self._changes:
+                return None
+            change = self._changes.popleft()
+            self._behind_bytes -= change.bytes
+            return replace(change, behind=len(self._changes))
+
+
+class Followers:
+    """All peers that follow layers of one rank. Thread-safe; training makes the calls from `layers` to `end`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: list[Follower] = []
+        self._generation = 0
+        self._closed = False
+
+    def open(self, subject: Subject) -> Follower:
+        """A peer begins to follow; it gets the states of the next commit."""
+        follower = Follower(subject)
+        with self._lock:
+            if self._closed or subject.generation < self._generation:
+                follower.end(f"generation {subject.generation} is over")
+            else:
+                self._all.append(follower)
+        return follower
+
+    def drop(self, follower: Follower) -> None:
+        """The peer is gone."""
+        with self._lock:
+            self._all = [other for other in self._all if other is not follower]
+        follower.end("it is gone")
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """The layers whose next change some peer needs."""
+        return frozenset(layer for one in self._ours() if one.begun for layer in one.subject.layers)
+
+    def commit(
+        self, change: Change, state_of: Callable[[int], LayerState | None], freeze: tuple[int, int] | None
+    ) -> None:
+        """Pass a commit on; peers that have nothing yet begin with the states after it.
+
+        Args:
+            change: with the parcels of `layers`, as they were before the commit.
+            state_of: layer -> a copy of its state after the commit; None: it is not owned here.
+            freeze: the newest freeze plan.
+        """
+        for one in self._ours():
+            layers = one.subject.layers
+            if one.begun and change.parcels.keys() >= {*layers}:
+                one.put(replace(change, parcels={layer: change.parcels[layer] for layer in layers}))
+            elif one.begun:
+                one.end(f"layers {sorted({*layers} - change.parcels.keys())} have left this rank")
+            elif one.subject.freeze != freeze:
+                one.end("it knows other freeze plans")
+            else:
+                states = [state for layer in layers if (state := state_of(layer)) is not None]
+                if len(states) < len(layers):
+                    one.end(f"not all of layers {list(layers)} can be copied here")
+                else:
+                    one.begin(States(step=change.step, states=tuple(states)))
+
+    def _ours(self) -> list[Follower]:
+        with self._lock:
+            return [
+                one for one in self._all if one.over is None and one.subject.generation == self._generation
+            ]
+
+    def begin(self, generation: int) -> None:
+        """A generation begins to train: those who followed an earlier one have to begin again."""
+        with self._lock:
+            self._generation = generation
+            old = [one for one in self._all if one.subject.generation < generation]
+        for one in old:
+            one.end(f"generation {one.subject.generation} is over")
+
+    def end(self, why: str) -> None:
+        """Nobody can follow any further."""
+        for one in self._ours():
+            one.end(why)
+
+    def close(self) -> None:
+        """Let nobody follow any more."""
+        with self._lock:
+            self._closed, everybody = True, [*self._all]
+        for one in everybody:
+            one.end("this rank ends")
