@@ -181,9 +181,7 @@ class Rank:
             config, self._definition, self._device, self._optimizer, self._secret, self.faults
         )
         if self._secret:
-            self._server = StateServer(
-                self._secret, self._host, busy=self._busy, followers=self._followers
-            )
+            self._server = StateServer(self._secret, self._host, busy=self._busy, followers=self._followers)
 
     @property
     def port(self) -> int:

@@ -110,12 +110,12 @@ class PrecomputedPlans:
 
     async def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
         """Return the plan of a coming generation, and the copies that it needs."""
-        replanner, lineup, of = self._planning.replanner, command.lineup, command.domains
+        lineup, of = command.lineup, command.domains
         plan: Plan | None = None
         schedule: Schedule | None = None
         try:
             plan, schedule = await asyncio.to_thread(
-                replanner.plan_for,
+                self._planning.of(lineup).plan_for,
                 len(lineup),
                 epoch=0,
                 version=0,
@@ -125,7 +125,7 @@ class PrecomputedPlans:
             )
             copying = copied_ahead(command.now, command.members, plan, lineup)
             homes = [of[rank] for rank in command.members]
-            await asyncio.to_thread(replanner.check_memory, copying, homes)
+            await asyncio.to_thread(self._planning.of(command.members).check_memory, copying, homes)
         except PlanError as error:
             return PlannedAhead(command.number, plan, schedule, why=str(error))
         return PlannedAhead(command.number, plan, schedule, copying)

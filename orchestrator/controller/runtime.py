@@ -25,6 +25,7 @@ from orchestrator.lifecycle.commands import (
     Ask,
     Assess,
     Command,
+    CopyAside,
     Dismiss,
     Follow,
     HostStore,
@@ -70,7 +71,7 @@ from workers.commit import vector_sha256
 from workers.control.rank_error import RankError
 from workers.control.rank_program import place_programs
 from workers.process.output import cause_of_death, last_lines, rank_log_path
-from workers.protocol import CheckpointReport, Outcome, Parted, Settlement
+from workers.protocol import CheckpointReport, CopiedAhead, CopyAhead, Outcome, Parted, Settlement, Source
 
 PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""
@@ -206,6 +207,8 @@ class Runtime:
                 return self._propose(plan, ranks)
             case Switch():
                 return self._switch(command)
+            case CopyAside():
+                return self._copy_aside(command)
             case PlanAhead():
                 return self._tell_of(self._precomputed.plan_ahead(command))
             case Weigh():
@@ -604,6 +607,42 @@ class Runtime:
         ):
             if isinstance(answer, RankError):
                 self._post(Noted(Warned(text=f"rank {rank} refuses the plan: {answer}")))
+
+    async def _copy_aside(self, command: CopyAside) -> None:
+        """Have ranks without a place copy layers; report of those that cannot begin."""
+        orders = {rank: self._copy_order(command, owners) for rank, owners in command.layers.items()}
+        calls = [self._hosts.call(rank, "copy_ahead", order) for rank, order in orders.items()]
+        for (rank, order), answer in zip(
+            orders.items(), await asyncio.gather(*calls, return_exceptions=True), strict=True
+        ):
+            # Heartbeats report a rank that died.
+            if isinstance(answer, RankError):
+                failed = CopiedAhead(
+                    rank=rank,
+                    epoch=order.epoch,
+                    change=order.change,
+                    step=0,
+                    layers=tuple(command.layers[rank]),
+                    bytes=0,
+                    seconds=0.0,
+                    error=str(answer),
+                )
+                self._post(Reported(failed))
+
+    def _copy_order(self, command: CopyAside, owners: Mapping[int, int]) -> CopyAhead:
+        homes = {owner: self._homes[owner] for owner in owners.values() if owner in self._homes}
+        return CopyAhead(
+            epoch=command.epoch,
+            change=command.change,
+            generation=command.generation,
+            sources=tuple(
+                Source(layer=layer, rank=owner, host=homes[owner].host, port=homes[owner].port)
+                for layer, owner in owners.items()
+                if owner in homes
+            ),
+            freeze=command.freeze,
+            patience_s=command.patience_s,
+        )
 
     async def _tell_of(self, answer: Awaitable[Stimulus]) -> None:
         self._post(await answer)

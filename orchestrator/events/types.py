@@ -20,6 +20,7 @@ from planner.search.alternatives import Alternative
 from workers.protocol import (
     CheckpointRef,
     CheckpointReport,
+    CopiedAhead,
     CurvatureReport,
     DamagedCheckpoint,
     FaultReport,
@@ -494,6 +495,7 @@ Event = (
     | CurvatureReport
     | StandbyReport
     | SwitchReport
+    | CopiedAhead
     | FaultReport
     | NoticeReport
     | MemoryLow
@@ -543,6 +545,7 @@ KINDS: dict[str, type[Event]] = {
     "curvature": CurvatureReport,
     "standbys": StandbyReport,
     "switch": SwitchReport,
+    "copied_ahead": CopiedAhead,
     "fault": FaultReport,
     "rehearsed": Rehearsed,
     "disturbed": Disturbed,

@@ -172,6 +172,22 @@ class Switch:
     ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CopyAside:
+    """Have ranks without a place copy layers while the others train -> `Reported` with `CopiedAhead` from each."""
+
+    layers: Mapping[int, Mapping[int, int]]
+    """Rank -> layer -> the layer's owner."""
+    freeze: tuple[FreezePlan, ...]
+    """With known starts."""
+    epoch: int
+    change: int
+    """The number of the planned change."""
+    generation: int
+    patience_s: float
+    """How long they keep the copies up to date."""
+
+
 @dataclass(frozen=True)
 class PlanAhead:
     """Make the plan of a coming generation while this one trains -> `PlannedAhead`."""
@@ -258,6 +274,7 @@ Command = (
     | Ask
     | Propose
     | Switch
+    | CopyAside
     | PlanAhead
     | Weigh
     | Dismiss

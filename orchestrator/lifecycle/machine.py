@@ -146,7 +146,7 @@ def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
         commands.append(Log(report))
         if isinstance(state, Training | Stopping):
             job, moving = moves.take_report(order, job, report)
-            job, changing = planned_change.take_report(job, report)
+            job, changing = planned_change.take_report(order, job, report)
             commands += [*moving, *changing]
     state = replace(state, job=job)
     if isinstance(state, Waiting | Saving) and isinstance(stimulus.report, CheckpointReport):

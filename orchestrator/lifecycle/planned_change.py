@@ -1,8 +1,9 @@
 """A change of ranks that is known beforehand: layers are copied to their next ranks before the generation ends. Pure.
 
-The next plan is made and the copies are brought while the ranks train. Then they regroup, and nobody has to fetch a
-layer. Where time is short, where copies do not fit, or where the job moves layers between steps (`elastic.migration`),
-the ranks regroup at once and fetch what they lack.
+The next plan is made and the copies are brought while the ranks train: members become standbys of what they will own,
+and ranks without a place follow the owners' commits. Then they regroup, and nobody has to fetch a layer. Where time is
+short, where copies do not fit, or where the job moves layers between steps (`elastic.migration`), the ranks regroup at
+once and fetch what they lack.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import Ask, AwaitCopies, Command, Log, PlanAhead, Switch
+from orchestrator.lifecycle.commands import Ask, AwaitCopies, Command, CopyAside, Log, PlanAhead, Switch
 from orchestrator.lifecycle.recovery import RecoveryPlan, lineup_of, reason_of
-from orchestrator.lifecycle.states import Job, Order, PlannedChange
+from orchestrator.lifecycle.states import Draft, Job, Order, PlannedChange
 from orchestrator.lifecycle.stimuli import CopiesOverdue, PlannedAhead
 from planner.arrivals import new_copies
 from planner.ir import Schedule
 from planner.plan import Plan
-from workers.protocol import Report, Request, StandbyReport, SwitchReport
+from workers.protocol import CopiedAhead, Report, Request, StandbyReport, SwitchReport
 
 Changing = tuple[Job, tuple[Command, ...]]
 
@@ -42,7 +43,7 @@ def begin(order: Order, job: Job, cause: str, wanted: int) -> Changing:
     lineup = lineup_of(there.members, there.alive, there.going, wanted)
     at_once = order.elastic.migration == "stop" or there.hurried & there.going
     at_once = at_once or len(lineup) < order.elastic.min_ranks
-    if at_once or not set(lineup) <= set(there.members):
+    if at_once:
         return _regroup(replace(job, intents=replace(intents, change=None)), cause)
     if intents.change is not None and intents.change.lineup == lineup:
         return job, ()
@@ -52,9 +53,13 @@ def begin(order: Order, job: Job, cause: str, wanted: int) -> Changing:
         membership=replace(there, changes=change.number),
         intents=replace(intents, change=change),
     )
-    timer = () if there.going else (AwaitCopies(max(PATIENCE_S, order.timeout_s), change=change.number),)
+    timer = () if there.going else (AwaitCopies(_most_s(order), change=change.number),)
     job, planning = _plan(job)
     return job, (*timer, *planning)
+
+
+def _most_s(order: Order) -> float:
+    return max(PATIENCE_S, order.timeout_s)
 
 
 def patience_s(job: Job, left_s: float | None) -> float:
@@ -97,22 +102,54 @@ def planned(order: Order, job: Job, answer: PlannedAhead) -> Changing:
         text = f"layers are fetched while the job waits, and not copied ahead: {answer.why}"
         job, commands = _regroup(job, change.cause)
         return job, (Log(events.Warned(text=text)), *commands)
-    waiting = frozenset(place for _, place in new_copies(job.progress.plan, answer.copying))
-    if not waiting:
-        return _regroup(job, change.cause)
-    version = job.progress.version + 1
-    why = "copies for the next generation: " + answer.plan.reason
-    copying = replace(answer.copying, epoch=order.epoch, version=version, reason=why)
-    job = replace(
-        job,
-        progress=replace(job.progress, version=version),
-        intents=replace(job.intents, change=replace(change, copying=copying, waiting=waiting)),
-    )
-    switch = Switch(copying, job.progress.schedule, (), job.membership.members)
-    return job, (Log(events.Issued(plan=copying)), switch)
+    job, asking = _copy(order, job, answer.copying)
+    job, regrouping = _once_complete(job)
+    return job, (*asking, *regrouping)
 
 
-def take_report(job: Job, report: Report) -> Changing:
+def _copy(order: Order, job: Job, copying: Plan) -> Changing:
+    """Have members, and ranks without a place, bring what they lack of the next plan."""
+    change, there = job.intents.change, job.membership
+    assert change is not None
+    assert change.plan is not None
+    commands: tuple[Command, ...] = ()
+    if waiting := frozenset(place for _, place in new_copies(job.progress.plan, copying)):
+        version = job.progress.version + 1
+        why = "copies for the next generation: " + change.plan.reason
+        copying = replace(copying, epoch=order.epoch, version=version, reason=why)
+        job = replace(job, progress=replace(job.progress, version=version))
+        change = replace(change, copying=copying, waiting=waiting)
+        switch = Switch(copying, job.progress.schedule, (), there.members)
+        commands = (Log(events.Issued(plan=copying)), switch)
+    if layers := _lacking(job, change):
+        change = replace(change, coming=frozenset(layers))
+        aside = CopyAside(
+            layers=layers,
+            freeze=job.progress.freeze,
+            epoch=order.epoch,
+            change=change.number,
+            generation=job.progress.generation,
+            patience_s=2 * _most_s(order),
+        )
+        commands = (*commands, aside)
+    return replace(job, intents=replace(job.intents, change=change)), commands
+
+
+def _lacking(job: Job, change: PlannedChange) -> dict[int, dict[int, int]]:
+    """Per rank without a place now, the layers that it will own or keep a copy of, and the owner of each."""
+    now, then, members = job.progress.plan, change.plan, job.membership.members
+    assert then is not None
+    return {
+        rank: {
+            layer: members[now.stage_ranks[now.stage_of_layer(layer)]]
+            for layer in sorted({*then.layers_of_place(place), *then.standbys_of(place)})
+        }
+        for place, rank in enumerate(change.lineup[: then.world_size])
+        if rank not in members
+    }
+
+
+def take_report(order: Order, job: Job, report: Report) -> Changing:
     """Apply a rank's report to the change under way; once all copies are up to date, have the ranks regroup."""
     change = job.intents.change
     if change is None or job.intents.asked is not None:
@@ -120,19 +157,30 @@ def take_report(job: Job, report: Report) -> Changing:
     if not change.planning:
         return _plan(job)
     copying = change.copying
-    if copying is None:
-        return job, ()
     match report:
-        case SwitchReport(rank=place) if (report.epoch, report.version) == copying.key:
+        case SwitchReport(rank=place) if copying and (report.epoch, report.version) == copying.key:
             change = replace(change, reached=change.reached | {place})
             if len(change.reached) == len(job.membership.members):
                 job = replace(job, progress=replace(job.progress, plan=copying))
         case StandbyReport(rank=place) if place in change.reached:
             change = replace(change, waiting=change.waiting - {place})
+        case CopiedAhead(rank=rank) if (report.epoch, report.change) == (order.epoch, change.number):
+            if report.error is not None:
+                text = f"rank {rank} fetches its layers while the job waits: {report.error}"
+                job, commands = _regroup(job, change.cause)
+                return job, (Log(events.Warned(text=text)), *commands)
+            change = replace(change, coming=change.coming - {rank}, there=change.there | {rank})
         case _:
             return job, ()
-    job = replace(job, intents=replace(job.intents, change=change))
-    if change.waiting or len(change.reached) < len(job.membership.members):
+    return _once_complete(replace(job, intents=replace(job.intents, change=change)))
+
+
+def _once_complete(job: Job) -> Changing:
+    """Have the ranks regroup, if all copies are up to date."""
+    change = job.intents.change
+    assert change is not None
+    following = change.copying is None or len(change.reached) == len(job.membership.members)
+    if change.waiting or change.coming or not following:
         return job, ()
     return _regroup(job, change.cause)
 
@@ -178,3 +226,17 @@ def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, P
     version = job.progress.version + 1
     plan = replace(change.plan, epoch=order.epoch, version=version)
     return replace(job, progress=replace(job.progress, version=version)), plan, change.schedule
+
+
+def at_hand(job: Job, draft: Draft) -> dict[int, tuple[int, ...]]:
+    """Return rank -> the layers that ranks without a place have copied ahead for the plan of `draft`."""
+    change = job.intents.change
+    if change is None or change.plan is None or draft.recovery_plan.lineup != change.lineup:
+        return {}
+    if not change.plan.same_work_as(draft.plan):
+        return {}
+    return {
+        rank: draft.plan.layers_of_place(place)
+        for place, rank in enumerate(draft.members)
+        if rank in change.there
+    }

@@ -5,6 +5,7 @@ A failure at any point restarts this part of the lifecycle. Pure, like `machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.events import types as events
@@ -459,7 +460,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
         step=recovery_plan.step,
         rerun=recovery_plan.rerun,
         steps_lost=max(0, recovery_plan.reached - recovery_plan.step),
-        fetched=_fetched(draft),
+        fetched=_fetched(draft, planned_change.at_hand(before, draft)),
         detect_s=0.0,
         settle_s=0.0,
         plan_s=0.0,
@@ -469,13 +470,17 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
     return training, (commands[0], *scaled, LogRegroup(regrouped), *commands[1:])
 
 
-def _fetched(draft: Draft) -> int | None:
-    """How many layers the ranks lacked, each counted once for each of them. None: they came from a checkpoint."""
+def _fetched(draft: Draft, ahead: Mapping[int, tuple[int, ...]]) -> int | None:
+    """How many layers the ranks lacked, each counted once for each of them. None: they came from a checkpoint.
+
+    Args:
+        ahead: rank -> layers that it has copied without being a member.
+    """
     recovery_plan, plan = draft.recovery_plan, draft.plan
     if not recovery_plan.sources:
         return None
     return sum(
-        len({*plan.layers_of_place(place)} - {*recovery_plan.held.get(rank, ())})
+        len({*plan.layers_of_place(place)} - {*recovery_plan.held.get(rank, ()), *ahead.get(rank, ())})
         for place, rank in enumerate(draft.members)
     )
 

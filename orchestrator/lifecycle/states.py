@@ -191,6 +191,10 @@ class PlannedChange:
     """Places of the ranks that follow it."""
     waiting: frozenset[int] = frozenset()
     """Places whose copies are not up to date yet."""
+    coming: frozenset[int] = frozenset()
+    """Ranks without a place now whose copies are not up to date yet."""
+    there: frozenset[int] = frozenset()
+    """Those of them whose copies are."""
 
 
 @dataclass(frozen=True, kw_only=True)

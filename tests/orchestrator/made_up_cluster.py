@@ -22,6 +22,7 @@ from orchestrator.lifecycle.commands import (
     AwaitCopies,
     AwaitRanks,
     Command,
+    CopyAside,
     Dismiss,
     Follow,
     HostStore,
@@ -87,6 +88,7 @@ from workers.config import ElasticConfig
 from workers.protocol import (
     Assignment,
     CheckpointReport,
+    CopiedAhead,
     Part,
     Parted,
     Position,
@@ -219,6 +221,8 @@ class World:
                 self.answers.append(self.plan_ahead(command))
             case Switch(plan, _, _, members):
                 self.switch(plan, members)
+            case CopyAside():
+                self.copy_aside(command)
             case AwaitCopies(_, ranks, change):
                 self.answers.append(CopiesOverdue(ranks, change))
             case Weigh():
@@ -340,6 +344,29 @@ class World:
                 one = self.ranks[rank]
                 one.layers |= dict.fromkeys(copies, one.step)
                 self.answers.append(Reported(standby_report(place, copies)))
+
+    def copy_aside(self, command: CopyAside) -> None:
+        """Ranks without a place copy layers, or cannot; some never say so."""
+        members = self.live().job.membership.members
+        for rank, owners in command.layers.items():
+            assert rank not in members
+            assert {*owners.values()} <= {*members}, "layers come from ranks that train"
+            if rank in self.ranks and self.random.random() < 0.9:
+                failed = self.random.random() < 0.2
+                self.answers.append(
+                    Reported(
+                        CopiedAhead(
+                            rank=rank,
+                            epoch=command.epoch,
+                            change=command.change,
+                            step=0,
+                            layers=tuple(owners),
+                            bytes=0,
+                            seconds=0.0,
+                            error="its owner is gone" if failed else None,
+                        )
+                    )
+                )
 
     def begin(self, ranks: tuple[int, ...], step: int, number: int) -> None:
         assert isinstance(self.state, Training | Stopping)

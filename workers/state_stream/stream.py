@@ -160,7 +160,9 @@ class StateServer:
                 opener.check(kind, 0, request, tag)
                 line.silence_s = SILENCE_S
                 if kind is Kind.FOLLOW:
-                    self._lead(Subject.decode(request), Delivery(connected, line, seal, self._flow, self._busy))
+                    self._lead(
+                        Subject.decode(request), Delivery(connected, line, seal, self._flow, self._busy)
+                    )
                     return
                 wish = Wish.decode(request)
                 busy = self._busy if wish.part is not Part.MOMENTS else self._busy_with_weights

@@ -173,6 +173,9 @@ EVERY_KIND: tuple[events.Event, ...] = (
     ),
     protocol.FrozenCounts(step=7, rank=1, passes=12, counts=((3, "weight", 5),)),
     protocol.StandbyReport(step=7, rank=1, layers=(2, 3), bytes=1024, seconds=0.5),
+    protocol.CopiedAhead(
+        rank=4, epoch=1, change=2, step=7, layers=(2, 3), bytes=1024, seconds=0.5, error="its owner is gone"
+    ),
     protocol.SwitchReport(
         step=7,
         rank=1,

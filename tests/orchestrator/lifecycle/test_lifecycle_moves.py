@@ -26,6 +26,7 @@ from orchestrator.lifecycle.commands import (
     Assess,
     Dismiss,
     LogRegroup,
+    PlanAhead,
     Prepare,
     Recruit,
     Reserve,
@@ -42,6 +43,7 @@ from orchestrator.lifecycle.stimuli import (
     Loaded,
     Placed,
     Planned,
+    PlannedAhead,
     Positioned,
     RankLost,
     Reported,
@@ -199,6 +201,8 @@ def test_a_newcomer_is_taken_in_if_it_pays() -> None:
     job.take(Weighed(False, "it costs more", 1))
     assert job.effects[-1] == weigh
     job.take(Weighed(True, "it saves an hour", 1))
+    assert isinstance(job.effects[-1], PlanAhead)
+    job.take(PlannedAhead(1))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
     job.take(*(Departed(Parted(rank=rank, step=4), 1) for rank in (0, 2)))
     for rank, holds in ((0, (0, 1)), (2, (2,)), (3, ())):

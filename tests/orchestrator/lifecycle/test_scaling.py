@@ -22,11 +22,12 @@ from lifecycle_jobs import (
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Ask, AwaitRanks, Dismiss, LogRegroup, Recruit, Weigh
+from orchestrator.lifecycle.commands import Ask, AwaitRanks, Dismiss, LogRegroup, PlanAhead, Recruit, Weigh
 from orchestrator.lifecycle.migration import Move
 from orchestrator.lifecycle.states import Size, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
     Asked,
+    CopiesOverdue,
     Departed,
     Going,
     Migrate,
@@ -61,6 +62,13 @@ def regroup(job: Job, places: int, members: tuple[int, ...], *, there: tuple[int
         held = dict.fromkeys(held, (0, 1, 2))
     job.take(*(Positioned(position(rank, 4, held.get(rank, ())), before + 1) for rank in there))
     recovered(job, plan_of(places, version=before + 2), members)
+
+
+def coming(job: Job) -> tuple[int, ...]:
+    """The ranks for which the newest plan is made ahead, by place."""
+    ahead = job.effects[-1] if isinstance(job.effects[-1], PlanAhead) else job.effects[-2]
+    assert isinstance(ahead, PlanAhead)
+    return ahead.lineup
 
 
 def answers(job: Job) -> dict[str, tuple[bool, str]]:
@@ -106,6 +114,8 @@ def test_more_ranks_come_once_all_are_up_whether_or_not_it_pays() -> None:
     job.take(Room(7))
     assert job.effects[-1] == Recruit((4,))
     job.take(ready(4))
+    assert coming(job) == (0, 1, 2, 3, 4)
+    job.take(CopiesOverdue(change=1))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
     assert not [effect for effect in job.effects if isinstance(effect, Weigh)]
     regroup(job, 3, (0, 1, 2), there=(0, 1, 2, 3, 4))
@@ -138,6 +148,9 @@ def test_ranks_that_do_not_come_in_time_leave_the_job_as_it_was() -> None:
 
 def test_ranks_that_are_about_to_take_their_places_are_not_given_up() -> None:
     job = train(Job(QUIET)).take(scale(4), Room(1), ready(3), RanksOverdue("s"))
+    assert coming(job) == (0, 1, 2, 3)
+    assert job.effects[-1] == AwaitRanks(60.0, "s")
+    job.take(CopiesOverdue(change=1), RanksOverdue("s"))
     assert job.has.intents.asked == "scale"
     assert job.effects[-1] == AwaitRanks(60.0, "s")
     regroup(job, 4, (0, 1, 2, 3), there=(0, 1, 2, 3))
@@ -160,7 +173,7 @@ def test_a_scale_whose_controller_was_replaced_gives_up_too() -> None:
 def test_spares_take_new_places_at_once() -> None:
     job = train(Job(replace(QUIET, elastic=ElasticConfig(spares=1, grow=False))))
     job.take(Room(1), ready(3), scale(4, spares=1))
-    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert coming(job) == (0, 1, 2, 3)
 
 
 def test_a_loss_meanwhile_counts_with_the_new_size() -> None:

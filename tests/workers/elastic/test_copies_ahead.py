@@ -67,9 +67,7 @@ class Joining:
     def join(self, *, at_hand: bool, step: int, sources: list[Source]) -> dict[int, object]:
         """The next generation. `at_hand`: what the newcomer copied can be fetched nowhere."""
         if at_hand:
-            sources = [
-                replace(one, port=NOWHERE) if one.layer in self.layers[1:] else one for one in sources
-            ]
+            sources = [replace(one, port=NOWHERE) if one.layer in self.layers[1:] else one for one in sources]
         return self.group.train(
             self.three,
             self.members,
