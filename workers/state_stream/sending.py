@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from workers.layer_state import LayerState
 from workers.state_stream.encoding import chunks, header
-from workers.state_stream.following import Change, parcels_as_state
 from workers.state_stream.flow import Ahead, Flow, Pace, give_way
+from workers.state_stream.following import Change, parcels_as_state
 from workers.state_stream.frames import MOST_BYTES, Bytes, Kind, Line, Seal
 
 BULK = 2
