@@ -1,6 +1,7 @@
 """Slow ranks: how soon the load has moved, and how near the step then comes to the best cut there is.
 
     python -m benchmarks.adaptation [--factor F ...] [--slow K ...] [--pass-ms M] [--layers N] [--ranks N]
+        [--microbatches N]
 
 Each case is a job of emulated ranks of which some become slow for good. It runs with `[adapt] policy = "measured"` and
 "off". `best` is the least simulated step of all cuts that give the slow ranks some number of layers each and spread the
@@ -53,7 +54,6 @@ def job(
     steps: int,
     given: argparse.Namespace,
     counts: tuple[int, ...] | None = None,
-    microbatches: int = MICROBATCHES,
 ) -> Resolved:
     """The emulated job of this benchmark; with `counts` layers per rank, else as many for each."""
     pass_s = given.pass_ms / 1e3
@@ -66,7 +66,7 @@ def job(
         data=DataConfig(source="text", path=str(text)),
         pipeline=PipelineConfig(
             ranks=given.ranks,
-            microbatches=microbatches,
+            microbatches=given.microbatches,
             microbatch_size=1,
             partition=counts or (per_rank,) * given.ranks,
         ),
@@ -170,9 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pass-ms", type=float, default=4.0, help="of a layer and microbatch")
     parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES)
     given = parser.parse_args(arguments)
     print(
-        f"{given.ranks} emulated ranks, {given.layers} equal layers, {MICROBATCHES} microbatches, passes of"
+        f"{given.ranks} emulated ranks, {given.layers} equal layers, {given.microbatches} microbatches, passes of"
         f" {given.pass_ms:g} ms; {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch"
         f" {torch.__version__}; {date.today()}"
     )

@@ -59,7 +59,7 @@ def run(
 ) -> Ran:
     """Train `steps` steps; rank `SLOW` is slow in the given runs of steps, each (first, length)."""
     with tempfile.TemporaryDirectory() as folder:
-        made = job(Path(folder), policy, steps, given, counts, MICROBATCHES)
+        made = job(Path(folder), policy, steps, given, counts)
 
         def act(running: ElasticJob, event: events.Event) -> None:
             if isinstance(event, StepReport) and event.step == 1:
@@ -89,7 +89,7 @@ def mean_s(ran: Ran) -> float:
 
 def oracle(given: argparse.Namespace) -> Oracle:
     with tempfile.TemporaryDirectory() as folder:
-        made = job(Path(folder), "off", 1, given, None, MICROBATCHES)
+        made = job(Path(folder), "off", 1, given)
     _, counts = best_cut(made, profile_of(made, given), [SLOW], given.factor)
     return Oracle(
         fast_s=mean_s(run("off", ORACLE_STEPS, (), given)),
@@ -142,9 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pass-ms", type=float, default=0.4, help="of a layer and microbatch")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES)
     given = parser.parse_args(arguments)
     print(
-        f"{given.ranks} emulated ranks, {given.layers} equal layers, {MICROBATCHES} microbatches, passes of"
+        f"{given.ranks} emulated ranks, {given.layers} equal layers, {given.microbatches} microbatches, passes of"
         f" {given.pass_ms:g} ms, rank {SLOW} {given.factor:g} times slow; {platform.machine()}, {os.cpu_count()} cores,"
         f" load {os.getloadavg()[0]:.1f}; torch {torch.__version__}; {date.today()}"
     )
