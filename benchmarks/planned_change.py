@@ -154,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for pause in pauses(ran):
                 print(
                     f"{mode:<5} {pause.regrouped.cause:<6} pause {1e3 * pause.pause_s:>6.0f} ms beyond a step of"
-                    f" {1e3 * pause.normal_s:.0f} ms; detect + settle + plan + move + resume: {pause.parts} ms",
+                    f" {1e3 * pause.normal_s:.0f} ms; detect + settle + plan + move + resume: {pause.parts} ms;"
+                    f" {pause.regrouped.fetched} layers fetched",
                     flush=True,
                 )
             warned = Counter(warned.text for warned in ran.of(events.Warned))
