@@ -53,3 +53,8 @@ def size(count_bytes: float) -> str:
 def percent(share: float) -> str:
     """`0.182` -> `18.2 %`."""
     return f"{100 * share:.1f} %"
+
+
+def deviation(share: float) -> str:
+    """`0.031` -> `+3.1 %`."""
+    return f"{100 * share:+.1f} %"

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from orchestrator.analysis.decided_plans import DecidedPlan, decided_plans
 from orchestrator.events.rehearsed import Visit
 from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
@@ -30,10 +31,28 @@ class Answer:
     """Steps of the visit that were committed before the slowdown was known; None if it was not."""
     slowdown: float | None
     """Of the slowest rank, as it was noticed."""
+    slowdown_before: float | None
+    """The same before it was noticed; None if it was not."""
     in_force: int | None
     """Steps of the visit that were committed before the ranks followed another cut; None if they did not."""
     step_s: float
     """Median step of the visit's second half."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanChange:
+    """A plan that was taken up for the ranks' speeds."""
+
+    step: int
+    """After which it was decided."""
+    layers: tuple[int, ...]
+    """Per stage."""
+    predicted_s: float
+    """A step with it."""
+    measured_s: float | None
+    """The same as measured until the next change; None: there was no such step."""
+    off_by: float | None
+    """Measured over predicted, less 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +76,7 @@ class Trial:
     steps_rerun: int
     moves: int
     """How often layers moved."""
+    plans: tuple[PlanChange, ...]
     state_sha256: str | None
     answers: tuple[Answer, ...]
 
@@ -160,8 +180,19 @@ def _trial(run: JobView, times: dict[int, float], undisturbed_s: float | None, b
         steps_lost=run.recovery.undone,
         steps_rerun=run.steps_rerun,
         moves=len(run.moves),
+        plans=tuple(_change(plan) for plan in decided_plans(run) if plan.changes),
         state_sha256=run.outcome.state_sha256 if isinstance(run.outcome, Finished) else None,
         answers=tuple(answer for visit in visits if (answer := _answer(run, visit, times)) is not None),
+    )
+
+
+def _change(plan: DecidedPlan) -> PlanChange:
+    return PlanChange(
+        step=plan.decisions[0].step,
+        layers=plan.decisions[0].layers,
+        predicted_s=plan.predicted_s,
+        measured_s=plan.measured_s,
+        off_by=plan.off_by,
     )
 
 
@@ -182,6 +213,7 @@ def _answer(run: JobView, visit: Visit, times: dict[int, float]) -> Answer | Non
         last=visit.last,
         noticed=noticed.step - visit.first + 1 if noticed is not None else None,
         slowdown=noticed.slowest if noticed is not None else None,
+        slowdown_before=level if noticed is not None else None,
         in_force=in_force - visit.first + 1 if in_force is not None else None,
         step_s=median(settled),
     )

@@ -11,6 +11,7 @@ from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import percent, rate, seconds, significant
+from orchestrator.report.interference_page import InterferencePart, interference_part
 from orchestrator.report.parts import Cell, Column, Pill, Table
 from orchestrator.report.recovery import RecoveryPart, recovery
 from orchestrator.report.sections import outcome
@@ -29,6 +30,8 @@ class Comparison:
     numbers: Table
     rehearsals: tuple[tuple[str, RecoveryPart], ...]
     """Of the runs that were rehearsals."""
+    interference: InterferencePart | None
+    """Of jobs that a neighbour disturbed, each with another policy."""
 
 
 def comparison(runs: Named) -> Comparison:
@@ -58,6 +61,7 @@ def comparison(runs: Named) -> Comparison:
             for name, view in runs
             if view.recovery.rehearsed is not None and (part := recovery(view)) is not None
         ),
+        interference=interference_part([view for _, view in runs]),
     )
 
 

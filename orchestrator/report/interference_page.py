@@ -12,13 +12,13 @@ from orchestrator.analysis.interference_time import InterferenceTime, Trial, int
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.charts import Chart, Series
-from orchestrator.quantities import percent, seconds, significant
+from orchestrator.quantities import deviation, percent, seconds, significant
 from orchestrator.report.assets import render_page
 from orchestrator.report.interference_text import HOW, noticed_text
 from orchestrator.report.moves import moves
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
 from orchestrator.report.speeds import SpeedsPart, speeds
-from orchestrator.report.what_ran import device_text, model_text, visit_bands
+from orchestrator.report.what_ran import device_text, model_text, plan_changes, visit_bands
 from planner.wording import counted
 
 PAGE_NAME = "interference.html"
@@ -34,20 +34,27 @@ class Adapted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InterferencePage:
-    """The content of the page."""
+class InterferencePart:
+    """The jobs beside each other, as their page and the dashboard show them."""
 
-    title: str
-    summary: str
     disturbed: str
     """By what, in words."""
-    notes: tuple[Note, ...]
     tiles: tuple[Tile, ...]
     chart: Chart
     numbers: Table
     answers: Table | None
     adapted: tuple[Adapted, ...]
     how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterferencePage:
+    """The content of the page."""
+
+    title: str
+    summary: str
+    notes: tuple[Note, ...]
+    part: InterferencePart
 
 
 def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
@@ -57,14 +64,29 @@ def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
         name: of the job that was rehearsed.
     """
     found = interference_time(runs)
-    disturbed = next((run.disturbed for run in runs if run.disturbed is not None), None)
     return InterferencePage(
         title=name,
         summary=_summary(runs[-1]),
+        notes=_notes(runs, found),
+        part=_part(runs, found),
+    )
+
+
+def interference_part(runs: Sequence[JobView]) -> InterferencePart | None:
+    """`runs` beside each other; None unless all were disturbed and each follows another policy."""
+    found = interference_time(runs)
+    policies = {trial.policy for trial in found.trials}
+    if len(policies) < len(runs) or any(run.disturbed is None for run in runs):
+        return None
+    return _part(runs, found)
+
+
+def _part(runs: Sequence[JobView], found: InterferenceTime) -> InterferencePart:
+    disturbed = next((run.disturbed for run in runs if run.disturbed is not None), None)
+    return InterferencePart(
         disturbed=f"Rank {disturbed.rank} was slowed down by {disturbed.by}."
         if disturbed is not None
         else "",
-        notes=_notes(runs, found),
         tiles=_tiles(found),
         chart=_step_time(runs),
         numbers=_numbers(found),
@@ -162,6 +184,7 @@ def _step_time(runs: Sequence[JobView]) -> Chart:
         format=significant,
         from_zero=True,
         bands=visit_bands(runs[-1]),
+        changes=plan_changes(runs[-1]),
         emulated=runs[-1].emulated,
         height=320,
     )
@@ -193,10 +216,20 @@ def _column(trial: Trial, found: InterferenceTime) -> dict[str, Cell]:
         if trial.disturbed_s is not None
         else "–",
         "Moves of layers": f"{trial.moves:,}",
+        "Step with each new plan, measured over predicted": _off_by(trial),
         "Committed steps lost": f"{trial.steps_lost:,}",
         "Steps run again": f"{trial.steps_rerun:,}",
         "State SHA-256": digest,
     }
+
+
+def _off_by(trial: Trial) -> str:
+    """The median of a job's plans, and the range."""
+    known = [plan.off_by for plan in trial.plans if plan.off_by is not None]
+    if not known:
+        return "–"
+    text = deviation(median(known))
+    return text if len(known) == 1 else f"{text} ({deviation(min(known))} to {deviation(max(known))})"
 
 
 def _answers(found: InterferenceTime) -> Table | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.interference_time import Answer, InterferenceTime, Trial
-from orchestrator.quantities import percent, seconds
+from orchestrator.analysis.interference_time import Answer, InterferenceTime, PlanChange, Trial
+from orchestrator.quantities import deviation, percent, seconds
 from planner.wording import counted
 
+MOST_PLANS = 20
+"""Of one job, the newest."""
 HOW = (
     "Productive time: what the steps would have taken an oracle, over what they took. The oracle follows the best cut"
     " that was measured beside the neighbour from the moment that it comes, and the first cut while it is away."
@@ -23,6 +25,7 @@ def lines(found: InterferenceTime) -> list[str]:
     for trial in found.trials:
         text.append(_sum(trial))
         text += [f"  {_answered(answer, trial.policy != 'off')}" for answer in trial.answers]
+        text += [f"  {_changed(plan)}" for plan in trial.plans[-MOST_PLANS:]]
     if found.same_state is not None:
         text.append(
             "all jobs end with the same state_sha256"
@@ -46,9 +49,18 @@ def _answered(answer: Answer, looked: bool) -> str:
     parts = [
         noticed_text(answer) if looked else "",
         f"layers moved after {counted(answer.in_force, 'step')}" if answer.in_force is not None else "",
-        f"then {seconds(answer.step_s)} a step",
+        f"{seconds(answer.step_s)} a step in the second half",
     ]
     return f"steps {answer.first:,} to {answer.last:,}: {', '.join(part for part in parts if part)}"
+
+
+def _changed(plan: PlanChange) -> str:
+    layers = f"plan after step {plan.step:,}, {' + '.join(map(str, plan.layers))} layers"
+    measured = "not measured"
+    if plan.measured_s is not None:
+        measured = f"{seconds(plan.measured_s)} measured"
+    over = f" ({deviation(plan.off_by)})" if plan.off_by is not None else ""
+    return f"{layers}: {seconds(plan.predicted_s)} a step predicted, {measured}{over}"
 
 
 def noticed_text(answer: Answer) -> str:
@@ -56,4 +68,5 @@ def noticed_text(answer: Answer) -> str:
     if answer.noticed is None or answer.slowdown is None:
         return "not noticed"
     when = f"after {counted(answer.noticed, 'step')}" if answer.noticed else "within the first step"
-    return f"slowest rank {answer.slowdown:.2f} times slow, known {when}"
+    before = f"{answer.slowdown_before:.2f} -> " if answer.slowdown_before is not None else ""
+    return f"slowest rank {before}{answer.slowdown:.2f} times its expected times, known {when}"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
+from orchestrator.analysis.decided_plans import DecidedPlan, decided_plans
 from orchestrator.events.wording import verdict
-from orchestrator.history.adapt_record import Decided
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
-from orchestrator.quantities import seconds, significant
+from orchestrator.quantities import deviation, seconds, significant
 from orchestrator.report.moves import ways_text
 from orchestrator.report.parts import Cell, Column, Explained, Table
 from orchestrator.report.what_ran import plan_changes, visit_bands
 
 MOST_ROWS = 30
-MEASURED_STEPS = 50
-"""Most steps of which a plan's measured time is the median."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +51,9 @@ def speeds(run: JobView) -> SpeedsPart | None:
 
 
 def _decisions(run: JobView) -> Table | None:
-    runs = _runs(run.adapt.decisions)[-MOST_ROWS:]
-    if not runs:
+    plans = decided_plans(run)[-MOST_ROWS:]
+    if not plans:
         return None
-    rows = [_row(run, decided, _end(run, runs[number:])) for number, decided in enumerate(runs)]
     return Table(
         label="Decisions on speeds, newest first",
         columns=(
@@ -69,57 +64,24 @@ def _decisions(run: JobView) -> Table | None:
             Column("Predicted without", "number"),
             Column("Predicted with it", "number"),
             Column("Measured after", "number"),
+            Column("Over predicted", "number"),
         ),
-        rows=tuple(reversed(rows)),
+        rows=tuple(_row(plan) for plan in reversed(plans)),
     )
 
 
-def _runs(decisions: Sequence[Decided]) -> list[list[Decided]]:
-    """The decisions, oldest first; those in a row that keep the cut with the same best cut are together."""
-    runs: list[list[Decided]] = []
-    for each in decisions:
-        before = runs[-1][-1].event if runs else None
-        if before and not each.event.moves and not before.moves and before.layers == each.event.layers:
-            runs[-1].append(each)
-        else:
-            runs.append([each])
-    return runs
-
-
-def _end(run: JobView, runs: Sequence[list[Decided]]) -> int:
-    """The last step of the first of `runs`: of a move, that before the next move; otherwise that before the next
-    decision."""
-    moves = runs[0][-1].event.moves
-    later = [each[0].event.step for each in runs[1:] if each[-1].event.moves or not moves]
-    return later[0] if later else run.step
-
-
-def _row(run: JobView, decided: list[Decided], end: int) -> tuple[Cell, ...]:
+def _row(plan: DecidedPlan) -> tuple[Cell, ...]:
     """The row of decisions that are together, the newest with its numbers."""
-    first, newest = decided[0].event, decided[-1].event
-    times = f", {len(decided)} times" if len(decided) > 1 else ""
+    first, newest = plan.decisions[0], plan.decisions[-1]
+    times = f", {len(plan.decisions)} times" if len(plan.decisions) > 1 else ""
+    moved = "; ".join(ways_text(move) for move in plan.moves)
     return (
         f"{first.step:,}" + (f"–{newest.step:,}" if times else ""),
         Explained(verdict(newest) + times, newest.reason),
         " + ".join(map(str, newest.layers)) if newest.layers else "–",
-        _moved(run, first.step, end) if newest.moves else "–",
+        moved or "–",
         seconds(newest.now_s),
         seconds(newest.then_s),
-        _measured(run, decided[0], end),
+        "–" if plan.measured_s is None else seconds(plan.measured_s),
+        "–" if plan.off_by is None else deviation(plan.off_by),
     )
-
-
-def _moved(run: JobView, begin: int, end: int) -> str:
-    """The layers that moved between two steps, each with its way."""
-    moves = [ways_text(move) for move in run.moves if begin < move.step <= end]
-    return "; ".join(moves) if moves else "–"
-
-
-def _measured(run: JobView, decided: Decided, end: int) -> str:
-    """The median step from the decision, or from the move that it led to, until the next one."""
-    begin = decided.event.step
-    if decided.event.moves:
-        begin = min((move.step for move in run.moves if begin < move.step <= end), default=begin)
-    begin += 1
-    took = [run.steps[step].step_s for step in range(begin, end + 1)[:MEASURED_STEPS] if step in run.steps]
-    return seconds(median(took)) if took else "–"

@@ -15,7 +15,7 @@ from orchestrator.events.wording import (
     speeds_text,
 )
 from orchestrator.quantities import seconds
-from planner.wording import counted, shares_text
+from planner.wording import counted, named, shares_text
 
 
 def observer(
@@ -95,9 +95,9 @@ def observer(
                     " standing still"
                 )
             case events.Migrated() as moved:
-                layers = ", ".join(map(str, moved.layers))
+                has = "has" if len(moved.layers) == 1 else "have"
                 progress.note(
-                    f"layers {layers} have moved ({moved.mode}): {seconds(moved.seconds)} and"
+                    f"{named('layer', moved.layers)} {has} moved ({moved.mode}): {seconds(moved.seconds)} and"
                     f" {counted(moved.steps, 'step')} on the way, {seconds(moved.stall_s)} of standing still"
                 )
             case events.Paused(step=step, requested=True):

@@ -36,6 +36,12 @@ def test_each_visit_says_how_soon_it_was_answered() -> None:
     first, second = adapted.answers
     assert (first.first, first.last, first.noticed, first.slowdown, first.in_force) == (21, 40, 2, 3.0, 3)
     assert (second.noticed, second.slowdown, second.in_force) == (0, 2.8, 3)
+    assert (first.slowdown_before, second.slowdown_before) == (1.0, 1.0)
+    assert [(plan.step, plan.predicted_s, plan.measured_s) for plan in adapted.plans] == [
+        (21, BEST_S, pytest.approx(BEST_S)),
+        (41, BEST_S, pytest.approx(ALONE_S)),
+        (61, BEST_S, pytest.approx(BEST_S)),
+    ]
     assert first.step_s == pytest.approx(BEST_S)
     (off,) = interference_time([disturbed("off")]).trials
     assert [(answer.noticed, answer.in_force) for answer in off.answers] == [(None, None)] * 2
