@@ -19,6 +19,7 @@ BENCHMARKS = (
     "repartition",
     "shrink",
     "monitoring",
+    "telemetry",
     "freeze_program",
     "freezing",
     "redundancy",

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from orchestrator.events import types as events
 from workers.protocol import StepReport
@@ -20,10 +21,12 @@ class Dashboard:
 
     Args:
         say: receives what it prints: its address.
+        runs: a folder of runs that it shows too; None: none.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], runs: Path | None = None) -> None:
         self._say = say
+        self._runs = runs
         self._process: subprocess.Popen[str] | None = None
         self._tried = False
 
@@ -59,6 +62,7 @@ class Dashboard:
 
         address = ray.get_runtime_context().gcs_address
         command = [sys.executable, "-m", "orchestrator", "dashboard", "--address", address]
+        command += [] if self._runs is None else ["--runs", str(self._runs)]
         # In a process group of its own: Ctrl-C is for the job. It ends when its standard input does, that is, with this
         # process, however that ends.
         self._process = subprocess.Popen(
@@ -78,12 +82,18 @@ class Dashboard:
 
 
 @contextmanager
-def beside(wanted: bool, say: Callable[[str], None]) -> Iterator[Callable[[events.Record], None]]:
-    """Run the dashboard beside a job, if `wanted`. Yields what must see the job's events."""
+def beside(
+    wanted: bool, say: Callable[[str], None], runs: Path | None = None
+) -> Iterator[Callable[[events.Record], None]]:
+    """Run the dashboard beside a job, if `wanted`. Yields what must see the job's events.
+
+    Args:
+        runs: see `Dashboard`.
+    """
     if not wanted:
         yield lambda record: None
         return
-    dashboard = Dashboard(say)
+    dashboard = Dashboard(say, runs)
     try:
         yield dashboard.observe
     finally:

@@ -185,7 +185,7 @@ def _train(
     """Train one of the jobs. Returns also the trace at the speed at which it was replayed."""
     with (
         open_progress(console, spec.job.name, spec.job.steps) as progress,
-        beside(dashboard, progress.note) as serve,
+        beside(dashboard, progress.note, Path(spec.job.folder).parent) as serve,
     ):
         show, replayed = observer(progress), trace
 

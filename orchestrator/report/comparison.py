@@ -9,13 +9,16 @@ from orchestrator.analysis.effective_time import effective_time
 from orchestrator.analysis.job_summary import job_summary
 from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.history.job_view import JobView
+from orchestrator.history.phase_bands import Band
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import percent, rate, seconds, significant
 from orchestrator.report.interference_page import InterferencePart, interference_part
+from orchestrator.report.moves import moves
 from orchestrator.report.parts import Cell, Column, Pill, Table
 from orchestrator.report.recovery import RecoveryPart, recovery
 from orchestrator.report.sections import outcome
-from orchestrator.report.what_ran import model_text, partition_text
+from orchestrator.report.speeds import SpeedsPart, speeds
+from orchestrator.report.what_ran import model_text, partition_text, visit_bands
 from workers.protocol import StepReport
 
 Named = Sequence[tuple[str, JobView]]
@@ -31,7 +34,9 @@ class Comparison:
     rehearsals: tuple[tuple[str, RecoveryPart], ...]
     """Of the runs that were rehearsals."""
     interference: InterferencePart | None
-    """Of jobs that a neighbour disturbed, each with another policy."""
+    """Of jobs that a neighbour disturbed, each with another policy, once all have ended."""
+    adapted: tuple[tuple[str, SpeedsPart, Table | None], ...]
+    """Of the runs that measure their ranks' speeds: these, and the layers that moved."""
 
 
 def comparison(runs: Named) -> Comparison:
@@ -51,7 +56,14 @@ def comparison(runs: Named) -> Comparison:
                     lambda report: report.grad_norm,
                     logarithmic=True,
                 ),
-                _chart(runs, "Step time", "time, s", lambda report: report.step_s, from_zero=True),
+                _chart(
+                    runs,
+                    "Step time",
+                    "time, s",
+                    lambda report: report.step_s,
+                    from_zero=True,
+                    bands=next(filter(None, (visit_bands(view) for _, view in runs)), ()),
+                ),
             )
             if chart.series
         ),
@@ -62,6 +74,7 @@ def comparison(runs: Named) -> Comparison:
             if view.recovery.rehearsed is not None and (part := recovery(view)) is not None
         ),
         interference=interference_part([view for _, view in runs]),
+        adapted=tuple((name, part, moves(view)) for name, view in runs if (part := speeds(view)) is not None),
     )
 
 
@@ -74,6 +87,7 @@ def _chart(
     format: Callable[[float], str] = significant,
     from_zero: bool = False,
     logarithmic: bool = False,
+    bands: tuple[Band, ...] = (),
 ) -> Chart:
     return Chart(
         title=title,
@@ -89,6 +103,7 @@ def _chart(
         format=format,
         from_zero=from_zero,
         logarithmic=logarithmic,
+        bands=bands,
     )
 
 

@@ -40,10 +40,8 @@ class InterferencePart:
     disturbed: str
     """By what, in words."""
     tiles: tuple[Tile, ...]
-    chart: Chart
     numbers: Table
     answers: Table | None
-    adapted: tuple[Adapted, ...]
     how: str
 
 
@@ -54,7 +52,9 @@ class InterferencePage:
     title: str
     summary: str
     notes: tuple[Note, ...]
+    chart: Chart
     part: InterferencePart
+    adapted: tuple[Adapted, ...]
 
 
 def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
@@ -68,17 +68,26 @@ def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
         title=name,
         summary=_summary(runs[-1]),
         notes=_notes(runs, found),
+        chart=_step_time(runs),
         part=_part(runs, found),
+        adapted=tuple(
+            Adapted(trial.policy, speeds(run), moves(run))
+            for run, trial in zip(runs, found.trials, strict=True)
+            if trial.policy != "off"
+        ),
     )
 
 
 def interference_part(runs: Sequence[JobView]) -> InterferencePart | None:
     """`runs` beside each other; None unless all were disturbed and each follows another policy."""
-    found = interference_time(runs)
-    policies = {trial.policy for trial in found.trials}
+    policies = {_policy(run) for run in runs}
     if len(policies) < len(runs) or any(run.disturbed is None for run in runs):
         return None
-    return _part(runs, found)
+    return _part(runs, interference_time(runs))
+
+
+def _policy(run: JobView) -> str:
+    return run.spec.get("adapt", {}).get("policy", "off")
 
 
 def _part(runs: Sequence[JobView], found: InterferenceTime) -> InterferencePart:
@@ -88,14 +97,8 @@ def _part(runs: Sequence[JobView], found: InterferenceTime) -> InterferencePart:
         if disturbed is not None
         else "",
         tiles=_tiles(found),
-        chart=_step_time(runs),
         numbers=_numbers(found),
         answers=_answers(found),
-        adapted=tuple(
-            Adapted(trial.policy, speeds(run), moves(run))
-            for run, trial in zip(runs, found.trials, strict=True)
-            if trial.policy != "off"
-        ),
         how=HOW,
     )
 
@@ -176,7 +179,7 @@ def _step_time(runs: Sequence[JobView]) -> Chart:
         unit=f"time, {unit}",
         series=tuple(
             Series(
-                name=run.spec.get("adapt", {}).get("policy", "off"),
+                name=_policy(run),
                 points=tuple((step, factor * run.steps[step].step_s) for step in sorted(run.steps)),
             )
             for run in runs

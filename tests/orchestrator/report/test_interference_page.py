@@ -16,10 +16,10 @@ from orchestrator.report.parts import Pill
 def test_both_jobs_stand_beside_each_other() -> None:
     page = interference_page([disturbed("off"), disturbed("measured")], "gpt")
     assert page.part.disturbed == "Rank 1 was slowed down by a heavy neighbour (compute) on core 1."
-    assert [series.name for series in page.part.chart.series] == ["off", "measured"]
-    assert page.part.chart.series[0].points[30] == (31, 300.0)
-    assert page.part.chart.series[1].points[30] == (31, 150.0)
-    assert [(band.first, band.last) for band in page.part.chart.bands] == [(21, 40), (61, 80)]
+    assert [series.name for series in page.chart.series] == ["off", "measured"]
+    assert page.chart.series[0].points[30] == (31, 300.0)
+    assert page.chart.series[1].points[30] == (31, 150.0)
+    assert [(band.first, band.last) for band in page.chart.bands] == [(21, 40), (61, 80)]
     rows = {row[0]: row[1:] for row in page.part.numbers.rows}
     assert rows["Productive time"] == ("65.7 %", "92.7 %")
     assert rows["Moves of layers"] == ("0", "3")
@@ -43,7 +43,7 @@ def test_visits_say_what_was_detected_and_decisions_what_was_predicted_and_measu
         "after 3 steps",
         "150 ms",
     )
-    (adapted,) = page.part.adapted
+    (adapted,) = page.adapted
     assert adapted.speeds is not None
     assert adapted.speeds.decisions is not None
     oldest = adapted.speeds.decisions.rows[-1]
