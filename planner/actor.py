@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import ray
 
-from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
+from planner.adapt.live import Heard, LiveStart, Question
 from planner.adapt.policy import Decision
+from planner.adapt.recording import planner_of
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation, complete
 from planner.observed import StepTimes
@@ -46,7 +47,7 @@ class LivePlannerActor(_Shell):
     """The planner of a job that adapts. A decision runs in a thread, so that observations need not wait for it."""
 
     def __init__(self, start: LiveStart) -> None:
-        self._planner = LivePlanner(start)
+        self._planner = planner_of(start)
 
     async def take(self, batch: Sequence[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
         """See `LivePlanner.take`."""
@@ -62,7 +63,7 @@ class LivePlannerActor(_Shell):
 
     async def decide(self, question: Question) -> Decision:
         """See `LivePlanner.decide`."""
-        return await asyncio.to_thread(self._planner.decide, question)
+        return await asyncio.to_thread(self._planner.considering(question))
 
 
 class PlannerActor(_Shell):

@@ -298,6 +298,9 @@ class AdaptConfig(Section):
     """Share of a device's memory that is to stay free, unless `policy` is `off`. A rank that suddenly has less left
     gives back what it caches, holds its next microbatch up for 0.3 s at most, and its layers move to other ranks. 0:
     only a failed allocation is answered, as it always is."""
+    record: bool = False
+    """Whether the planner writes down everything that it is told and answers, to `planner.jsonl.gz` beside the event
+    log, 1 GiB at most: `freshet adapt replay` repeats its decisions from it."""
 
 
 Precision = Literal["float32", "bfloat16"]

@@ -21,6 +21,7 @@ from orchestrator.controller.live_planner import LivePlannerHome, PlannerGone
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.sample_thinning import Thinning
+from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Adapted, Event, Formed, LayersTimed, Migrated, SpeedsChanged, Warned
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Mode
@@ -151,12 +152,15 @@ class Adaptation:
         profile = self._setup.profile
         assert profile is not None, "only a job with a profile adapts"
         factors = self._view().adapt.factors
+        config = self._setup.config
+        record = JobFolder(config.output).planner_path if config.adapt.record else None
         return LiveStart(
             profile=profile,
             known=self._told,
             since=self._since,
             factors=factors,
             forest=self._setup.forest,
+            record=None if record is None else str(record),
         )
 
     def _go(self) -> None:
@@ -211,6 +215,8 @@ class Adaptation:
             times = self._refused[rank] = self._refused.get(rank, 0) + 1
             if times <= SAID_REFUSALS:
                 self._loop.post(Noted(Warned(text=why)))
+        for warning in heard.warnings:
+            self._loop.post(Noted(Warned(text=warning)))
         self._changes += heard.changes
         if heard.factors:
             self._planning.set(factors=heard.factors)

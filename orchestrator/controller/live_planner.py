@@ -18,6 +18,7 @@ from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from planner.actor import LivePlannerActor, PlannerHome
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
 from planner.adapt.policy import Decision
+from planner.adapt.recording import planner_of
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.search.replan import Replanner
@@ -65,7 +66,7 @@ class PlannerBeside:
     @property
     def planner(self) -> LivePlanner:
         if self._planner is None:
-            self._planner = LivePlanner(self._start())
+            self._planner = planner_of(self._start())
         return self._planner
 
     async def run(self) -> None:
@@ -81,7 +82,7 @@ class PlannerBeside:
         self.planner.plan_with(replanner)
 
     async def decide(self, question: Question) -> Decision:
-        return await asyncio.to_thread(self.planner.decide, question)
+        return await asyncio.to_thread(self.planner.considering(question))
 
 
 class PlannerInRay:

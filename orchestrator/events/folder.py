@@ -31,6 +31,7 @@ from workers.protocol import CheckpointRef, JobError, StepReport
 
 MARKER = "job.json"
 EVENTS = "events.jsonl"
+PLANNER = "planner.jsonl.gz"
 PROFILE = "profile.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
@@ -84,6 +85,11 @@ class JobFolder:
             return Path(self.location) / EVENTS
         key = hashlib.sha256(self.location.encode()).hexdigest()[:16]
         return Path.home() / ".cache" / "freshet" / "events" / key / EVENTS
+
+    @property
+    def planner_path(self) -> Path:
+        """The local file of the planner's recording, beside the event log."""
+        return self.events_path.with_name(PLANNER)
 
     @cached_property
     def segments(self) -> Segments | None:

@@ -6,7 +6,7 @@ the log knows (`LiveStart`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -38,6 +38,8 @@ class LiveStart:
     """The step since which they have not changed; None: nothing is known."""
     forest: bytes | None = None
     """The interference model, as a file's content; None: measured slowdowns stand for all layers."""
+    record: str | None = None
+    """The file to which the planner writes what it is told and answers (`recording.py`); None: it writes nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class Heard:
     """(rank, slowdown in its newest step)."""
     factors: Factors = ()
     """On the layers' times, if these observations have changed them much."""
+    warnings: tuple[str, ...] = ()
+    """Of the planner itself, for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,22 +139,42 @@ class LivePlanner:
         Raises:
             ValueError: it has no replanner, or the job no profile.
         """
+        return self.considering(question)()
+
+    def considering(self, question: Question) -> Callable[[], Decision]:
+        """`decide` for what is known now, to be called in any thread: what is learnt meanwhile does not count.
+
+        Raises:
+            ValueError: it has no replanner. The call raises it if the job has no profile.
+        """
         if self._replanner is None:
             raise ValueError("the planner has not been told what to plan with")
-        return decide(
-            self._replanner,
-            question.now,
-            question.domains,
-            self._adviser.known.of(question.members),
-            remaining_steps=question.remaining_steps,
-            lasting_steps=self._adviser.lasting_steps(question.step),
-            ratios=question.ratios,
-            predicts=self._predicts(self._replanner, question),
-        )
+        replanner, known = self._replanner, self._adviser.known.of(question.members)
+        lasting_steps = self._adviser.lasting_steps(question.step)
+        sampled = [self._sampled.get(rank, {}) for rank in question.members]
 
-    def _predicts(self, replanner: Replanner, question: Question) -> ForestSlowdowns | None:
+        def answer() -> Decision:
+            return decide(
+                replanner,
+                question.now,
+                question.domains,
+                known,
+                remaining_steps=question.remaining_steps,
+                lasting_steps=lasting_steps,
+                ratios=question.ratios,
+                predicts=self._predicts(replanner, question, known, sampled),
+            )
+
+        return answer
+
+    def _predicts(
+        self,
+        replanner: Replanner,
+        question: Question,
+        measured: Sequence[float | None],
+        sampled: Sequence[Mapping[str, float]],
+    ) -> ForestSlowdowns | None:
         """What the interference model says of what places may hold; None without one."""
-        measured = self._adviser.known.of(question.members)
         known = [slowdown for slowdown in measured if slowdown is not None]
         if self._predictor is None or replanner.profile is None or not known:
             return None
@@ -167,5 +191,5 @@ class LivePlanner:
                 )
                 for place in range(len(measured))
             ],
-            [self._sampled.get(rank, {}) for rank in question.members],
+            sampled,
         )

@@ -1,0 +1,323 @@
+"""A record of everything that a live planner is told and answers, from which `replaying.py` repeats its decisions.
+
+The file is JSON lines, compressed in gzip members that follow each other: what was written before the planner was
+killed can be read, and the next planner appends. The first line of each planner's life says what it began with. A plan
+is written once per life, and named by its number from then on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import ConfigDict, TypeAdapter
+
+from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
+from planner.adapt.policy import Decision
+from planner.ir import Action, Schedule
+from planner.observed import StepTimes
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.search.replan import Replanner
+from planner.wording import counted
+
+FORMAT = 1
+MOST_BYTES = 1 << 30
+"""Of the file; a recording that would take more ends."""
+MEMBER_BYTES, MEMBER_S = 1 << 16, 1.0
+"""Lines wait until there are so many bytes of them, or so long."""
+
+
+class RecordingError(ValueError):
+    """A file is no recording of this version; says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Began:
+    """A planner's life begins."""
+
+    start: LiveStart
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan that later lines name by its number."""
+
+    number: int
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Took:
+    """Observations, and what the planner answered."""
+
+    batch: tuple[StepTimes, ...]
+    plans: tuple[int, ...]
+    """By number."""
+    members: tuple[int, ...]
+    heard: Heard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A new generation began."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlansWith:
+    """The fields of the replanner that the planner plans with from now on."""
+
+    first: Plan
+    stages: int
+    programs: tuple[str, ...]
+    """Per rank, its actions' tokens."""
+    schedule: Mapping[str, Any]
+    """The other fields of its schedule."""
+    parameters: tuple[int, ...]
+    copies: int
+    profile: Profile | None
+    limits: tuple[int | None, ...]
+    divisible: bool
+
+    @staticmethod
+    def of(replanner: Replanner) -> PlansWith:
+        found = replanner.schedule
+        return PlansWith(
+            first=replanner.first,
+            stages=found.stages,
+            programs=tuple(" ".join(map(str, program)) for program in found.programs),
+            schedule={
+                "name": found.name,
+                "microbatches": found.microbatches,
+                "frozen_stages": found.frozen_stages,
+                "synchronous": found.synchronous,
+            },
+            parameters=replanner.parameters,
+            copies=replanner.copies,
+            profile=replanner.profile,
+            limits=replanner.limits,
+            divisible=replanner.divisible,
+        )
+
+    @property
+    def replanner(self) -> Replanner:
+        programs = tuple(tuple(map(Action.parse, program.split())) for program in self.programs)
+        return Replanner(
+            first=self.first,
+            schedule=Schedule(stages=self.stages, programs=programs, **self.schedule),
+            parameters=self.parameters,
+            copies=self.copies,
+            profile=self.profile,
+            limits=self.limits,
+            divisible=self.divisible,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A question came in. What the planner learns afterwards does not count for its answer."""
+
+    number: int
+    question: Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The answer to the question of this number."""
+
+    number: int
+    decision: Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The recording ends, though the planner lives."""
+
+    reason: str
+
+
+Entry = Began | Planned | Took | Kept | PlansWith | Asked | Answered | Ended
+KINDS: dict[str, type[Entry]] = {
+    kind.__name__: kind for kind in (Began, Planned, Took, Kept, PlansWith, Asked, Answered, Ended)
+}
+_CONFIG = ConfigDict(ser_json_inf_nan="constants", ser_json_bytes="base64", val_json_bytes="base64")
+
+
+@cache
+def _adapter(kind: type[Entry]) -> TypeAdapter[tuple[Entry]]:
+    # In a tuple: a dataclass takes no configuration from outside.
+    return TypeAdapter(tuple[kind], config=_CONFIG)
+
+
+def line_of(entry: Entry) -> bytes:
+    """An entry as a line of the file: its kind, and its fields in a list of one."""
+    kind = type(entry)
+    return kind.__name__.encode() + b" " + _adapter(kind).dump_json((entry,)) + b"\n"
+
+
+def entry_of(line: str) -> Entry:
+    """The entry that `line_of` wrote.
+
+    Raises:
+        ValueError: the line is none.
+    """
+    name, _, fields = line.partition(" ")
+    if name not in KINDS:
+        raise ValueError(f"unknown kind of entry {name[:40]!r}")
+    return _adapter(KINDS[name]).validate_json(fields)[0]
+
+
+class Writer:
+    """Appends entries to a file. Its methods may be called from several threads.
+
+    Args:
+        path: its folder is made if there is none.
+        most_bytes: of the file.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, path: Path, *, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._turn = threading.Lock()
+        self._lines: list[bytes] = []
+        self._waiting_bytes = 0
+        self._written_s = clock()
+        self._ended = False
+        self._trouble: str | None = None
+
+    def write(self, entry: Entry, *, now: bool = False) -> None:
+        """Append `entry`; at once, or together with others a little later."""
+        with self._turn:
+            if self._ended:
+                return
+            line = line_of(entry)
+            self._lines.append(line)
+            self._waiting_bytes += len(line)
+            late = self._clock() - self._written_s >= MEMBER_S
+            if now or late or self._waiting_bytes >= MEMBER_BYTES:
+                self._flush()
+
+    def trouble(self) -> str | None:
+        """Why the recording has ended, once; None: it goes on, or this was said."""
+        trouble, self._trouble = self._trouble, None
+        return trouble
+
+    def _flush(self) -> None:
+        content = gzip.compress(b"".join(self._lines), compresslevel=4)
+        self._lines, self._waiting_bytes, self._written_s = [], 0, self._clock()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                if file.tell() + len(content) > self._most_bytes:
+                    reason = f"the recording would take more than {self._most_bytes:,} bytes and ends here"
+                    content = gzip.compress(line_of(Ended(reason=reason)))
+                    self._end(f"{reason}: {self._path}")
+                file.write(content)
+        except OSError as error:
+            self._end(f"the recording {self._path} ends: {error.strerror or error}")
+
+    def _end(self, trouble: str) -> None:
+        self._ended, self._trouble = True, trouble
+
+
+class RecordedPlanner(LivePlanner):
+    """A live planner that writes down what it is told and answers."""
+
+    def __init__(self, start: LiveStart, writer: Writer) -> None:
+        super().__init__(start)
+        self._writer = writer
+        self._numbers: dict[Plan, int] = {}
+        self._questions = 0
+        writer.write(Began(start=start), now=True)
+
+    def take(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
+        taken = tuple(batch)
+        heard = super().take(taken, plans, members)
+        numbers = tuple(self._number(plan) for plan in plans)
+        self._writer.write(
+            Took(batch=taken, plans=numbers, members=tuple(members), heard=heard), now=bool(heard.changes)
+        )
+        trouble = self._writer.trouble()
+        return heard if trouble is None else replace(heard, warnings=(trouble,))
+
+    def keep(self, ranks: Iterable[int]) -> None:
+        kept = tuple(ranks)
+        super().keep(kept)
+        self._writer.write(Kept(ranks=kept), now=True)
+
+    def plan_with(self, replanner: Replanner) -> None:
+        super().plan_with(replanner)
+        self._writer.write(PlansWith.of(replanner), now=True)
+
+    def considering(self, question: Question) -> Callable[[], Decision]:
+        decide = super().considering(question)
+        self._questions += 1
+        number = self._questions
+        self._writer.write(Asked(number=number, question=question), now=True)
+
+        def answer() -> Decision:
+            decision = decide()
+            self._writer.write(Answered(number=number, decision=decision), now=True)
+            return decision
+
+        return answer
+
+    def _number(self, plan: Plan) -> int:
+        if plan not in self._numbers:
+            self._numbers[plan] = len(self._numbers) + 1
+            self._writer.write(Planned(number=self._numbers[plan], plan=plan))
+        return self._numbers[plan]
+
+
+def planner_of(start: LiveStart) -> LivePlanner:
+    """The planner that begins with `start`; it records itself if that says where."""
+    return LivePlanner(start) if start.record is None else RecordedPlanner(start, Writer(Path(start.record)))
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """The entries of a recording, oldest first; without what was not written whole.
+
+    Raises:
+        RecordingError: it is no recording of this version.
+        OSError: it cannot be read.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(_whole_lines(file), 1):
+            try:
+                entry = entry_of(line)
+            except (ValueError, TypeError) as error:
+                raise RecordingError(
+                    f"{path}, line {number}: not of a planner's recording: {_brief(error)}"
+                ) from None
+            if isinstance(entry, Began) and entry.format != FORMAT:
+                raise RecordingError(
+                    f"{path} is a recording of format {entry.format}, and this program reads {FORMAT}"
+                )
+            yield entry
+
+
+def _whole_lines(file: TextIO) -> Iterator[str]:
+    """The lines up to the first damage: a planner that is killed may leave a half one."""
+    with suppress(EOFError, zlib.error):
+        for line in file:
+            if line.endswith("\n"):
+                yield line
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
