@@ -28,6 +28,7 @@ BENCHMARKS = (
     "memory_relief",
     "shares",
     "come_and_go",
+    "ordinary_noise",
     "migration",
     "migration_network",
     "rehearsal",

@@ -290,7 +290,7 @@ class Adaptation:
         except PlannerGone:
             self._due = True
             raise
-        if decision.too_short:
+        if decision.too_soon:
             self._again_at = step + max(SOONEST_STEPS, heard.age)
         refused = ""
         if decision.plan is not None:

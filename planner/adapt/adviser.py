@@ -5,6 +5,7 @@ Holds state but no clock, no thread and no plan: `planner/adapt/policy.py` decid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,6 +20,10 @@ LASTING_STEPS = 200
 """How long speeds are taken to last before the job has seen it."""
 REMEMBERED = 8
 """Newest durations of speeds of which the median is taken, with two of `LASTING_STEPS` beside them."""
+MATERIAL = 1.05
+"""Factor by which a rank's level must have drifted for another slowdown to be known of it."""
+SURE = 3.0
+"""Or so many standard errors of the level, if these are more: measurements are not independent."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Adviser:
     def __init__(self, profile: Profile, known: Slowdowns | None = None, since: int | None = None) -> None:
         self._profile = profile
         self.known = known or Slowdowns()
+        """The levels, as of the last change or material drift: noise does not make another plan look better."""
         self._watches: dict[int, Watch] = {rank: Watch(level=level) for rank, level in self.known.by_rank}
         self._changed_at: dict[int, int] = {}
         if since is not None:
@@ -91,9 +97,20 @@ class Adviser:
         self._watches[observed.rank] = watch
         if change is not None:
             self._note(observed.rank, change)
-        if watch.level is not None:
+        if watch.level is not None and (change is not None or self._has_drifted(observed.rank, watch)):
             self.known = self.known.but([(observed.rank, watch.level)])
         return change, None
+
+    def _has_drifted(self, rank: int, watch: Watch) -> bool:
+        """Whether the level is another one than what is known of the rank, beyond its noise."""
+        (known,) = self.known.of((rank,))
+        if known is None or watch.level is None:
+            return True
+        return abs(math.log(watch.level / known)) > max(math.log(MATERIAL), SURE * watch.uncertainty)
+
+    def uncertainty(self, ranks: Sequence[int]) -> float:
+        """The largest standard error of the logarithm of what is known of `ranks`."""
+        return max((self._watches[rank].uncertainty for rank in ranks if rank in self._watches), default=0.0)
 
     def _parts(self, observed: StepTimes, plan: Plan) -> tuple[float, ...]:
         """The slowdowns of the halves of the step; empty if there are none."""

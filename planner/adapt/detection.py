@@ -28,6 +28,8 @@ WINDOW = 12
 """Most measurements that a new level is the median of."""
 SETTLING = 3
 """Measurements whose median is a rank's first level."""
+_SD_PER_DEVIATION = 1.25
+"""Standard over mean absolute deviation of normal noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,12 @@ class Watch:
     since_up_step: int = 0
     since_down_step: int = 0
     """The first step of each."""
+
+    @property
+    def uncertainty(self) -> float:
+        """Standard error of the logarithm of the level, for independent measurements."""
+        of_first, of_later = 1 / (SETTLING + self.count), SMOOTHING / (2 - SMOOTHING)
+        return _SD_PER_DEVIATION * self.noise * math.sqrt(max(of_first, of_later))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +89,7 @@ def after(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | Non
         return _settle(watch, step, slowdown)
     level = watch.level
     deviation = math.log(slowdown / level)
-    noise_sd = 1.25 * watch.noise
+    noise_sd = _SD_PER_DEVIATION * watch.noise
     drift = max(DRIFT, NOISE_DRIFT * noise_sd)
     threshold = max(THRESHOLD, NOISE_THRESHOLD * noise_sd)
     clip = CLIPPED_SHARE * threshold + drift

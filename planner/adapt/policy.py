@@ -17,6 +17,8 @@ from planner.wording import counted, seconds, shares_text
 
 LEAST_GAIN = 0.03
 """Share of the step that another cut must save: less than that is lost in the noise of the prediction."""
+SURE = 2.0
+"""Or so many standard errors of the slowdowns, if these are more: less than that their noise may explain."""
 DISTURBANCE = 0.1
 """How much longer steps take while layers move, as a share; `docs/measurements.md`, "Layers that move"."""
 STALL_S = 0.1
@@ -40,8 +42,8 @@ class Decision:
     """What the move takes from training."""
     layers: tuple[int, ...] = ()
     """Per stage, of the best cut found."""
-    too_short: bool = False
-    """Whether it would pay if the speeds lasted longer."""
+    too_soon: bool = False
+    """Whether it would pay if the speeds lasted longer, or perhaps once they are known better."""
 
 
 def decide(
@@ -52,6 +54,7 @@ def decide(
     *,
     remaining_steps: int,
     lasting_steps: int,
+    uncertainty: float = 0.0,
     predicts: Slowdowns | None = None,
     ratios: Ratios | None = None,
 ) -> Decision:
@@ -65,6 +68,7 @@ def decide(
         slowdowns: by place.
         remaining_steps: of the job.
         lasting_steps: how long speeds last, by what has been seen of this job.
+        uncertainty: standard error of the logarithm of the slowdowns.
         ratios: frozen shares of weight gradients that are in force; None: nothing is frozen.
         predicts: the slowdowns of what places may hold; None: those of what they hold stand for all.
 
@@ -81,7 +85,8 @@ def decide(
         return Decision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
     before = search.now
     steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
-    faster = [choice for choice in search.choices if choice.step_s < (1 - LEAST_GAIN) * before.step_s]
+    least_gain = max(LEAST_GAIN, SURE * uncertainty)
+    faster = [choice for choice in search.choices if choice.step_s < (1 - least_gain) * before.step_s]
     after, cost_s = min(
         ((choice, move_cost_s(choice.profile, now, choice.plan)) for choice in faster or search.choices[:1]),
         key=lambda each: each[0].step_s * steps + each[1],
@@ -104,6 +109,9 @@ def decide(
         said += f", {shares_text(best.shares)}"
     if best.same_work_as(now) or gain_s <= LEAST_GAIN * before.step_s:
         return replace(found, reason=f"no cut saves {LEAST_GAIN:.0%} of a step: {said}")
+    if gain_s <= least_gain * before.step_s:
+        reason = f"no cut saves the {least_gain:.0%} of a step that noise may explain: {said}"
+        return replace(found, reason=reason, too_soon=True)
     over = (
         f"over {counted(steps, 'step')} that saves {gain_s * steps:.2f} s, and the move costs {cost_s:.2f} s"
     )
@@ -111,7 +119,7 @@ def decide(
         return replace(
             found,
             reason=f"{said}; {over}: it does not pay",
-            too_short=gain_s * max(0, remaining_steps - IN_FORCE_STEPS) > cost_s,
+            too_soon=gain_s * max(0, remaining_steps - IN_FORCE_STEPS) > cost_s,
         )
     return replace(found, plan=best, reason=f"{said}; {over}")
 

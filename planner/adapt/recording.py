@@ -12,7 +12,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -312,11 +311,22 @@ def entries(path: Path) -> Iterator[Entry]:
 
 
 def _whole_lines(file: TextIO) -> Iterator[str]:
-    """The lines up to the first damage: a planner that is killed may leave a half one."""
-    with suppress(EOFError, zlib.error):
+    """The lines up to the first damage: a planner that is killed may leave half a member.
+
+    Raises:
+        BadGzipFile: the file does not begin with a member.
+    """
+    begun = False
+    try:
         for line in file:
+            begun = True
             if line.endswith("\n"):
                 yield line
+    except (EOFError, zlib.error):
+        return
+    except gzip.BadGzipFile:
+        if not begun:
+            raise
 
 
 def _brief(error: Exception) -> str:

@@ -20,7 +20,6 @@ class Observed:
 
     @property
     def same(self) -> bool:
-        """But for words about the recording itself."""
         return self.took.heard == self.heard
 
 

@@ -355,12 +355,12 @@ def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
 ) -> None:
     asked: list[int] = []
 
-    def too_short(*given: object, lasting_steps: int, **more: object) -> Decision:
+    def too_soon(*given: object, lasting_steps: int, **more: object) -> Decision:
         asked.append(lasting_steps)
-        return replace(MOVES, plan=None, too_short=True)
+        return replace(MOVES, plan=None, too_soon=True)
 
     async def check(controller: Controller) -> None:
-        monkeypatch.setattr(live, "decide", too_short)
+        monkeypatch.setattr(live, "decide", too_soon)
         state = controller._loop.state
         assert isinstance(state, Training)
         for step in range(1, 60):

@@ -12,8 +12,11 @@ from process_hosts import ElasticJob
 from test_elastic_jobs import at_step, job
 
 from orchestrator.events import types as events
+from orchestrator.events.folder import JobFolder
 from orchestrator.lifecycle.states import Finished
 from orchestrator.prepare.resolve import Resolved
+from planner.adapt.recording import entries
+from planner.adapt.replaying import Decided, Observed, replayed
 from planner.observed import StepTimes
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
@@ -34,6 +37,7 @@ def made(
     *,
     steps: int = STEPS,
     pass_s: float = PASS_S,
+    record: bool = False,
     **sections: dict[str, Any],
 ) -> Resolved:
     modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), pass_s)
@@ -43,7 +47,7 @@ def made(
         model={"layers": LAYERS - 2},
         cluster={"device": "emulated", "emulated": modelled},
         elastic={"allow_faults": True},
-        adapt={"policy": policy},
+        adapt={"policy": policy, "record": record},
         **sections,
     )
 
@@ -79,7 +83,8 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
         if at_step(KILLED_AT)(event):
             running.signal(0)
 
-    ran = adapting(made(tmp_path / "slow"), act).run()
+    resolved = made(tmp_path / "slow", record=True)
+    ran = adapting(resolved, act).run()
     assert isinstance(ran.state, Finished)
     assert ran.steps == list(range(1, STEPS + 1))
     assert ran.state_sha256 == quiet(tmp_path / "quiet")
@@ -111,6 +116,16 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     counts = for_three[0].layers_per_stage
     assert counts[1] < min(counts[0], counts[2])
     assert for_three[-1].layers_per_stage[1] > counts[1]
+
+    answers = list(replayed(entries(JobFolder(resolved.config.output).planner_path)))
+    assert all(answer.same for answer in answers)
+    decided = [answer.decision for answer in answers if isinstance(answer, Decided)]
+    logged = ran.of(events.Adapted)
+    assert [(each.reason, each.then_s) for each in decided[: len(logged)]] == [
+        (each.reason.partition("; but ")[0], each.then_s) for each in logged
+    ]
+    seen = [change for answer in answers if isinstance(answer, Observed) for change in answer.heard.changes]
+    assert set(seen) >= {said for event in changed for said in event.changes}
 
 
 def test_switched_off_nothing_is_measured_and_nothing_moves(tmp_path: Path) -> None:

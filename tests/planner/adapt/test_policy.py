@@ -91,13 +91,13 @@ def test_what_ends_soon_does_not_pay() -> None:
     replanner = made(4, 4, 4)
     brief = decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS)
     assert brief.plan is None
-    assert brief.too_short
+    assert brief.too_soon
     decision = decided(replanner, 3.0, 1.0, 1.0, remaining=IN_FORCE_STEPS)
     assert decision.plan is None
     assert decision.reason.endswith(
         "over 0 steps that saves 0.00 s, and the move costs 0.10 s: it does not pay"
     )
-    assert not decision.too_short, "no longer speed would help a job that ends"
+    assert not decision.too_soon, "no longer speed would help a job that ends"
     assert decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS + 1).plan is not None
 
 

@@ -1,0 +1,67 @@
+"""Runs `freshet adapt replay`: repeats the decisions of a recorded planner, and says which differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from orchestrator.events.folder import PLANNER
+from planner.adapt.recording import entries
+from planner.adapt.replaying import Decided, Observed, replayed
+from planner.wording import counted
+from workers.protocol import JobError
+
+
+def replay_command(recording: Path) -> None:
+    """Print the changes and decisions of a recording.
+
+    Args:
+        recording: the file, or its job's folder.
+
+    Raises:
+        JobError: it cannot be read, or another planner decides otherwise.
+    """
+    path = recording / PLANNER if recording.is_dir() else recording
+    different = 0
+    try:
+        for answer in replayed(entries(path)):
+            different += not answer.same
+            for line in lines(answer):
+                print(line)
+    except OSError as error:
+        raise JobError(
+            f"cannot read the recording {path}: {error.strerror or error}; [adapt] record = true makes one"
+        ) from error
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    if different:
+        raise JobError(f"{path}: {counted(different, 'answer')} of the planner's are not as recorded")
+    print("all answers are as recorded")
+
+
+def lines(answer: Observed | Decided) -> Iterator[str]:
+    """What people should know of an answer."""
+    if isinstance(answer, Decided):
+        yield from _decision(answer)
+        return
+    step = max((seen.step for seen in answer.took.batch), default=0)
+    then, now = answer.took.heard, answer.heard
+    yield from (f"step {step}: {change}" for change in then.changes)
+    yield from (f"step {step}: ignored: {why}" for _, why in then.ignored)
+    if not answer.same:
+        yield f"step {step}: DIFFERS: {_difference(then.changes, now.changes)}"
+
+
+def _decision(answer: Decided) -> Iterator[str]:
+    step, then, now = answer.asked.question.step, answer.recorded, answer.decision
+    verb = "moves" if now.plan is not None else "stays"
+    yield f"step {step}: {verb}: {now.reason}"
+    if then is not None and not answer.same:
+        yield f"step {step}: DIFFERS: recorded: {'moves' if then.plan is not None else 'stays'}: {then.reason}"
+
+
+def _difference(then: Iterable[str], now: Iterable[str]) -> str:
+    recorded, repeated = "; ".join(then) or "no change", "; ".join(now) or "no change"
+    if recorded == repeated:
+        return "what is known of the ranks' speeds"
+    return f"recorded {recorded}, now {repeated}"

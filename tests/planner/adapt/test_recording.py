@@ -1,0 +1,195 @@
+"""What a planner is told and answers survives its recording to the bit, and another planner answers the same."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import small_profile
+
+from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
+from planner.adapt.recording import (
+    Answered,
+    Began,
+    Ended,
+    PlansWith,
+    RecordedPlanner,
+    RecordingError,
+    Took,
+    Writer,
+    entries,
+    entry_of,
+    line_of,
+    planner_of,
+)
+from planner.adapt.replaying import Decided, Observed, replayed
+from planner.features import Sample
+from planner.observed import StageTime, StepTimes
+from planner.plan import Plan
+from planner.schedule.expand import schedule_of
+from planner.search.replan import Replanner
+
+PROFILE = small_profile.profile(*(small_profile.layer(f"layer{number}") for number in range(4)))
+PLAN = small_profile.plan(2, 2)
+MEMBERS = (7, 9)
+REPLANNER = Replanner(
+    first=PLAN, schedule=schedule_of(PLAN), parameters=(10,) * 4, copies=0, profile=PROFILE, limits=(None, 9_000)
+)
+
+
+def times(place: int, step: int, factor: float, plan: Plan = PLAN) -> StepTimes:
+    """Of a step of two microbatches: F takes 1 s per layer, B 6 s."""
+    layers = plan.layers_per_stage[place]
+    measured = tuple(
+        StageTime(kind=kind, stage=place, seconds=2 * pass_s * layers * factor, count=2)
+        for kind, pass_s in (("F", 1.0), ("B", 6.0))
+    )
+    return StepTimes(
+        rank=MEMBERS[place],
+        place=place,
+        step=step,
+        plan=plan.key,
+        times=measured,
+        frozen=False,
+        halves=(measured, measured),
+        surroundings=Sample(values=(("cpu_busy", 1 / 3),), window_s=0.25),
+    )
+
+
+def question(step: int) -> Question:
+    return Question(now=PLAN, domains=("a", "b"), members=MEMBERS, step=step, remaining_steps=1000)
+
+
+def live(planner: LivePlanner) -> list[Heard]:
+    """A life with a neighbour, garbage, questions, and a rank that leaves."""
+    planner.plan_with(REPLANNER)
+    heard = [
+        planner.take([times(0, step, 1.0), times(1, step, 3.1 if step > 8 else 1.1)], [PLAN], MEMBERS)
+        for step in range(12)
+    ]
+    mad = replace(
+        times(0, 12, 1.0), times=(StageTime(kind="F", stage=0, seconds=math.nan, count=2),), halves=()
+    )
+    heard.append(planner.take([mad], [PLAN], MEMBERS))
+    assert planner.decide(question(12)).plan is not None
+    planner.keep([9])
+    heard.append(planner.take([times(1, 14, 1.0)], [PLAN], MEMBERS))
+    return heard
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "planner.jsonl.gz"
+
+
+def test_a_recorded_life_is_repeated_to_the_bit(recording: Path) -> None:
+    start = LiveStart(profile=PROFILE, record=str(recording), forest=None)
+    silent = LivePlanner(start)
+    assert live(planner_of(start)) == live(silent)
+    # The next planner's life follows.
+    live(planner_of(replace(start, since=3)))
+    answers = list(replayed(entries(recording)))
+    observed = [answer for answer in answers if isinstance(answer, Observed)]
+    decided = [answer for answer in answers if isinstance(answer, Decided)]
+    assert len(observed) > 20
+    assert [answer.recorded == answer.decision for answer in decided] == [True, True]
+    assert all(answer.same for answer in observed if not answer.took.heard.ignored)
+    assert [answer.heard.changes for answer in observed if answer.heard.changes] == [
+        answer.took.heard.changes for answer in observed if answer.took.heard.changes
+    ]
+    (why,) = {why for answer in observed for _, why in answer.took.heard.ignored}
+    assert "took nan s" in why
+    assert not [answer for answer in answers if not answer.same]
+
+
+def test_another_answer_than_the_recorded_one_is_noticed(recording: Path) -> None:
+    live(planner_of(LiveStart(profile=PROFILE, record=str(recording))))
+    changed = [
+        replace(entry, decision=replace(entry.decision, plan=None)) if isinstance(entry, Answered) else entry
+        for entry in entries(recording)
+    ]
+    assert [type(answer) for answer in replayed(changed) if not answer.same] == [Decided]
+
+
+def test_entries_keep_every_value(recording: Path) -> None:
+    forest = bytes(range(256))
+    began = Began(start=LiveStart(profile=PROFILE, forest=forest, factors=((1 / 3, 0.1, 7e-301),)))
+    assert entry_of(line_of(began).decode()) == began
+    plans_with = PlansWith.of(REPLANNER)
+    assert entry_of(line_of(plans_with).decode()) == plans_with
+    assert plans_with.replanner == REPLANNER
+
+
+def test_what_a_killed_planner_left_half_written_is_left_out(recording: Path) -> None:
+    live(planner_of(LiveStart(profile=PROFILE, record=str(recording))))
+    # As lines, since NaN is not equal to itself.
+    whole = list(map(line_of, entries(recording)))
+    content = recording.read_bytes()
+    for lost in (1, 7, 12, 40):
+        recording.write_bytes(content[:-lost])
+        left = list(map(line_of, entries(recording)))
+        assert left == whole[: len(left)]
+        assert len(left) >= len(whole) - 3
+
+
+def test_a_recording_that_gets_too_long_ends_with_a_word(recording: Path) -> None:
+    writer = Writer(recording, most_bytes=2000)
+    planner = RecordedPlanner(LiveStart(profile=PROFILE), writer)
+    warnings: list[str] = []
+    for step in range(3000):
+        warnings += planner.take([times(0, step, 1.0 + step / 7e3)], [PLAN], MEMBERS).warnings
+    (warning,) = warnings
+    assert "would take more than 2,000 bytes and ends here" in warning
+    *_, last = entries(recording)
+    assert isinstance(last, Ended)
+    assert recording.stat().st_size < 2200
+    assert all(answer.same for answer in replayed(entries(recording)))
+
+
+def test_a_recording_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    planner = planner_of(LiveStart(profile=PROFILE, record=str(tmp_path / "file" / "planner.jsonl.gz")))
+    first, *others = live(planner)
+    assert "the recording" in first.warnings[0]
+    assert not any(heard.warnings for heard in others)
+
+
+def test_lines_wait_for_company_but_not_long(recording: Path) -> None:
+    now = [0.0]
+    writer = Writer(recording, clock=lambda: now[0])
+    planner = RecordedPlanner(LiveStart(profile=PROFILE), writer)
+    size = recording.stat().st_size
+    planner.take([times(0, 1, 1.0)], [PLAN], MEMBERS)
+    assert recording.stat().st_size == size
+    now[0] = 1.5
+    planner.take([times(0, 2, 1.0)], [PLAN], MEMBERS)
+    assert [type(entry) for entry in entries(recording)].count(Took) == 2
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.gz"
+    other.write_bytes(gzip.compress(b'Stranger [{"a": 1}]\n'))
+    with pytest.raises(RecordingError, match="line 1: .* unknown kind of entry 'Stranger'"):
+        list(entries(other))
+    other.write_bytes(gzip.compress(b'Took [{"batch": 1}]\n'))
+    with pytest.raises(RecordingError, match="not of a planner's recording"):
+        list(entries(other))
+    other.write_bytes(b"plain text\n")
+    with pytest.raises(OSError, match="Not a gzipped file"):
+        list(entries(other))
+    newer = replace(Began(start=LiveStart(profile=PROFILE)), format=99)
+    other.write_bytes(gzip.compress(line_of(newer)))
+    with pytest.raises(RecordingError, match="format 99, and this program reads 1"):
+        list(entries(other))
+
+
+def test_only_a_sensible_order_is_repeated() -> None:
+    kept = list(replayed([Began(start=LiveStart(profile=PROFILE))]))
+    assert kept == []
+    with pytest.raises(ValueError, match="comes before a planner began"):
+        list(replayed([PlansWith.of(REPLANNER)]))
+
+
