@@ -36,7 +36,12 @@ PROFILE = small_profile.profile(*(small_profile.layer(f"layer{number}") for numb
 PLAN = small_profile.plan(2, 2)
 MEMBERS = (7, 9)
 REPLANNER = Replanner(
-    first=PLAN, schedule=schedule_of(PLAN), parameters=(10,) * 4, copies=0, profile=PROFILE, limits=(None, 9_000)
+    first=PLAN,
+    schedule=schedule_of(PLAN),
+    parameters=(10,) * 4,
+    copies=0,
+    profile=PROFILE,
+    limits=(None, 9_000),
 )
 
 
@@ -191,5 +196,3 @@ def test_only_a_sensible_order_is_repeated() -> None:
     assert kept == []
     with pytest.raises(ValueError, match="comes before a planner began"):
         list(replayed([PlansWith.of(REPLANNER)]))
-
-
