@@ -26,7 +26,6 @@ from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.search.replan import Replanner
-from planner.wording import counted
 
 FORMAT = 1
 MOST_BYTES = 1 << 30
@@ -156,7 +155,7 @@ _CONFIG = ConfigDict(ser_json_inf_nan="constants", ser_json_bytes="base64", val_
 @cache
 def _adapter(kind: type[Entry]) -> TypeAdapter[tuple[Entry]]:
     # In a tuple: a dataclass takes no configuration from outside.
-    return TypeAdapter(tuple[kind], config=_CONFIG)
+    return TypeAdapter(tuple[kind], config=_CONFIG)  # pyright: ignore[reportInvalidTypeForm]
 
 
 def line_of(entry: Entry) -> bytes:

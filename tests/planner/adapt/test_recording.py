@@ -177,7 +177,7 @@ def test_lines_wait_for_company_but_not_long(recording: Path) -> None:
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.gz"
     other.write_bytes(gzip.compress(b'Stranger [{"a": 1}]\n'))
-    with pytest.raises(RecordingError, match="line 1: .* unknown kind of entry 'Stranger'"):
+    with pytest.raises(RecordingError, match=r"line 1: .* unknown kind of entry 'Stranger'"):
         list(entries(other))
     other.write_bytes(gzip.compress(b'Took [{"batch": 1}]\n'))
     with pytest.raises(RecordingError, match="not of a planner's recording"):
