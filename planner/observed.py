@@ -21,6 +21,22 @@ class StageTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinkTime:
+    """What a rank measured of its link to another one."""
+
+    target: int
+    """The other one's place."""
+    size_bytes: int
+    """Bytes that passed while more waited; 0: no message was followed."""
+    seconds: float
+    """In which they passed."""
+    at_least: bool
+    """Whether they had passed before it could be told how fast: the link may be faster."""
+    round_trip_s: float | None
+    """Of a small packet, the shortest seen of late; None: unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """One rank's actions in one step, which may still be undone: they took their time all the same."""
 
@@ -37,3 +53,7 @@ class StepTimes:
     """The same for the earlier and the later half of the step's actions, outliers bounded; empty: there are too few."""
     surroundings: Sample | None = None
     """The newest sample of its device and host; None where they are not sampled."""
+    links: tuple[LinkTime, ...] = ()
+    """Its links to others, as far as they were measured since its last report."""
+    waited_s: float | None = None
+    """How long its actions waited for what other ranks send; None: unknown."""

@@ -35,6 +35,8 @@ class Window:
     losses: dict[int, float]
     """Global microbatch -> mean loss, on the rank with the last stage."""
     spans: tuple[Span, ...]
+    waited_s: float = 0.0
+    """How long its actions waited for what other ranks send."""
 
     @property
     def busy_s(self) -> float:
@@ -78,7 +80,9 @@ class Engine:
         self._activity = activity or Activity()
         self._admit = admit
         self._bytes_per_s: float | None = None
-        """The send bandwidth that an injected fault leaves this rank; None: no limit."""
+        """The send bandwidth that an injected fault leaves this rank, if the channel itself cannot hold messages up;
+        None: no limit."""
+        self._waited_s = 0.0
         self._handed: dict[tuple[Stream, int], Tensors] = {}
         self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
@@ -95,6 +99,7 @@ class Engine:
         if numbers is not None:
             self._numbers = numbers
         self._begin_faults(step + 1)
+        self._waited_s = 0.0
         self._device.start_window()
         self._announce(None, purpose=0)
         self._expect(self._program.actions, purpose=0)
@@ -107,7 +112,9 @@ class Engine:
                 self._poison()
             with self._activity.waiting():
                 self._channel.flush()
-            return Window({g: float(loss) for g, loss in losses.items()}, self._device.spans())
+            return Window(
+                {g: float(loss) for g, loss in losses.items()}, self._device.spans(), self._waited_s
+            )
 
     def evaluate(self, batches: Batches, microbatches: int, *, purpose: int) -> dict[int, Tensors]:
         """Run forward passes only, in evaluation mode, in the order of the schedule's own forwards.
@@ -209,8 +216,11 @@ class Engine:
     def _receive(self, stream: Stream, microbatch: int) -> Tensors:
         if stream.target == stream.source:
             return self._handed.pop((stream, microbatch))
+        begun_s = time.perf_counter()
         with self._activity.waiting():
-            return self._channel.receive(stream)
+            received = self._channel.receive(stream)
+        self._waited_s += time.perf_counter() - begun_s
+        return received
 
     def _announce(self, forwards: int | None, purpose: int) -> None:
         """Announce the next messages to the channel: the window's, or the first `forwards` forwards'."""
@@ -264,7 +274,8 @@ class Engine:
         """Begin and end the faults that last for entire windows."""
         faults = self._armed
         self._device.slowdown = 1.0 if faults is None else faults.slowdown(step)
-        self._bytes_per_s = None if faults is None else faults.bytes_per_s(step)
+        bytes_per_s = None if faults is None else faults.bytes_per_s(step)
+        self._bytes_per_s = None if self._channel.pace(bytes_per_s) else bytes_per_s
 
     def _poison(self) -> None:
         """Put a NaN into the first gradient present."""

@@ -142,7 +142,8 @@ class Minibatch:
         exchange.sum()
         losses = {g: loss for window in windows for g, loss in window.losses.items()}
         spans = tuple(span for window in windows for span in window.spans)
-        return Window(losses, spans), self._first_replicas_buffers()
+        waited_s = sum(window.waited_s for window in windows)
+        return Window(losses, spans, waited_s), self._first_replicas_buffers()
 
     def norms(self) -> dict[tuple[int, str], float]:
         """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order. A tied
@@ -220,4 +221,4 @@ def _later(window: Window, offset_s: float) -> Window:
     spans = tuple(
         replace(span, start_s=span.start_s + offset_s, end_s=span.end_s + offset_s) for span in window.spans
     )
-    return Window(window.losses, spans)
+    return replace(window, spans=spans)

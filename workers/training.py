@@ -157,6 +157,8 @@ class Training:
             setup.faults,
             setup.greeting.left,
         )
+        if setup.observe is not None:
+            channel.watch_links()
         if before is not None:
             self._continue(before)
 
@@ -406,6 +408,8 @@ class Training:
                 halves=half_times(window.spans),
                 surroundings=setup.surroundings(),
                 frozen=self._freezer.may_freeze(step),
+                links=self._channel.link_times(),
+                waited_s=window.waited_s,
             )
             setup.observe(observed)
 

@@ -30,7 +30,7 @@ LIFE = ("submitted", "formed", "paused", "finished", "failed", "regrouped", "req
 """Events after which most of a page is another one."""
 RANKS = (*LIFE, "placing", "rank_started", "rank_failed", "notice", "noticed")
 PLANS = (*LIFE, "plan", "switch", "migrated", "freeze_solved")
-SPEEDS = ("speeds", "adapted")
+SPEEDS = ("speeds", "links_timed", "adapted")
 """Events about ranks that are slower or faster than the profile says."""
 
 

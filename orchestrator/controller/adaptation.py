@@ -22,7 +22,16 @@ from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.sample_thinning import Thinning
 from orchestrator.events.folder import JobFolder
-from orchestrator.events.types import Adapted, Event, Formed, LayersTimed, Migrated, SpeedsChanged, Warned
+from orchestrator.events.types import (
+    Adapted,
+    Event,
+    Formed,
+    LayersTimed,
+    LinksTimed,
+    Migrated,
+    SpeedsChanged,
+    Warned,
+)
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Job, Training
@@ -121,7 +130,7 @@ class Adaptation:
         if self._home is not None:
             record = self._view().adapt
             self._told, self._since = Slowdowns(tuple(record.known)), record.since
-            self._planning.set(known=self._told, factors=record.factors)
+            self._planning.set(known=self._told, factors=record.factors, links=record.links)
             self._due = True
 
     def observe(self, batch: Sequence[StepTimes]) -> None:
@@ -151,14 +160,14 @@ class Adaptation:
     def _start(self) -> LiveStart:
         profile = self._setup.profile
         assert profile is not None, "only a job with a profile adapts"
-        factors = self._view().adapt.factors
-        config = self._setup.config
+        known, config = self._view().adapt, self._setup.config
         record = JobFolder(config.output).planner_path if config.adapt.record else None
         return LiveStart(
             profile=profile,
             known=self._told,
             since=self._since,
-            factors=factors,
+            factors=known.factors,
+            links=known.links,
             forest=self._setup.forest,
             record=None if record is None else str(record),
         )
@@ -221,6 +230,11 @@ class Adaptation:
         if heard.factors:
             self._planning.set(factors=heard.factors)
             self._loop.post(Noted(LayersTimed(step=state.job.progress.step, factors=heard.factors)))
+        if heard.links is not None:
+            self._planning.set(links=heard.links)
+            told = LinksTimed(step=state.job.progress.step, links=heard.links, changes=heard.link_changes)
+            self._loop.post(Noted(told))
+            self._due = True
         self._tell(heard, state.job)
         sampled = self._thinning.due(time.monotonic(), state.job.progress.step, dict(heard.newest))
         if sampled is not None:

@@ -1,4 +1,4 @@
-"""The replanner that a controller plans with now, and the speeds of its ranks: both change while a job trains.
+"""The replanner that a controller plans with now, and the speeds of its ranks and links: they change while it trains.
 
 Knows no events and makes no plans; whoever learns something new about the job sets it here.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.adapt.layer_times import Factors, with_factors
+from planner.adapt.link_times import Links
 from planner.adapt.speeds import Slowdowns
 from planner.schedule.expand import schedule_after
 from planner.search.replan import Replanner
@@ -30,8 +31,9 @@ class CurrentReplanner:
         self._known = Slowdowns()
         self._factors: Factors = ()
         self._limits: Mapping[int, int] = {}
-        self._limited: dict[tuple[int | None, ...], Replanner] = {}
-        """Replanners with the limits of some ranks, by place: each remembers its answers."""
+        self._links: Links = ()
+        self._special: dict[tuple[tuple[int | None, ...], Links], Replanner] = {}
+        """Replanners with the limits and the slow links of some ranks, by place: each remembers its answers."""
         self._changed = changed
 
     @property
@@ -40,13 +42,21 @@ class CurrentReplanner:
         return self._replanner
 
     def of(self, ranks: Sequence[int]) -> Replanner:
-        """The replanner as of now for `ranks`, by place: with the limits of their memory."""
+        """The replanner as of now for `ranks`, by place: with the limits of their memory and their slow links."""
         limits = tuple(self._limits.get(rank) for rank in ranks)
         if all(limit is None for limit in limits):
+            limits = ()
+        place_of = {rank: place for place, rank in enumerate(ranks)}
+        links = tuple(
+            replace(link, source=place_of[link.source], target=place_of[link.target])
+            for link in self._links
+            if link.source in place_of and link.target in place_of
+        )
+        if not limits and not links:
             return self._replanner
-        if limits not in self._limited:
-            self._limited[limits] = replace(self._replanner, limits=limits)
-        return self._limited[limits]
+        if (limits, links) not in self._special:
+            self._special[limits, links] = replace(self._replanner, limits=limits, links=links)
+        return self._special[limits, links]
 
     @property
     def limits(self) -> Mapping[int, int]:
@@ -64,22 +74,26 @@ class CurrentReplanner:
         method: str | None = None,
         known: Slowdowns | None = None,
         factors: Factors = (),
+        links: Links | None = None,
         limits: Mapping[int, int] | None = None,
         recompute: tuple[int, ...] | None = None,
     ) -> None:
-        """Plan for the copies of another freeze method, other speeds, times or limits, from now on.
+        """Plan for the copies of another freeze method, other speeds, times, links or limits, from now on.
 
         Args:
             method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
             known: the speeds of the ranks. None: as before.
             factors: on the layers' times. Empty: as before.
+            links: by rank, those that are slower than the profile's. None: as before.
             limits: by rank, the most memory that a plan may take there. None: as before.
             recompute: the layers that recompute in every plan. None: as before.
         """
         self._factors = factors or self._factors
         before = self._replanner
         limits = self._limits if limits is None else dict(limits)
-        other_limits, self._limits = limits != self._limits, limits
+        links = self._links if links is None else links
+        special = (limits, links) != (self._limits, self._links)
+        self._limits, self._links = limits, links
         if recompute is not None and recompute != before.first.recompute:
             first = replace(before.first, recompute=recompute)
             self._replanner = replace(before, first=first, schedule=schedule_after(before.schedule, first))
@@ -93,7 +107,7 @@ class CurrentReplanner:
             # A new one, which remembers no answers: those of the old one are for the copies that it counts.
             self._replanner = replace(self._replanner, profile=planned)
         if self._replanner is not before:
-            self._limited = {}
-        elif not other and not other_limits:
+            self._special = {}
+        elif not other and not special:
             return
         self._changed()

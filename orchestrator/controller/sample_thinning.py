@@ -37,6 +37,7 @@ class Thinning:
 
     def __init__(self) -> None:
         self._newest: dict[int, Sample] = {}
+        self._waited_s: dict[int, float] = {}
         self._logged_s: float | None = None
 
     def see(self, batch: Iterable[StepTimes]) -> None:
@@ -44,6 +45,8 @@ class Thinning:
         for observed in batch:
             if observed.surroundings is not None:
                 self._newest[observed.rank] = observed.surroundings
+            if observed.waited_s is not None:
+                self._waited_s[observed.rank] = observed.waited_s
 
     def due(self, now_s: float, step: int, slowdowns: Mapping[int, float]) -> Sampled | None:
         """The samples to log, if it is time: those of the ranks that have a slowdown.
@@ -56,10 +59,16 @@ class Thinning:
         if not found or (self._logged_s is not None and now_s - self._logged_s < every_s):
             return None
         self._logged_s, self._newest = now_s, {}
+        waited_s, self._waited_s = self._waited_s, {}
         return Sampled(
             step=step,
             ranks=tuple(
-                Surroundings(rank=rank, slowdown=float(f"{slowdowns[rank]:.4g}"), values=_logged(found[rank]))
+                Surroundings(
+                    rank=rank,
+                    slowdown=float(f"{slowdowns[rank]:.4g}"),
+                    values=_logged(found[rank]),
+                    waited_s=waited_s.get(rank),
+                )
                 for rank in sorted(found)
             ),
         )

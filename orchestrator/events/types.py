@@ -17,6 +17,7 @@ from orchestrator.events.rehearsed import Disturbed, Rehearsed
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
+from planner.simulation.slow_links import SlowLink
 from workers.protocol import (
     CheckpointRef,
     CheckpointReport,
@@ -342,6 +343,8 @@ class Surroundings:
     """As measured in the newest step."""
     values: tuple[tuple[str, float], ...]
     """(name, value) of some features of `planner.features`; those that its machine cannot tell are missing."""
+    waited_s: float | None = None
+    """How long its actions waited for what other ranks send, in the newest step; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +364,19 @@ class LayersTimed:
     """Steps committed."""
     factors: tuple[tuple[float, float, float], ...]
     """Per layer, on the profile's forward, input gradient and weight gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinksTimed:
+    """The slow links are others than those that the planner has planned with."""
+
+    step: int
+    """Steps committed."""
+    links: tuple[SlowLink, ...]
+    """By rank, all that are slower than the profile's; empty: none is any more."""
+    changes: tuple[str, ...] = ()
+    """What changed, in words; empty: links have drifted, or a slow one has not been measured for so long that it counts
+    as before the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,6 +492,7 @@ Event = (
     | SpeedsChanged
     | Sampled
     | LayersTimed
+    | LinksTimed
     | Adapted
     | OutOfMemory
     | MemoryLimited
@@ -526,6 +543,7 @@ KINDS: dict[str, type[Event]] = {
     "speeds": SpeedsChanged,
     "sampled": Sampled,
     "layers_timed": LayersTimed,
+    "links_timed": LinksTimed,
     "adapted": Adapted,
     "out_of_memory": OutOfMemory,
     "memory_limit": MemoryLimited,

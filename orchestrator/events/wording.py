@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from orchestrator.events.types import Adapted, FreezeSolved, MemoryLimited, Noticed, SpeedsChanged
+from orchestrator.events.types import (
+    Adapted,
+    FreezeSolved,
+    LinksTimed,
+    MemoryLimited,
+    Noticed,
+    SpeedsChanged,
+)
 from orchestrator.quantities import seconds
+from planner.simulation.slow_links import SlowLink
 from workers.protocol import FaultReport
 
 
@@ -38,6 +46,21 @@ def speeds_text(changed: SpeedsChanged) -> str:
     return (
         f"speeds are known: rank {slowest_rank}, the slowest, takes {slowest:.2f} times the profile's times"
     )
+
+
+def links_text(timed: LinksTimed) -> str:
+    """Which links became slower or faster, in words."""
+    if timed.changes:
+        return "; ".join(timed.changes)
+    if not timed.links:
+        return "no link is slower than before the job any more"
+    slow = [f"rank {link.source} -> {link.target} {link_text(link)}" for link in timed.links]
+    return f"slow links: {'; '.join(slow)}"
+
+
+def link_text(link: SlowLink) -> str:
+    """What a link carries, in words."""
+    return f"{link.bytes_per_s / 1e6:,.3g} MB/s, {seconds(link.latency_s)}"
 
 
 def adapted_text(adapted: Adapted) -> str:

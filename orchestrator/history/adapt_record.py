@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from orchestrator.events.types import Adapted, LayersTimed, Sampled, SpeedsChanged
+from orchestrator.events.types import Adapted, LayersTimed, LinksTimed, Sampled, SpeedsChanged
+from planner.simulation.slow_links import SlowLink
 
 KEPT = 300
 """How many of the newest changes and decisions are kept, of each."""
@@ -41,13 +42,17 @@ class AdaptRecord:
     """The step since which no speed has changed."""
     factors: tuple[tuple[float, float, float], ...] = ()
     """On the layers' times, per layer; empty: the profile's stand."""
+    links: tuple[SlowLink, ...] = ()
+    """By rank, those that are slower than the profile's."""
     samples: list[Sampled] = field(default_factory=list)
     """What surrounded the ranks; ascending steps, every second one dropped where they are too many."""
     speeds: list[Speeds] = field(default_factory=list)
     """Ascending steps."""
     decisions: list[Decided] = field(default_factory=list)
 
-    def take(self, event: SpeedsChanged | Sampled | LayersTimed | Adapted, time_s: float) -> None:
+    def take(
+        self, event: SpeedsChanged | Sampled | LayersTimed | LinksTimed | Adapted, time_s: float
+    ) -> None:
         """Add one event."""
         match event:
             case SpeedsChanged(slowdowns=known):
@@ -62,5 +67,7 @@ class AdaptRecord:
                 self.samples = [*(kept if len(kept) < KEPT else kept[::2]), event]
             case LayersTimed(factors=factors):
                 self.factors = factors
+            case LinksTimed(links=links):
+                self.links = links
             case Adapted():
                 self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]

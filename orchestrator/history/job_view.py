@@ -25,6 +25,7 @@ from orchestrator.events.types import (
     FreezeSolved,
     Issued,
     LayersTimed,
+    LinksTimed,
     MemoryLimited,
     Migrated,
     Noticed,
@@ -298,7 +299,7 @@ class JobView:
                 self.freeze.take(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)
-            case SpeedsChanged() | Sampled() | LayersTimed() | Adapted() as adapted:
+            case SpeedsChanged() | Sampled() | LayersTimed() | LinksTimed() | Adapted() as adapted:
                 self.adapt.take(adapted, record.time_s)
             case OutOfMemory() | MemoryLimited() as told:
                 self.memory.take(told)

@@ -22,6 +22,8 @@ class SpeedsPart:
 
     chart: Chart
     decisions: Table | None
+    links: Table | None = None
+    """Those that are slow now."""
 
 
 def speeds(run: JobView) -> SpeedsPart | None:
@@ -47,7 +49,31 @@ def speeds(run: JobView) -> SpeedsPart | None:
         changes=plan_changes(run),
         emulated=run.emulated,
     )
-    return SpeedsPart(chart, _decisions(run))
+    return SpeedsPart(chart, _decisions(run), _links(run))
+
+
+def _links(run: JobView) -> Table | None:
+    slow = run.adapt.links
+    if not slow:
+        return None
+    return Table(
+        label="Links that are slower than before the job",
+        columns=(
+            Column("From rank", "number"),
+            Column("To rank", "number"),
+            Column("Rate"),
+            Column("Latency"),
+        ),
+        rows=tuple(
+            (
+                str(link.source),
+                str(link.target),
+                f"{link.bytes_per_s / 1e6:,.3g} MB/s",
+                seconds(link.latency_s),
+            )
+            for link in slow[:MOST_ROWS]
+        ),
+    )
 
 
 def _decisions(run: JobView) -> Table | None:

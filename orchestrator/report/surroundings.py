@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.events.types import Sampled
+from orchestrator.events.types import Sampled, Surroundings
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import significant
@@ -28,9 +28,15 @@ class _Shown:
     """Of the ranks' values."""
 
 
-SLOWDOWN = "slowdown"
+SLOWDOWN, WAITED = "slowdown", "waited"
+UNITS = {
+    SLOWDOWN: "measured over expected time",
+    WAITED: "s per step",
+    **{feature.name: feature.unit for feature in FEATURES},
+}
 SHOWN = (
     _Shown("Measured slowdown", SLOWDOWN),
+    _Shown("Waiting for other ranks' messages", WAITED),
     _Shown("Cores that other processes take", "cpu_others"),
     _Shown("Waiting for a core", "cpu_pressure"),
     _Shown("Waiting for the disk", "io_pressure"),
@@ -52,20 +58,13 @@ def _chart(run: JobView, samples: list[Sampled], shown: _Shown) -> Chart | None:
     found = {
         each.step: values
         for each in samples
-        if (
-            values := [
-                rank.slowdown if shown.feature == SLOWDOWN else dict(rank.values)[shown.feature]
-                for rank in each.ranks
-                if shown.feature == SLOWDOWN or shown.feature in dict(rank.values)
-            ]
-        )
+        if (values := [value for rank in each.ranks if (value := _value(rank, shown.feature)) is not None])
     }
     if not found:
         return None
-    units = {feature.name: feature.unit for feature in FEATURES}
     return Chart(
         title=shown.title,
-        unit="measured over expected time" if shown.feature == SLOWDOWN else units[shown.feature],
+        unit=UNITS[shown.feature],
         series=(
             Series(
                 name="worst rank", points=tuple((step, shown.worst(each)) for step, each in found.items())
@@ -74,5 +73,15 @@ def _chart(run: JobView, samples: list[Sampled], shown: _Shown) -> Chart | None:
         ),
         format=significant,
         from_zero=True,
-        emulated=run.emulated and shown.feature == SLOWDOWN,
+        emulated=run.emulated and shown.feature in (SLOWDOWN, WAITED),
     )
+
+
+def _value(rank: Surroundings, feature: str) -> float | None:
+    match feature:
+        case "slowdown":
+            return rank.slowdown
+        case "waited":
+            return rank.waited_s
+        case _:
+            return dict(rank.values).get(feature)

@@ -51,6 +51,8 @@ class Adviser:
         self._changed_at: dict[int, int] = {}
         if since is not None:
             self._changed_at = {rank: since for rank, _ in self.known.by_rank}
+        self._links_changed: int | None = None
+        """The step at which a link changed last."""
         self._durations: list[int] = []
         self._first_steps: dict[tuple[int, int], int] = {}
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
@@ -139,8 +141,14 @@ class Adviser:
         return max(round(usual), self.age(step))
 
     def age(self, step: int) -> int:
-        """For how many steps no rank's speed has changed."""
-        return max(0, step - max(self._changed_at.values())) if self._changed_at else 0
+        """For how many steps no speed of a rank or a link has changed."""
+        if not self._changed_at:
+            return 0
+        return max(0, step - max(*self._changed_at.values(), self._links_changed or 0))
+
+    def note_links(self, step: int) -> None:
+        """A link has changed at `step`."""
+        self._links_changed = step
 
     def _note(self, rank: int, change: Change) -> None:
         before = self._changed_at.get(rank)

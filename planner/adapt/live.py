@@ -13,6 +13,7 @@ from statistics import median_low
 from planner.adapt.adviser import Adviser
 from planner.adapt.forest_slowdowns import ForestSlowdowns
 from planner.adapt.layer_times import Factors, LayerTimes
+from planner.adapt.link_times import Links, LinkTimes
 from planner.adapt.policy import Decision, decide
 from planner.adapt.speeds import NONE_KNOWN, Slowdowns
 from planner.features import VERSION
@@ -34,6 +35,8 @@ class LiveStart:
     """The ranks' slowdowns, from the log."""
     factors: Factors = ()
     """On the layers' times, from the log."""
+    links: Links = ()
+    """Those that are slow, from the log."""
     since: int | None = None
     """The step since which they have not changed; None: nothing is known."""
     forest: bytes | None = None
@@ -58,6 +61,10 @@ class Heard:
     """(rank, slowdown in its newest step)."""
     factors: Factors = ()
     """On the layers' times, if these observations have changed them much."""
+    links: Links | None = None
+    """Those that are slow, if these observations have changed them much."""
+    link_changes: tuple[str, ...] = ()
+    """Changes of links that these observations completed, in words."""
     warnings: tuple[str, ...] = ()
     """Of the planner itself, for people."""
 
@@ -83,6 +90,7 @@ class LivePlanner:
     def __init__(self, start: LiveStart) -> None:
         self._adviser = Adviser(start.profile, start.known, start.since)
         self._times = LayerTimes(start.profile, start.factors)
+        self._links = LinkTimes(start.profile, start.links)
         self._replanner: Replanner | None = None
         self._predictor: Predictor | None = None
         if start.forest is not None:
@@ -98,6 +106,7 @@ class LivePlanner:
             members: rank by place.
         """
         changes: list[str] = []
+        link_changes: list[str] = []
         ignored: list[tuple[int, str]] = []
         step, moved = 0, False
         for observed in batch:
@@ -113,6 +122,12 @@ class LivePlanner:
                 changes.append(f"rank {observed.rank} {change.reason}")
             plan = next(plan for plan in plans if plan.key == observed.plan)
             moved = self._times.take(observed, plan) or moved
+            linked, nonsense = self._links.take(observed, members)
+            link_changes += linked
+            ignored += [(observed.rank, why) for why in nonsense]
+        relinked = self._links.changed(step)
+        if relinked:
+            self._adviser.note_links(step)
         return Heard(
             known=self._adviser.known,
             changes=tuple(changes),
@@ -121,12 +136,15 @@ class LivePlanner:
             age=self._adviser.age(step),
             newest=tuple(sorted(self._adviser.newest.items())),
             factors=self._times.factors if moved else (),
+            links=self._links.links() if relinked else None,
+            link_changes=tuple(link_changes),
         )
 
     def keep(self, ranks: Iterable[int]) -> None:
         """Forget all but `ranks`: a new generation begins."""
         kept = frozenset(ranks)
         self._adviser.keep(kept)
+        self._links.keep(kept)
         self._sampled = {rank: sample for rank, sample in self._sampled.items() if rank in kept}
 
     def plan_with(self, replanner: Replanner) -> None:

@@ -23,6 +23,7 @@ from planner.search.unmeasured import unmeasured_plan
 from planner.shares import check_shares
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized
+from planner.simulation.slow_links import SlowLink, with_slow_links
 from planner.wording import counted, named, seconds
 
 _ANSWERS = 512
@@ -55,6 +56,8 @@ class Replanner:
     limits: tuple[int | None, ...] = ()
     """By place, the most memory that a plan may take there, as the profile counts it; None, or no entry: all that the
     device has."""
+    links: tuple[SlowLink, ...] = ()
+    """By place, the links that are slower than those of the profile."""
     divisible: bool = True
     """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
     _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -231,7 +234,8 @@ class Replanner:
 
     def _new_answer(self, sites: Sites) -> _Answer:
         ranks, first = len(sites.domains), self.first
-        if ranks == first.world_size and (sites.alike or self.profile is None):
+        alike = sites.alike and not self.links
+        if ranks == first.world_size and (alike or self.profile is None):
             plan = self.with_standbys(first, sites.names)
             prediction = self._prediction(plan, self.schedule, sites)
             if prediction is None or prediction.fits:
@@ -248,7 +252,7 @@ class Replanner:
     def _as_before(self, profile: Profile, sites: Sites) -> _Answer | None:
         """The known plan for as many ranks in other domains, if domains change only standbys; None if there is none, or
         if it does not fit the memory with the new standbys."""
-        if not links_are_uniform(profile.cluster):
+        if self.links or not links_are_uniform(profile.cluster):
             return None
         for known, answer in list(self._known.items()):
             if len(known.domains) == len(sites.domains) and known.slowdowns == sites.slowdowns:
@@ -288,8 +292,8 @@ class Replanner:
         self, profile: Profile, found: Options, sites: Sites, recompute: tuple[int, ...]
     ) -> _Answer:
         resized_profile, pattern = self._profile_on(profile, sites), sites.domains
-        # The other programs were chosen for devices that are alike, and some know no memory.
-        as_first = sites.alike and not self.limits and self.first.partition in PROGRAMS
+        # The other programs were chosen for devices and links that are alike, and some know no memory.
+        as_first = sites.alike and not self.limits and not self.links and self.first.partition in PROGRAMS
         program = self.first.partition if as_first else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> Choice:
@@ -371,7 +375,7 @@ class Replanner:
 
     def _profile_on(self, profile: Profile, sites: Sites) -> Profile:
         cluster = resized(profile.cluster, sites.domains, sites.slowdowns)
-        return replace(profile, cluster=limited(cluster, self.limits))
+        return replace(profile, cluster=with_slow_links(limited(cluster, self.limits), self.links))
 
     def _step_s(self, plan: Plan, schedule: Schedule, sites: Sites) -> float:
         """The predicted step; without a profile, in units of one microbatch on one rank that holds the whole model."""

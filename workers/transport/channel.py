@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from planner.observed import LinkTime
+
 Tensors = tuple[Tensor, ...]
 
 
@@ -126,6 +128,22 @@ class Channel(ABC):
 
         A message whose receiver is not ready does not count: none of its bytes have been sent. Cheap, and
         safe to call from any thread.
+        """
+        return False
+
+    def watch_links(self) -> None:
+        """Measure from now on how fast this rank's messages travel, where they travel over a network."""
+        return
+
+    def link_times(self) -> tuple[LinkTime, ...]:
+        """What was measured since the last call; empty if nothing is measured here."""
+        return ()
+
+    def pace(self, bytes_per_s: float | None) -> bool:
+        """Send to each rank at no more than `bytes_per_s` from now on, None: as fast as the link can.
+
+        Returns:
+            Whether this channel does so.
         """
         return False
 

@@ -101,33 +101,33 @@ def _descriptors() -> Iterator[tuple[int, str]]:
 
 
 def _is_listener(one: Socket) -> bool:
-    with suppress(OSError), _borrowed(one) as borrowed:
-        return bool(borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    with suppress(OSError), borrowed(one) as connection:
+        return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     return False
 
 
 def _is_connection(one: Socket) -> bool:
-    with suppress(OSError), _borrowed(one) as borrowed:
-        if borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.type == socket.SOCK_STREAM:
-            borrowed.getpeername()
+    with suppress(OSError), borrowed(one) as connection:
+        if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+            connection.getpeername()
             return True
     return False
 
 
 def _is_tagged(one: Socket) -> bool:
-    with suppress(OSError), _borrowed(one) as borrowed:
-        return borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) != 0
+    with suppress(OSError), borrowed(one) as connection:
+        return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) != 0
     return False
 
 
 @contextmanager
-def _borrowed(one: Socket) -> Iterator[socket.socket]:
+def borrowed(one: Socket) -> Iterator[socket.socket]:
     """The socket, without duplicating its descriptor: a duplicate would keep the connection open when its
     owner closes it."""
     if not one.is_open:
         raise OSError("it was closed")
-    borrowed = socket.socket(fileno=one.descriptor)
+    connection = socket.socket(fileno=one.descriptor)
     try:
-        yield borrowed
+        yield connection
     finally:
-        borrowed.detach()
+        connection.detach()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from planner.observed import LinkTime
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 
 RawMessage = tuple[Tensor, int]
@@ -122,6 +123,12 @@ class OrderedChannel(Channel):
 
     def sending(self) -> bool:
         return self._control.sending() or self._backend.sending()
+
+    def watch_links(self) -> None:
+        self._control.watch_links()
+
+    def link_times(self) -> tuple[LinkTime, ...]:
+        return self._control.link_times()
 
     def all_gather(self, record: bytes) -> list[bytes]:
         return self._control.all_gather(record)

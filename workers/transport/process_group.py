@@ -18,11 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.observed import LinkTime
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 from workers.transport.connections import PolledConnections
+from workers.transport.link_meter import LinkMeter
 from workers.transport.outbox import MOST, Outbox
+from workers.transport.peers import Peers
 from workers.transport.send_queues import SendQueues
+from workers.transport.tcp_state import pace
 from workers.transport.waiter import Waiter
 
 POSTED_AHEAD = 4
@@ -50,7 +54,7 @@ class ProcessGroupChannel(Channel):
         self.rank = generation.members.index(rank)
         self.size = len(generation.members)
         self._device = device
-        store = scoped_store(generation)
+        self._store = store = scoped_store(generation)
         self._queues = SendQueues(PolledConnections())
         self._group: Any = dist.ProcessGroupGloo(
             store, self.rank, self.size, timedelta(seconds=generation.timeout_s)
@@ -69,6 +73,8 @@ class ProcessGroupChannel(Channel):
         self._due: dict[Stream, int] = defaultdict(int)
         self._closing = threading.Lock()
         self._closed = False
+        self._meter: LinkMeter | None = None
+        self._pace: float | None = None
 
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
         shape = self._out_shapes.get(stream)
@@ -82,6 +88,8 @@ class ProcessGroupChannel(Channel):
     def _send_bytes(self, stream: Stream, tensor: Tensor) -> None:
         if tensor.numel():
             raw = tensor.reshape(-1).view(torch.uint8)
+            if self._meter is not None:
+                self._meter.sending(stream.target, raw.numel())
             with _failing_on(stream):
                 self._outbox.put(self._group.send([raw], stream.target, stream.tag), raw)
 
@@ -161,6 +169,21 @@ class ProcessGroupChannel(Channel):
     def sending(self) -> bool:
         return self._queues.pending()
 
+    def watch_links(self) -> None:
+        with self._closing:
+            if self._meter is None and not self._closed:
+                self._meter = LinkMeter(Peers(self._store, self.rank, self._queues.sockets))
+
+    def link_times(self) -> tuple[LinkTime, ...]:
+        return () if self._meter is None else self._meter.take()
+
+    def pace(self, bytes_per_s: float | None) -> bool:
+        if bytes_per_s == self._pace:
+            return True
+        paced = [pace(one, bytes_per_s) for one in self._queues.sockets if one.is_open]
+        self._pace = bytes_per_s if all(paced) else None
+        return bool(paced) and all(paced)
+
     def all_gather(self, record: bytes) -> list[bytes]:
         self._gathers.put(partial(_gather_records, self._group, self.size, record))
         try:
@@ -176,6 +199,8 @@ class ProcessGroupChannel(Channel):
             self._closed = True
             for waiter in (self._gathers, self._arrivals, *self._ahead.values()):
                 waiter.leave()
+            if self._meter is not None:
+                self._meter.close()
         self._outbox.close()
 
 

@@ -59,6 +59,11 @@ class SendQueues:
         self._looked_s = self._clock()
 
     @property
+    def sockets(self) -> tuple[Socket, ...]:
+        """The connections, open or not."""
+        return tuple(queue.socket for queue in self._queues)
+
+    @property
     def open(self) -> int:
         """How many of the connections are still open."""
         return sum(queue.socket.is_open for queue in self._queues)

@@ -10,6 +10,7 @@ from orchestrator.events.wording import (
     adapted_text,
     injected_text,
     limited_text,
+    links_text,
     noticed_text,
     solved_text,
     speeds_text,
@@ -69,6 +70,8 @@ def observer(
                 progress.note(f"freezing: {solved_text(solved)}")
             case events.SpeedsChanged() as changed:
                 progress.note(speeds_text(changed), warning=bool(changed.changes))
+            case events.LinksTimed() as timed:
+                progress.note(links_text(timed), warning=bool(timed.changes))
             case events.Adapted() as adapted:
                 progress.note(adapted_text(adapted))
             case events.MemoryLimited() as limited:

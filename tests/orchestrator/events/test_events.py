@@ -126,6 +126,11 @@ EVERY_KIND: tuple[events.Event, ...] = (
     ),
     events.Paused(reason="no rank is left", step=7),
     events.Sampled(step=7, ranks=(events.Surroundings(rank=1, slowdown=1.5, values=(("cpu_others", 0.5),)),)),
+    events.LinksTimed(
+        step=7,
+        links=(SlowLink(source=0, target=1, latency_s=0.002, bytes_per_s=1.2e7),),
+        changes=("the link from rank 0 to rank 1 carries 12 MB/s",),
+    ),
     events.LayersTimed(step=7, factors=((1.0, 1.25, 0.8),)),
     events.SpeedsChanged(
         step=7,
