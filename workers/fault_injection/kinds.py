@@ -39,7 +39,7 @@ class FaultKind(StrEnum):
     DROP_LINK = "drop-link"
     """The rank's connections to all other ranks break; its process lives."""
     THROTTLE_LINK = "throttle-link"
-    """The rank sends to its neighbours at `bytes_per_s`, for `steps` steps."""
+    """The rank sends to each other rank at `bytes_per_s`, for `steps` steps."""
     FILL_DISK = "fill-disk"
     """Writes of checkpoints fail with ENOSPC: `times` of them, or all for `seconds`."""
     CORRUPT_CHECKPOINT = "corrupt-checkpoint"

@@ -174,22 +174,28 @@ def passage(looks: Sequence[Look], size: int) -> tuple[int, float, bool] | None:
     Args:
         looks: the first before it was sent.
     """
+    begun = looks[0]
+    gone = next(
+        (look for look in looks[1:] if look.state.acked_bytes - begun.state.acked_bytes >= size), None
+    )
+    bound = None
+    if gone is not None:
+        bound = gone.state.acked_bytes - begun.state.acked_bytes, gone.at_s - begun.at_s, True
     runs = [list(run) for waiting, run in groupby(looks, key=lambda look: look.state.waiting) if waiting]
     longest = max(runs, key=lambda run: run[-1].at_s - run[0].at_s, default=[])
-    if longest:
-        first, last = longest[0], longest[-1]
-        seconds = last.at_s - first.at_s
-        passed = last.state.acked_bytes - first.state.acked_bytes
-        idle_s = seconds - (last.state.busy_s - first.state.busy_s)
-        refused_s = last.state.refused_s - first.state.refused_s
-        if seconds >= LEAST_S and passed > 0 and idle_s <= TICK_S and refused_s <= seconds / 2:
-            return passed, seconds, False
-    begun = looks[0]
-    for look in looks[1:]:
-        passed = look.state.acked_bytes - begun.state.acked_bytes
-        if passed >= size:
-            return passed, look.at_s - begun.at_s, True
-    return None
+    if not longest:
+        return bound
+    first, last = longest[0], longest[-1]
+    seconds = last.at_s - first.at_s
+    passed = last.state.acked_bytes - first.state.acked_bytes
+    idle_s = seconds - (last.state.busy_s - first.state.busy_s)
+    refused_s = last.state.refused_s - first.state.refused_s
+    if seconds < LEAST_S or not passed or idle_s > TICK_S or refused_s > seconds / 2:
+        return bound
+    # A connection begins slowly: what it does for a while is no more than what the whole message shows.
+    if bound is not None and bound[0] / bound[1] > passed / seconds:
+        return bound
+    return passed, seconds, False
 
 
 def _shake_hands(door: tuple[str, int]) -> float | None:

@@ -14,6 +14,7 @@ from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.rehearsed import CopiesSaved, Disturbed, NodeLife, Rehearsed, Visit
 from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
+from planner.simulation.slow_links import SlowLink
 from workers import protocol
 
 PLAN = Plan(
