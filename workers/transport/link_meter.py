@@ -23,8 +23,10 @@ from planner.observed import LinkTime
 from workers.transport.peers import Peers, Way
 from workers.transport.tcp_state import TcpState, state_of, tcp_state
 
-EVERY_S = 0.5
+EVERY_S = 1.0
 """Between two messages that are followed to one rank, and between two handshakes with it."""
+LARGE_S = 5.0
+"""How long a message is awaited that is at least half as large as the largest one."""
 LEAST_BYTES = 8192
 """Smallest message that is followed."""
 PAUSES_S = tuple(0.0005 * 1.5**look for look in range(15))
@@ -33,6 +35,8 @@ LEAST_S = 0.002
 """Shortest time in which bytes passed that is a measurement."""
 TICK_S = 0.01
 """What the kernel's account of busy time may be off by."""
+ABOUT_THE_SAME = 1.5
+"""Factor between two rates that confirm each other."""
 HANDSHAKES = 4
 """Newest handshakes of which the fastest counts: others waited behind messages."""
 PATIENCE_S = 1.0
@@ -70,6 +74,8 @@ class LinkMeter:
         self._ways: dict[int, Way | None] = {}
         """Of the ranks that are sent to; None: not known yet."""
         self._due_s: dict[int, float] = {}
+        self._largest: dict[int, int] = {}
+        """Bytes of the largest message of late, by target."""
         self._shaken_s: dict[int, float] = {}
         self._round_trips: dict[int, deque[float]] = {}
         self._found: dict[int, LinkTime] = {}
@@ -85,7 +91,12 @@ class LinkMeter:
         if way is None or size < LEAST_BYTES:
             return
         now_s = self._clock()
-        if now_s < self._due_s.get(target, 0.0):
+        since_s = now_s - self._due_s.get(target, 0.0)
+        # Large messages tell the rate best: what a link passes at once, and its latency, count for little.
+        if since_s > LARGE_S:
+            self._largest[target] = 0
+        largest = self._largest[target] = max(size, self._largest.get(target, 0))
+        if since_s < 0 or size < largest / 2:
             return
         self._due_s[target] = now_s + EVERY_S
         state = state_of(way.connection)
@@ -192,9 +203,9 @@ def passage(looks: Sequence[Look], size: int) -> tuple[int, float, bool] | None:
     refused_s = last.state.refused_s - first.state.refused_s
     if seconds < LEAST_S or not passed or idle_s > TICK_S or refused_s > seconds / 2:
         return bound
-    # A connection begins slowly: what it does for a while is no more than what the whole message shows.
     if bound is not None and bound[0] / bound[1] > passed / seconds:
-        return bound
+        # A connection begins slowly. What it does for a while counts if the whole message shows about the same.
+        return bound[0], bound[1], bound[0] / bound[1] > ABOUT_THE_SAME * passed / seconds
     return passed, seconds, False
 
 

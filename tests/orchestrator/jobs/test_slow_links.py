@@ -20,7 +20,7 @@ from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import FaultReport
 
-STEPS = 10
+STEPS = 16
 PASS_S = 0.004
 WIDTH, CONTEXT, BATCH = 128, 256, 8
 MESSAGE_BYTES = 4 * WIDTH * CONTEXT * BATCH

@@ -52,6 +52,16 @@ def test_a_slow_begin_counts_for_no_more_than_the_whole_message() -> None:
     assert passage(looks, 500_000) == (500_000, pytest.approx(0.005), True)
 
 
+def test_a_whole_message_that_was_as_slow_as_its_part_confirms_it() -> None:
+    looks = [
+        look(0.0, 0, waits=False),
+        look(0.001, 0, waits=True),
+        look(0.041, 800_000, waits=True),
+        look(0.048, 1_000_000, waits=False),
+    ]
+    assert passage(looks, 1_000_000) == (1_000_000, pytest.approx(0.048), False)
+
+
 @pytest.mark.parametrize("how", ["idle", "refused", "stands"])
 def test_time_in_which_the_link_was_not_what_held_it_up_tells_nothing(how: str) -> None:
     last = look(
