@@ -26,6 +26,7 @@ from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.search.replan import Replanner
+from planner.simulation.slow_links import SlowLink
 
 FORMAT = 1
 MOST_BYTES = 1 << 30
@@ -86,6 +87,7 @@ class PlansWith:
     copies: int
     profile: Profile | None
     limits: tuple[int | None, ...]
+    links: tuple[SlowLink, ...]
     divisible: bool
 
     @staticmethod
@@ -105,6 +107,7 @@ class PlansWith:
             copies=replanner.copies,
             profile=replanner.profile,
             limits=replanner.limits,
+            links=replanner.links,
             divisible=replanner.divisible,
         )
 
@@ -118,6 +121,7 @@ class PlansWith:
             copies=self.copies,
             profile=self.profile,
             limits=self.limits,
+            links=self.links,
             divisible=self.divisible,
         )
 

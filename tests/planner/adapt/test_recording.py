@@ -31,6 +31,7 @@ from planner.observed import StageTime, StepTimes
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
+from planner.simulation.slow_links import SlowLink
 
 PROFILE = small_profile.profile(*(small_profile.layer(f"layer{number}") for number in range(4)))
 PLAN = small_profile.plan(2, 2)
@@ -42,6 +43,7 @@ REPLANNER = Replanner(
     copies=0,
     profile=PROFILE,
     limits=(None, 9_000),
+    links=(SlowLink(source=0, target=1, latency_s=0.001, bytes_per_s=1e6),),
 )
 
 
