@@ -41,7 +41,7 @@ def large(layers: int, ranks: int, microbatches: int) -> tuple[Replanner, Plan]:
     """A pipeline of random layers."""
     profile = random_profile(Random(7), layers, ranks, memory_bytes=10**15)
     parameters = tuple(layer.parameters for layer in profile.model.layers)
-    now = unmeasured_plan(build("1f1b", ranks, microbatches), parameters)
+    now = unmeasured_plan(build("1f1b", ranks, microbatches), parameters, replicas=1)
     now = replace(now, partition="dynpipe")
     return Replanner(
         first=now, schedule=schedule_of(now), parameters=parameters, copies=0, profile=profile

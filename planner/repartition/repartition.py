@@ -138,7 +138,10 @@ class _Finals:
         actions = sum(map(len, problem.window.programs))
         most = min(MOST_FINALISTS, max(1, FINALIST_ACTIONS // actions))
         fitting: list[tuple[Prediction, int]] = []
-        for order in dict.fromkeys((judged[0].order, problem.order_now)):
+        orders = (judged[0].order, problem.order_now)
+        if len(judged) * actions <= FINALIST_ACTIONS:
+            most, orders = len(judged), tuple(one.order for one in judged)
+        for order in dict.fromkeys(orders):
             own = [one for one in judged if one.order == order]
             for one in self._ranked(own)[:most]:
                 prediction = self._prediction(one)

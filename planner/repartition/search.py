@@ -23,7 +23,7 @@ from planner.repartition.boundaries import (
 from planner.repartition.condensation import Blocks
 from planner.repartition.device_order import all_orders, exchanged_orders
 from planner.repartition.judge import Judge
-from planner.repartition.pool import Judged, Pool
+from planner.repartition.pool import BATCH, Judged, Pool
 from planner.repartition.problem import Candidates, Integers, Order, Problem
 
 MOST_CUTS = 3_000
@@ -105,7 +105,11 @@ class Search:
             pool.left += whole // 2
             limit_s = np.inf if best is None else best.step_s * (1 - ORDER_GAIN)
             if (everything := self._everything()) is not None:
-                self._descend(everything, limit_s)
+                # Of few candidates all are judged: standbys, which are left out here, may favour any of them.
+                if len(everything) <= BATCH:
+                    pool.judge_first(everything, np.inf)
+                else:
+                    self._descend(everything, limit_s)
                 return self._sorted()
             for order, cut in self._promising_orders(limit_s):
                 found = self._best_cut(order, cut, limit_s)
