@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-VERSION = 1
+VERSION = 2
 """Changes with every change of `FEATURES`: a model that was fitted with others must not be used."""
 
 MISSING = math.nan
@@ -55,6 +55,14 @@ HOST = (
     Feature("cpu_runnable", "tasks per core", "tasks that run or wait for a core"),
     Feature("cpu_clock", "share", "clock over its maximum, mean of the cores"),
     Feature("cpu_pressure", "share", "time in which some task waited for a core (PSI)"),
+    Feature(
+        "own_waiting",
+        "share",
+        "of the time in which the busiest thread of the rank's process could run, it waited for a core",
+    ),
+    Feature("core_time", "s", "CPU time of a fixed piece of arithmetic that stays in the core's own cache"),
+    Feature("stream_time", "s", "CPU time of reading a fixed piece of memory in order"),
+    Feature("random_time", "s", "CPU time of reading a fixed number of values at random places of memory"),
     Feature("switches", "1/s", "context switches of the host"),
     Feature("own_switches", "1/s", "involuntary context switches of the rank's process"),
     Feature("own_faults", "1/s", "page faults of the rank's process without disk"),

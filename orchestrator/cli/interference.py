@@ -1,4 +1,4 @@
-"""Runs `freshet interference`: collects windows, fits the model, and says how good it is."""
+"""Runs `freshet interference`: collects windows, fits the model, says how good it is, and makes a page of that."""
 
 from __future__ import annotations
 
@@ -6,22 +6,46 @@ import platform
 from pathlib import Path
 
 from orchestrator.cli.text.interference_text import fit_lines
-from orchestrator.prepare.interference_model import model_folder, store
+from orchestrator.prepare.interference_model import MODEL, WINDOWS, model_folder, store
 from planner.interference.dataset import DatasetError
 from planner.interference.fitting import fit
-from planner.interference.model_file import ModelFileError, load_windows, save_windows
+from planner.interference.model_file import (
+    ModelFileError,
+    StoredWindows,
+    load_forest,
+    load_windows,
+    save_windows,
+)
 from planner.wording import counted
 from workers.protocol import JobError
 
 
-def collect_command(windows: Path | None, rounds: int) -> None:
-    """Measure windows and write them."""
-    from orchestrator.prepare.collecting import collect
-    from workers.sampling.host import HostReader
+def collect_command(windows: Path | None, rounds: int, brief: bool) -> None:
+    """Measure windows and write them.
 
-    path = windows or model_folder("cpu") / "windows.safetensors"
-    collected = collect(HostReader().read, lambda what: print(f"measuring {what}", flush=True), rounds=rounds)
-    save_windows(path, collected.windows, platform.node())
+    Raises:
+        JobError: a neighbour does not work here, or the machine tells nothing.
+    """
+    import torch
+
+    from orchestrator.prepare.collecting import brief_conditions, collect, conditions, usable_cores
+    from workers.sampling.sampler import sampler_of
+
+    path = windows or model_folder("cpu") / WINDOWS
+    sampler = sampler_of(torch.device("cpu"))
+    try:
+        collected = collect(
+            sampler,
+            lambda what: print(f"measuring {what}", flush=True),
+            beside=(brief_conditions if brief else conditions)(usable_cores()),
+            rounds=1 if brief else rounds,
+        )
+    except (OSError, RuntimeError) as error:
+        raise JobError(f"the windows could not be measured: {error}") from error
+    finally:
+        sampler.close()
+    stored = StoredWindows(windows=collected.windows, machine=platform.node(), warnings=collected.warnings)
+    save_windows(path, stored)
     for warning in collected.warnings:
         print(f"warning: {warning}")
     print(f"{counted(len(collected.windows), 'window')}: {path}")
@@ -33,13 +57,28 @@ def fit_command(windows: Path | None, model: Path | None) -> None:
     Raises:
         JobError: the windows cannot be read, or nothing can be fitted to them.
     """
-    path = model or model_folder("cpu") / "forest.safetensors"
+    path = model or model_folder("cpu") / MODEL
     try:
-        measured, machine = load_windows(windows or model_folder("cpu") / "windows.safetensors")
-        fitted = fit(measured)
+        measured = load_windows(windows or model_folder("cpu") / WINDOWS)
+        fitted = fit(measured.windows, warnings=measured.warnings)
     except (ModelFileError, DatasetError) as error:
         raise JobError(str(error)) from error
-    store(fitted, path, machine)
-    for line in fit_lines(fitted):
+    store(fitted, path, measured.machine)
+    for line in fit_lines(fitted.judgement):
         print(line)
     print(f"model: {path}")
+
+
+def report_command(model: Path | None, out: Path) -> None:
+    """Write the page about a stored model.
+
+    Raises:
+        JobError: the model cannot be read, or the page cannot be written.
+    """
+    from orchestrator.report.model_page import write_model_page
+
+    try:
+        stored = load_forest(model or model_folder("cpu") / MODEL)
+        print(f"page: {write_model_page(stored, out)}")
+    except (ModelFileError, OSError) as error:
+        raise JobError(str(error)) from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
+from typing import Protocol
 
 import numpy as np
 
@@ -13,16 +16,25 @@ from planner.features import Sample, row
 from planner.interference.dataset import ALONE, Windows
 from workers.interference import neighbours
 from workers.interference.stage import MeasuredStage, Size
-from workers.sampling.readings import Reading, between
 
 SIZES = (Size(1, 64), Size(2, 128), Size(1, 256), Size(4, 64))
-WINDOW_S = 0.4
-ALONE_ROUNDS, ROUNDS = 6, 4
-"""Windows of each stage, alone and beside each neighbour."""
+ALONE_ROUNDS, ROUNDS = 4, 2
+"""Windows of each stage: alone, at the beginning and in each kind of place; and beside each neighbour."""
+ALONE_EVERY = 5
+"""Neighbours after which stages run alone again: machines drift."""
 BUSY_CORES = 0.3
 """Others' load from which the machine counts as busy before it begins."""
 NOISY = 0.1
 """Deviation of the windows alone, over their mean, from which a collection counts as noisy."""
+LONGEST_WAIT_S = 5.0
+"""A sampler that gives no sample for so long has none to give."""
+
+
+class Samples(Protocol):
+    """Samples this process's surroundings again and again: `workers.sampling.sampler.Sampler`."""
+
+    @property
+    def newest(self) -> Sample | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +47,26 @@ class Collected:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """What is beside the stage, and where."""
+
+    kind: str
+    """Of the neighbour; `alone` without one."""
+    level: str
+    ours: tuple[int, ...] = ()
+    """The cores that the stage may use; empty: all."""
+    theirs: tuple[int, ...] = ()
+    """Those that the neighbour may use; empty: all."""
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        if not self.ours:
+            return "on any core"
+        return "on the same core" if set(self.ours) == set(self.theirs) else "on the other cores"
+
+
+@dataclass(frozen=True)
 class _Window:
     stage: int
     sample: Sample
@@ -42,68 +74,137 @@ class _Window:
     forward_share: float
 
 
-Conditions = Sequence[tuple[str, str]]
-"""(kind, level) of each neighbour; `alone` without one."""
+def conditions(cores: Sequence[int]) -> tuple[Condition, ...]:
+    """Neighbours of each kind on the stage's own core, on all others, and stage and neighbour on any.
+
+    Args:
+        cores: that this process may use; a single one is shared by all.
+    """
+    own, others = tuple(cores[-1:]), tuple(cores[:-1])
+    places = [("heavy", (), ())]
+    if others:
+        places += [(level, own, own) for level in neighbours.LEVELS] + [("heavy", own, others)]
+    return tuple(
+        Condition(kind, level, ours, theirs) for kind in neighbours.KINDS for level, ours, theirs in places
+    )
 
 
 def collect(
-    read: Callable[[], Reading],
+    sampler: Samples,
     say: Callable[[str], None],
     *,
+    beside: Sequence[Condition] | None = None,
     sizes: Sequence[Size] = SIZES,
     rounds: int = ROUNDS,
-    window_s: float = WINDOW_S,
-    conditions: Conditions = tuple((kind, level) for kind in neighbours.KINDS for level in neighbours.LEVELS),
 ) -> Collected:
-    """Measure stages of each size, alone and beside each neighbour.
+    """Measure stages of each size, alone and beside each neighbour. A window is what one sample covers.
 
     Args:
-        read: looks at the machine once.
         say: receives what is measured, in words.
+        beside: the neighbours; None: see `conditions`.
         rounds: windows of each stage beside each neighbour.
-        window_s: seconds of a window.
+
+    Raises:
+        RuntimeError: a neighbour did not begin, or the sampler gives no samples.
     """
+    beside = conditions(usable_cores()) if beside is None else beside
     stages = [MeasuredStage(size) for size in sizes]
-    for stage in stages:
-        stage.run(window_s)  # warms up
+    measuring = _Measuring(sampler, stages)
+    warnings = [*_busy(sampler)]
     say("alone")
-    warnings = list(_busy(read, window_s))
-    alone = [*_rounds(stages, read, window_s, max(rounds, ALONE_ROUNDS))]
+    places = sorted({condition.ours for condition in beside})
+    blocks = [
+        (condition, measuring.windows(condition, max(rounds, ALONE_ROUNDS)))
+        for condition in (Condition(ALONE, "", ours) for ours in places)
+    ]
+    for number, condition in enumerate(beside, start=1):
+        say(f"beside a {condition.level} neighbour {condition.where}: {condition.kind}")
+        blocks.append((condition, measuring.windows(condition, rounds)))
+        if number % ALONE_EVERY == 0:
+            alone = Condition(ALONE, "", places[number // ALONE_EVERY % len(places)])
+            blocks.append((alone, measuring.windows(alone, rounds)))
+    warnings += _noisy([windows for condition, windows in blocks if condition.kind == ALONE], len(stages))
+    return Collected(windows=_windows(stages, blocks), warnings=tuple(warnings))
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use; empty where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+class _Measuring:
+    """Runs stages in turn, from one sample to the next."""
+
+    def __init__(self, sampler: Samples, stages: Sequence[MeasuredStage]) -> None:
+        self._sampler = sampler
+        self._stages = stages
+        self._turn = 0
+        for number in range(len(stages)):
+            self._run(number)  # warms up
+
+    def windows(self, condition: Condition, rounds: int) -> list[_Window]:
+        """`rounds` windows of each stage. Another stage begins each time."""
+        with _on_cores(condition.ours):
+            if condition.kind == ALONE:
+                return self._rounds(rounds)
+            with neighbours.beside(condition.kind, condition.level, condition.theirs):
+                return self._rounds(rounds)
+
+    def _rounds(self, rounds: int) -> list[_Window]:
+        self._turn += 1
+        order = [(self._turn + number) % len(self._stages) for number in range(len(self._stages))]
+        self._run(order[-1])  # until a sample begins in these surroundings
+        return [self._run(number) for _ in range(rounds) for number in order]
+
+    def _run(self, number: int) -> _Window:
+        before = self._sampler.newest
+        limit_s = time.monotonic() + LONGEST_WAIT_S
+        pass_s, share = self._stages[number].run(
+            lambda: self._sampler.newest is not before or time.monotonic() > limit_s
+        )
+        sample = self._sampler.newest
+        if sample is None or sample is before:
+            raise RuntimeError(f"no sample of this machine for {LONGEST_WAIT_S:.0f} s")
+        return _Window(number, sample, pass_s, share)
+
+
+@contextmanager
+def _on_cores(cores: Collection[int]) -> Iterator[None]:
+    """All threads of this process use only `cores` while the block runs; empty: as before."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    _bind(cores)
+    try:
+        yield
+    finally:
+        _bind(before)
+
+
+def _bind(cores: Collection[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(thread), cores)
+        except ProcessLookupError:  # it has ended
+            continue
+
+
+def _windows(stages: Sequence[MeasuredStage], blocks: Sequence[tuple[Condition, list[_Window]]]) -> Windows:
+    alone = [window for condition, windows in blocks if condition.kind == ALONE for window in windows]
     known = [
         _alone(stage, [window for window in alone if window.stage == number])
         for number, stage in enumerate(stages)
     ]
-    warnings += _noisy(alone, len(stages))
     rows, ratios, kinds, levels = [], [], [], []
-    for kind, level in ((ALONE, ""), *conditions):
-        if kind == ALONE:
-            windows = alone
-        else:
-            say(f"beside a {level} neighbour: {kind}")
-            with neighbours.beside(kind, level):
-                windows = [*_rounds(stages, read, window_s, rounds)]
+    for condition, windows in blocks:
         for seen, ahead in _pairs(windows, len(stages)):
             measured = seen.pass_s / known[seen.stage]["work"]
             rows.append(row({**dict(seen.sample.values), **known[ahead.stage], "measured_ratio": measured}))
             ratios.append(ahead.pass_s / known[ahead.stage]["work"])
-            kinds.append(kind)
-            levels.append(level)
-    return Collected(
-        windows=Windows(
-            rows=np.array(rows), ratios=np.array(ratios), kinds=tuple(kinds), levels=tuple(levels)
-        ),
-        warnings=tuple(warnings),
-    )
-
-
-def _rounds(
-    stages: Sequence[MeasuredStage], read: Callable[[], Reading], window_s: float, rounds: int
-) -> Iterator[_Window]:
-    for _ in range(rounds):
-        for number, stage in enumerate(stages):
-            before = read()
-            pass_s, share = stage.run(window_s)
-            yield _Window(number, between(before, read()), pass_s, share)
+            kinds.append(condition.kind)
+            levels.append(condition.level and f"{condition.level} {condition.where}")
+    return Windows(rows=np.array(rows), ratios=np.array(ratios), kinds=tuple(kinds), levels=tuple(levels))
 
 
 def _pairs(windows: Sequence[_Window], stages: int) -> Iterator[tuple[_Window, _Window]]:
@@ -123,22 +224,27 @@ def _alone(stage: MeasuredStage, windows: Sequence[_Window]) -> dict[str, float]
     }
 
 
-def _busy(read: Callable[[], Reading], window_s: float) -> Iterator[str]:
-    before = read()
-    time.sleep(max(1.0, window_s))
-    others = dict(between(before, read()).values).get("cpu_others", 0.0)
-    if others > BUSY_CORES:
+def _busy(sampler: Samples) -> Iterator[str]:
+    """Whether others use the machine while nothing runs here, for as long as one sample."""
+    seen = [sampler.newest]
+    limit_s = time.monotonic() + LONGEST_WAIT_S
+    while len(seen) < 3 and time.monotonic() < limit_s:  # the first may have begun while the stages warmed up
+        time.sleep(0.02)
+        if sampler.newest is not seen[-1]:
+            seen.append(sampler.newest)
+    found = dict(seen[-1].values) if seen[-1] is not None else {}
+    if (others := found.get("cpu_others", 0.0)) > BUSY_CORES:
         yield (
             f"the machine is busy: other processes take {others:.1f} cores before any neighbour runs;"
             " times alone are not those of an idle machine"
         )
 
 
-def _noisy(alone: Sequence[_Window], stages: int) -> Iterator[str]:
+def _noisy(alone: Sequence[Sequence[_Window]], stages: int) -> Iterator[str]:
     noise = max(
         pstdev(times) / fmean(times)
         for number in range(stages)
-        if (times := [window.pass_s for window in alone if window.stage == number])
+        if (times := [window.pass_s for windows in alone for window in windows if window.stage == number])
     )
     if noise > NOISY:
         yield f"the machine is noisy: times alone differ by {noise:.0%} (standard deviation) from window to window"

@@ -31,8 +31,10 @@ from planner.interference.model_file import (
 )
 from planner.interference.predictor import Predictor
 
-MEASUREMENT = 1
+MEASUREMENT = 2
 """Version of what is measured and how; a new version invalidates old models."""
+MODEL, WINDOWS = "forest.safetensors", "windows.safetensors"
+"""Names of the files in a model's folder."""
 LONGEST_S = 115.0
 """A measurement that takes longer is ended."""
 
@@ -76,7 +78,7 @@ def interference_model(
     if device != "cpu":
         return None, f"no interference model: neighbours are measured on CPUs only, not on {device} devices"
     place = folder or model_folder(device)
-    path = place / "forest.safetensors"
+    path = place / MODEL
     try:
         return _loaded(path)
     except ModelFileError as error:
@@ -110,38 +112,48 @@ def model_folder(device: str) -> Path:
     return cache_folder(os.environ).parent / "interference" / key
 
 
-def store(fitted: Fit, path: Path, machine: str) -> None:
-    """Write what was fitted to windows of `machine`."""
-    forest = fitted.scores[0]
+def store(fitted: Fit, path: Path, machine: str) -> StoredForest:
+    """Write what was fitted to windows of `machine`, and return it as it was written."""
     stored = StoredForest(
         forest=fitted.forest,
         machine=machine,
         made=date.today().isoformat(),
-        median_error=forest.median_error,
-        r2=forest.r2,
+        judgement=fitted.judgement,
     )
     save_forest(path, stored)
+    return stored
 
 
 def _loaded(path: Path) -> tuple[InterferenceModel, str]:
     stored = load_forest(path)
-    return InterferenceModel(stored=stored), (
-        f"interference model of {stored.made}: median error {stored.median_error:.1%} beside neighbours that it"
-        f" has not seen"
+    judgement = stored.judgement
+    words = (
+        f"interference model of {stored.made}: median error {judgement.forest.median_error:.1%} beside neighbours"
+        " that it has not seen"
     )
+    return InterferenceModel(stored=stored), "; ".join((words, *judgement.warnings))
 
 
 def _make(folder: Path, path: Path, say: Say, measure: Callable[[Path, Say], None]) -> None:
     say("making an interference model of this machine, once; up to two minutes")
-    windows = folder / "windows.safetensors"
+    windows = folder / WINDOWS
     measure(windows, say)
-    measured, machine = load_windows(windows)
-    store(fit(measured), path, machine)
+    measured = load_windows(windows)
+    store(fit(measured.windows, warnings=measured.warnings), path, measured.machine)
 
 
 def _measure(path: Path, say: Say) -> None:
     """Measure in a process of its own: its one torch thread and its neighbours leave nothing in this one."""
-    command = [sys.executable, "-m", "orchestrator", "interference", "collect", "--windows", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator",
+        "interference",
+        "collect",
+        "--brief",
+        "--windows",
+        str(path),
+    ]
     measuring = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(import_paths())},

@@ -119,7 +119,7 @@ def disturber(spec: Spec, plan: Interference, arm: Arm, say: Say) -> Disturber:
         return InjectedSlowdown(plan, arm, say)
     core = core_of(plan.rank)
     words = f"a {plan.level} neighbour ({plan.kind}) on core {core}"
-    return ComingNeighbour(plan, partial(neighbours.beside, plan.kind, plan.level, core), words, say)
+    return ComingNeighbour(plan, partial(neighbours.beside, plan.kind, plan.level, (core,)), words, say)
 
 
 def train_disturbed(

@@ -7,7 +7,7 @@ for comparison.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from planner.features import NAMES
 from planner.interference.dataset import ALONE, Rows, Windows, check
 from planner.interference.forest import LEAF, Forest
+from planner.interference.judgement import CANDIDATES, Judgement, Score
 
 TREES = 128
 SMALLEST_LEAF = 3
 """Windows at a leaf: fewer would follow single windows' noise."""
-CANDIDATES = 100
-"""Rows of which the prediction is timed."""
 
 
 class Model(Protocol):
@@ -32,38 +31,20 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
-    """How well a model predicts the windows beside neighbours that were left out when it was fitted."""
-
-    model: str
-    r2: float
-    """Share of the ratios' variance that it explains."""
-    median_error: float
-    """Median of |predicted / measured - 1|."""
-    by_kind: tuple[tuple[str, float], ...]
-    """(neighbour that was left out, median error on its windows)."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fit:
     """A forest that was fitted to all windows, and how it was judged."""
 
     forest: Forest
-    scores: tuple[Score, ...]
-    """Of the forest, linear regression and the network, in this order."""
-    importances: tuple[tuple[str, float], ...]
-    """(feature, share of the variance that its splits remove), the largest first; features without any are left out."""
-    calibration: tuple[tuple[float, float, int], ...]
-    """(mean predicted ratio, mean measured ratio, windows), by fifths of the predictions for neighbours left out."""
-    latency_s: float
-    """To predict `CANDIDATES` rows, median of several times."""
-    windows: int
+    judgement: Judgement
 
 
-def fit(windows: Windows, *, seed: int = 0) -> Fit:
+def fit(windows: Windows, *, warnings: Sequence[str] = (), seed: int = 0) -> Fit:
     """Fit a forest to `windows`, and judge it and its rivals by leaving out one kind of neighbour after the other.
 
     Windows alone are always among those that are fitted to: every machine has them.
+
+    Args:
+        warnings: what made the windows less trustworthy, in words.
 
     Raises:
         DatasetError: nothing can be fitted to these windows.
@@ -73,11 +54,14 @@ def fit(windows: Windows, *, seed: int = 0) -> Fit:
     predicted = {name: _left_out(windows, fitter, seed) for name, fitter in FITTERS.items()}
     return Fit(
         forest=forest,
-        scores=tuple(_score(name, windows, values) for name, values in predicted.items()),
-        importances=_importances(windows, seed),
-        calibration=_calibration(windows, predicted["forest"]),
-        latency_s=_latency(forest, windows),
-        windows=len(windows),
+        judgement=Judgement(
+            scores=tuple(_score(name, windows, values) for name, values in predicted.items()),
+            importances=_importances(windows, seed),
+            calibration=_calibration(windows, predicted["forest"]),
+            latency_s=_latency(forest, windows),
+            windows=len(windows),
+            warnings=tuple(warnings),
+        ),
     )
 
 

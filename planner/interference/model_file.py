@@ -17,8 +17,9 @@ from safetensors.numpy import load, save
 from planner.features import NAMES, VERSION
 from planner.interference.dataset import DatasetError, Windows
 from planner.interference.forest import Forest
+from planner.interference.judgement import Judgement, judgement_from
 
-FORMAT = 2
+FORMAT = 3
 FORESTS, WINDOWS = "freshet interference forest", "freshet interference windows"
 
 
@@ -35,16 +36,25 @@ class StoredForest:
     """Of the machine on which its windows were measured."""
     made: str
     """Date, as YYYY-MM-DD."""
-    median_error: float
-    """Median of |predicted / measured - 1| beside neighbours that it was not fitted to."""
-    r2: float
-    """Share of the variance that it explains there."""
+    judgement: Judgement
+    """How good it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredWindows:
+    """Measured windows and where they come from."""
+
+    windows: Windows
+    machine: str
+    """On which they were measured."""
+    warnings: tuple[str, ...] = ()
+    """What makes them less trustworthy, in words."""
 
 
 def forest_bytes(stored: StoredForest) -> bytes:
     """`stored` as the content of a file, for `forest_from`."""
     arrays = {name: getattr(stored.forest, name) for name in _ARRAYS}
-    told = {name: getattr(stored, name) for name in _TOLD}
+    told = {"machine": stored.machine, "made": stored.made, "judgement": stored.judgement.to_dict()}
     return _content(FORESTS, arrays, told)
 
 
@@ -57,7 +67,8 @@ def forest_from(content: bytes, where: str) -> StoredForest:
     arrays, told = _parsed(content, where, FORESTS, "`freshet interference fit`")
     try:
         forest = Forest(**{name: arrays[name] for name in _ARRAYS}, columns=len(NAMES))
-        return StoredForest(forest=forest, **{name: told[name] for name in _TOLD})
+        judgement = judgement_from(told["judgement"])
+        return StoredForest(forest=forest, machine=told["machine"], made=told["made"], judgement=judgement)
     except (KeyError, ValueError) as error:
         raise ModelFileError(f"{where} holds no forest: {error}") from None
 
@@ -76,14 +87,20 @@ def load_forest(path: Path) -> StoredForest:
     return forest_from(_read(path, "`freshet interference fit`"), str(path))
 
 
-def save_windows(path: Path, windows: Windows, machine: str) -> None:
+def save_windows(path: Path, stored: StoredWindows) -> None:
     """Write measured windows to `path`."""
-    told = {"machine": machine, "kinds": list(windows.kinds), "levels": list(windows.levels)}
+    windows = stored.windows
+    told = {
+        "machine": stored.machine,
+        "warnings": list(stored.warnings),
+        "kinds": list(windows.kinds),
+        "levels": list(windows.levels),
+    }
     _write(path, _content(WINDOWS, {"rows": windows.rows, "ratios": windows.ratios}, told))
 
 
-def load_windows(path: Path) -> tuple[Windows, str]:
-    """Read windows, and the machine on which they were measured.
+def load_windows(path: Path) -> StoredWindows:
+    """Read windows.
 
     Raises:
         ModelFileError: there are none, they were altered, or they have other features than this program.
@@ -97,13 +114,14 @@ def load_windows(path: Path) -> tuple[Windows, str]:
             kinds=tuple(map(str, told["kinds"])),
             levels=tuple(map(str, told["levels"])),
         )
+        return StoredWindows(
+            windows=windows, machine=str(told["machine"]), warnings=tuple(map(str, told["warnings"]))
+        )
     except (KeyError, DatasetError) as error:
         raise ModelFileError(f"{path} holds no windows: {error}") from None
-    return windows, str(told["machine"])
 
 
 _ARRAYS = ("roots", "left", "right", "feature", "threshold", "missing_left", "value")
-_TOLD = ("machine", "made", "median_error", "r2")
 
 
 def _content(kind: str, arrays: Mapping[str, NDArray[Any]], told: Mapping[str, Any]) -> bytes:

@@ -1,13 +1,17 @@
 """Neighbours of a stage, each a program that keeps one part of the machine busy until its input is closed.
 
-    python -m workers.interference.neighbours KIND LEVEL [CORE]
+    python -m workers.interference.neighbours KIND LEVEL [CORE ...]
 
-Without torch, so that one starts in a moment. `light` is one process that works half of the time; `heavy` one process
-per core that never rests. On one core alone, `heavy` is `PINNED` processes there: what else runs on it keeps a third.
+Without torch, so that one starts in a moment. `light` is one process that works half of the time, `steady` one that
+never rests, `heavy` one per core that never rests. On one core alone, `heavy` is `PINNED` processes there: what else
+runs on it keeps a third.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import mmap
 import multiprocessing
 import os
 import select
@@ -17,14 +21,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-KINDS = ("compute", "memory", "cache", "network", "disk")
-LEVELS = ("light", "heavy")
-SLICE_S = 0.05
+LEVELS = ("light", "steady", "heavy")
+SLICE_S = 0.02
 """A light neighbour works and rests for this long, in turn."""
 PINNED = 2
 """Processes of a heavy neighbour that stays on one core."""
@@ -33,26 +36,29 @@ STREAMED_BYTES = 1 << 27
 CACHED_BYTES = 1 << 24
 """About as much as the last cache holds."""
 WRITTEN_BYTES = 1 << 24
+MAPPED_BYTES = 1 << 22
 
 Work = Callable[[], None]
 """A few milliseconds of work."""
 
 
 @contextmanager
-def beside(kind: str, level: str, core: int | None = None) -> Iterator[None]:
+def beside(kind: str, level: str, cores: Sequence[int] = ()) -> Iterator[None]:
     """Run a neighbour while the block runs; it has begun to work when the block begins.
 
     Args:
-        core: the only core that it uses; None: any.
+        cores: the only ones that it uses; empty: any.
 
     Raises:
         ValueError: there is no such neighbour.
-        RuntimeError: it did not begin.
+        RuntimeError: it did not begin, or did not last.
     """
     if kind not in KINDS or level not in LEVELS:
-        raise ValueError(f"no neighbour {kind} {level}: the kinds are {', '.join(KINDS)}, light or heavy")
+        raise ValueError(
+            f"no neighbour {kind} {level}: the kinds are {', '.join(KINDS)}; the levels {', '.join(LEVELS)}"
+        )
     command = [sys.executable, "-m", "workers.interference.neighbours", kind, level]
-    command += [] if core is None else [str(core)]
+    command += map(str, cores)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     # In a process group of its own: Ctrl-C is for the caller, and the neighbour ends when its input does.
     with subprocess.Popen(
@@ -64,19 +70,14 @@ def beside(kind: str, level: str, core: int | None = None) -> Iterator[None]:
             if process.stdout.readline() != b"works\n":
                 raise RuntimeError(f"the neighbour {kind} {level} ended before it began to work")
             yield
+            if process.poll() is not None:
+                raise RuntimeError(f"the neighbour {kind} {level} ended while it should have worked")
         finally:
             process.stdin.close()  # which ends it
             try:
                 process.wait(timeout=5.0)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def work_of(kind: str) -> Work:
-    """The work of a neighbour, ready to be called again and again."""
-    return {"compute": _compute, "memory": _memory, "cache": _cache, "network": _network, "disk": _disk}[
-        kind
-    ]()
 
 
 def _compute() -> Work:
@@ -87,6 +88,16 @@ def _compute() -> Work:
             np.dot(left, left)
 
     return multiply
+
+
+def _hashes() -> Work:
+    data = bytes(1 << 16)
+
+    def digest() -> None:
+        for _ in range(20):
+            hashlib.sha256(data).digest()
+
+    return digest
 
 
 def _memory() -> Work:
@@ -103,10 +114,34 @@ def _memory() -> Work:
     return stream
 
 
+def _fill() -> Work:
+    target = np.empty(STREAMED_BYTES // 8)
+    parts = target.reshape(16, -1)
+    order = itertools.cycle(range(len(parts)))
+    return lambda: parts[next(order)].fill(1.0)
+
+
+def _pages() -> Work:
+    """The kernel gives pages, and takes them back."""
+
+    def touch() -> None:
+        with mmap.mmap(-1, MAPPED_BYTES) as pages:
+            for place in range(0, MAPPED_BYTES, mmap.PAGESIZE):
+                pages[place] = 1
+
+    return touch
+
+
 def _cache() -> Work:
     values = np.ones(CACHED_BYTES // 8)
     places = np.random.default_rng(0).integers(0, len(values), size=1 << 17)
     return lambda: values.__setitem__(places, values[places[::-1]])
+
+
+def _random() -> Work:
+    values = np.ones(STREAMED_BYTES // 8)
+    places = np.random.default_rng(0).integers(0, len(values), size=1 << 15)
+    return lambda: values.take(places)
 
 
 def _network() -> Work:
@@ -128,6 +163,25 @@ def _connected() -> tuple[socket.socket, socket.socket]:
         return ours, server.accept()[0]
 
 
+def _pipe() -> Work:
+    """Two threads wake each other."""
+    to_us, from_them = os.pipe()
+    to_them, from_us = os.pipe()
+
+    def answer() -> None:
+        while data := os.read(to_them, 1):
+            os.write(from_them, data)
+
+    threading.Thread(target=answer, daemon=True).start()
+
+    def ask() -> None:
+        for _ in range(50):
+            os.write(from_us, b".")
+            os.read(to_us, 1)
+
+    return ask
+
+
 def _disk() -> Work:
     file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
     data = bytes(WRITTEN_BYTES)
@@ -141,8 +195,37 @@ def _disk() -> Work:
     return write
 
 
+def _files() -> Work:
+    """Small files come and go, in the page cache alone."""
+    data = bytes(1 << 14)
+
+    def write() -> None:
+        for _ in range(20):
+            with tempfile.TemporaryFile() as file:
+                file.write(data)
+
+    return write
+
+
+_WORK: dict[str, Callable[[], Work]] = {
+    "compute": _compute,
+    "hashes": _hashes,
+    "memory": _memory,
+    "fill": _fill,
+    "pages": _pages,
+    "cache": _cache,
+    "random": _random,
+    "network": _network,
+    "pipe": _pipe,
+    "disk": _disk,
+    "files": _files,
+}
+"""What makes the work of a neighbour ready, by kind."""
+KINDS = tuple(_WORK)
+
+
 def _run(kind: str, light: bool, ended: Callable[[], bool]) -> None:
-    work = work_of(kind)
+    work = _WORK[kind]()
     while not ended():
         until_s = time.monotonic() + SLICE_S
         while time.monotonic() < until_s:
@@ -157,11 +240,11 @@ def _beyond_parent(kind: str) -> None:
 
 
 def main() -> None:
-    kind, level, *core = sys.argv[1:]
+    kind, level, *cores = sys.argv[1:]
     processes = os.cpu_count() or 1
-    if core:
-        os.sched_setaffinity(0, {int(core[0])})
-        processes = PINNED
+    if cores:
+        os.sched_setaffinity(0, set(map(int, cores)))
+        processes = max(PINNED, len(cores))
     more = processes - 1 if level == "heavy" else 0
     others = [
         multiprocessing.get_context("fork").Process(target=_beyond_parent, args=(kind,), daemon=True)
@@ -169,7 +252,7 @@ def main() -> None:
     ]
     for other in others:
         other.start()
-    work_of(kind)()
+    _WORK[kind]()()
     print("works", flush=True)
     _run(kind, level == "light", lambda: bool(select.select([sys.stdin], [], [], 0)[0]))
     for other in others:

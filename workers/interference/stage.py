@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -57,15 +57,15 @@ class MeasuredStage:
             "messages": 2.0 * message,
         }
 
-    def run(self, for_s: float) -> tuple[float, float]:
-        """Run microbatches for `for_s` seconds, at least one.
+    def run(self, ended: Callable[[], bool]) -> tuple[float, float]:
+        """Run microbatches, at least one, until one begins when `ended` is true.
 
         Returns:
             Seconds of a microbatch, and the share of it that is forward.
         """
         begun_s = time.perf_counter()
         count, forward_s = 0, 0.0
-        while count == 0 or time.perf_counter() - begun_s < for_s:
+        while count == 0 or not ended():
             forward_s += self._microbatch()
             count += 1
         whole_s = time.perf_counter() - begun_s

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from workers.sampling.readings import Reading
+from workers.sampling.thread_waits import ThreadWaits, Times
 
-CLOCK_EVERY_S = 2.0
-"""Between two looks at the cores' clocks: one costs more than all the rest."""
+SELDOM_S = 1.0
+"""Between two looks at memory, disks, interfaces and clocks: together they cost more than all the rest."""
+
+Source = Callable[[dict[str, float], dict[str, float]], None]
+"""Adds what it finds to values and totals."""
 
 
 class HostReader:
@@ -26,39 +30,47 @@ class HostReader:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._cores = psutil.cpu_count() or 1
-        self._clock: float | None = None
-        self._clock_at_s = -CLOCK_EVERY_S
-        self._sources: tuple[Callable[[dict[str, float], dict[str, float]], None], ...] = (
-            self._process,
-            self._cpu,
-            self._memory,
-            self._disks,
-            self._network,
-            self._pressure,
-        )
+        self._waits = ThreadWaits(proc)
+        self._often: tuple[Source, ...] = (self._process, self._running, self._pressure)
+        self._seldom: tuple[Source, ...] = (self._memory, self._disks, self._network, self._clock)
+        self._seldom_at_s = -SELDOM_S
+        self._seldom_totals: dict[str, float] = {}
+        self._seldom_values: dict[str, float] = {}
 
     def read(self) -> Reading:
         """Look once. A source that fails is missing."""
         now_s = time.monotonic()
-        values: dict[str, float] = {}
-        totals: dict[str, float] = {}
-        for source in self._sources:
-            try:
-                source(values, totals)
-            except (OSError, RuntimeError, AttributeError, ValueError, NotImplementedError):
-                continue
-        times = psutil.cpu_times(percpu=True)
+        values, totals = _found(self._often)
+        cores = psutil.cpu_times(percpu=True)
+        totals["cpu_stolen"] = sum(getattr(core, "steal", 0.0) for core in cores) / len(cores)
+        totals["cpu_waiting_for_disk"] = sum(getattr(core, "iowait", 0.0) for core in cores) / len(cores)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return Reading(
             time_s=now_s,
-            values=values,
+            values=values | self._now_and_then(now_s),
             totals=totals,
             cores_s=tuple(
-                sum(core) - core.idle - getattr(core, "iowait", 0.0) - _guests(core) for core in times
+                sum(core) - core.idle - getattr(core, "iowait", 0.0) - _guests(core) for core in cores
             ),
             own_s=usage.ru_utime + usage.ru_stime,
+            threads=self._threads(),
         )
+
+    def _now_and_then(self, now_s: float) -> dict[str, float]:
+        """What costs much, as it was at the last look; totals as rates between the last two looks."""
+        passed_s = now_s - self._seldom_at_s
+        if passed_s >= SELDOM_S:
+            values, totals = _found(self._seldom)
+            before = self._seldom_totals
+            rates = {name: (totals[name] - before[name]) / passed_s for name in totals if name in before}
+            self._seldom_values, self._seldom_totals, self._seldom_at_s = values | rates, totals, now_s
+        return self._seldom_values
+
+    def _threads(self) -> Times:
+        try:
+            return self._waits.read()
+        except (OSError, ValueError):
+            return {}
 
     def _process(self, values: dict[str, float], totals: dict[str, float]) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -66,18 +78,15 @@ class HostReader:
         totals["own_faults"] = usage.ru_minflt
         totals["major_faults"] = usage.ru_majflt
 
-    def _cpu(self, values: dict[str, float], totals: dict[str, float]) -> None:
+    def _running(self, values: dict[str, float], totals: dict[str, float]) -> None:
         totals["switches"] = psutil.cpu_stats().ctx_switches
-        times = psutil.cpu_times()
-        totals["cpu_stolen"] = times.steal / self._cores
-        totals["cpu_waiting_for_disk"] = times.iowait / self._cores
         running = (self._proc / "loadavg").read_text().split()[3].split("/")[0]
-        values["cpu_runnable"] = int(running) / self._cores
-        now_s = time.monotonic()
-        if now_s - self._clock_at_s >= CLOCK_EVERY_S:
-            self._clock_at_s, self._clock = now_s, _clock()
-        if self._clock is not None:
-            values["cpu_clock"] = self._clock
+        values["cpu_runnable"] = int(running) / (psutil.cpu_count() or 1)
+
+    def _clock(self, values: dict[str, float], totals: dict[str, float]) -> None:
+        frequency = psutil.cpu_freq()
+        if frequency is not None and frequency.max and frequency.current:
+            values["cpu_clock"] = frequency.current / frequency.max
 
     def _memory(self, values: dict[str, float], totals: dict[str, float]) -> None:
         memory = psutil.virtual_memory()
@@ -105,13 +114,18 @@ class HostReader:
             totals[feature] = int(some.rsplit("total=", 1)[1]) / 1e6
 
 
+def _found(sources: Iterable[Source]) -> tuple[dict[str, float], dict[str, float]]:
+    """Values and totals of the sources that work here."""
+    values: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    for source in sources:
+        try:
+            source(values, totals)
+        except (OSError, RuntimeError, AttributeError, ValueError, NotImplementedError):
+            continue
+    return values, totals
+
+
 def _guests(core: Any) -> float:
     """Seconds that are counted twice: as a guest's and as the host's."""
     return getattr(core, "guest", 0.0) + getattr(core, "guest_nice", 0.0)
-
-
-def _clock() -> float | None:
-    frequency = psutil.cpu_freq()
-    if frequency is None or not frequency.max or not frequency.current:
-        return None
-    return frequency.current / frequency.max

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from planner.features import SAMPLED, Sample
 
+LEAST_BUSY_S = 0.002
+"""A thread that could run for less than this says nothing about how long threads wait."""
 _NAMES = tuple(feature.name for feature in SAMPLED)
 
 
@@ -25,6 +27,8 @@ class Reading:
     """Busy seconds of each core so far."""
     own_s: float | None = None
     """CPU seconds of the rank's process so far."""
+    threads: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """Thread of the rank's process -> seconds that it ran, and seconds that it waited for a core, so far."""
 
 
 def between(before: Reading, after: Reading) -> Sample:
@@ -42,7 +46,7 @@ def between(before: Reading, after: Reading) -> Sample:
     for name, total in after.totals.items():
         if name in before.totals:
             found[name] = (total - before.totals[name]) / window_s
-    found |= _cores(before, after, window_s)
+    found |= _cores(before, after, window_s) | _threads(before, after)
     kept = [(name, found[name]) for name in _NAMES if name in found]
     return Sample(
         values=tuple((name, value) for name, value in kept if math.isfinite(value) and value >= 0),
@@ -65,6 +69,18 @@ def _cores(before: Reading, after: Reading, window_s: float) -> dict[str, float]
     return found
 
 
+def _threads(before: Reading, after: Reading) -> dict[str, float]:
+    spent = [
+        (ran_s - then[0], waited_s - then[1])
+        for thread, (ran_s, waited_s) in after.threads.items()
+        if (then := before.threads.get(thread)) is not None
+    ]
+    ran_s, waited_s = max(spent, key=sum, default=(0.0, 0.0))
+    if ran_s + waited_s < LEAST_BUSY_S:
+        return {}
+    return {"own_waiting": waited_s / (ran_s + waited_s)}
+
+
 def merged(readings: Iterable[Reading]) -> Reading:
     """One reading of several sources, with the time of the first."""
     first, *others = readings
@@ -73,5 +89,10 @@ def merged(readings: Iterable[Reading]) -> Reading:
         values |= other.values
         totals |= other.totals
     return Reading(
-        time_s=first.time_s, values=values, totals=totals, cores_s=first.cores_s, own_s=first.own_s
+        time_s=first.time_s,
+        values=values,
+        totals=totals,
+        cores_s=first.cores_s,
+        own_s=first.own_s,
+        threads=first.threads,
     )

@@ -54,7 +54,7 @@ def test_a_neighbour_works_until_its_block_ends_and_leaves_nothing(kind: str) ->
 def test_a_neighbour_on_one_core_has_two_processes_there() -> None:
     core = min(os.sched_getaffinity(0))
     before = set(psutil.Process().children(recursive=True))
-    with beside("compute", "heavy", core):
+    with beside("compute", "heavy", (core,)):
         started = set(psutil.Process().children(recursive=True)) - before
         assert [process.cpu_affinity() for process in started] == [[core]] * PINNED
 

@@ -24,12 +24,18 @@ Model = Annotated[
 @interference.command()
 def collect(
     windows: Windows = None,
-    rounds: Annotated[int, typer.Option(min=2, help="Windows of each stage beside each neighbour.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Windows of each stage beside each neighbour.")] = 2,
+    brief: Annotated[
+        bool,
+        typer.Option(
+            "--brief", help="A third of the windows, as for the model that a job makes at first use."
+        ),
+    ] = False,
 ) -> None:
-    """Measure stages alone and beside real neighbours: compute, memory, cache, network, disk; light and heavy."""
+    """Measure stages alone and beside real neighbours that use cores, memory, caches, network, disk; light and heavy."""
     from orchestrator.cli.interference import collect_command
 
-    collect_command(windows, rounds)
+    collect_command(windows, rounds, brief)
 
 
 @interference.command()
@@ -38,3 +44,14 @@ def fit(windows: Windows = None, model: Model = None) -> None:
     from orchestrator.cli.interference import fit_command
 
     fit_command(windows, model)
+
+
+@interference.command()
+def report(
+    model: Model = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("interference-model.html"),
+) -> None:
+    """Write a page about the model: its error by kind of neighbour, its rivals, calibration, features, latency."""
+    from orchestrator.cli.interference import report_command
+
+    report_command(model, out)

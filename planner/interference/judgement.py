@@ -1,0 +1,68 @@
+"""How good a model of interference is, by neighbours that it was not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+
+CANDIDATES = 100
+"""Rows of which the prediction is timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well a model predicts the windows beside neighbours that were left out when it was fitted."""
+
+    model: str
+    r2: float
+    """Share of the ratios' variance that it explains."""
+    median_error: float
+    """Median of |predicted / measured - 1|."""
+    by_kind: tuple[tuple[str, float], ...]
+    """(neighbour that was left out, median error on its windows)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What is known of a fitted forest and its rivals."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    scores: tuple[Score, ...]
+    """Of the forest, linear regression and the network, in this order."""
+    importances: tuple[tuple[str, float], ...]
+    """(feature, share of the variance that its splits remove), the largest first; features without any are left out."""
+    calibration: tuple[tuple[float, float, int], ...]
+    """(mean predicted ratio, mean measured ratio, windows), by fifths of the predictions for neighbours left out."""
+    latency_s: float
+    """To predict `CANDIDATES` rows, median of several times."""
+    windows: int
+    warnings: tuple[str, ...] = ()
+    """What made the windows less trustworthy, in words."""
+
+    @property
+    def forest(self) -> Score:
+        """The forest's own score."""
+        return self.scores[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, for `judgement_from`."""
+        return asdict(self)
+
+
+def judgement_from(values: Mapping[str, Any]) -> Judgement:
+    """What `to_dict` told.
+
+    Raises:
+        ValueError: these are no such values.
+    """
+    found = _TYPE.validate_python(values)
+    if not found.scores:
+        raise ValueError("no model was judged")
+    return found
+
+
+_TYPE = TypeAdapter(Judgement)
