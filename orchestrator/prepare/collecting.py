@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from statistics import fmean, median, pstdev
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from workers.interference.stage import MeasuredStage, Size
 SIZES = (Size(1, 64), Size(2, 128), Size(1, 256), Size(4, 64))
 ALONE_ROUNDS, ROUNDS = 4, 2
 """Windows of each stage: alone, at the beginning and in each kind of place; and beside each neighbour."""
+BRIEF = 30
+"""Most conditions of a brief collection, as for the model that a job makes at first use."""
 ALONE_EVERY = 5
 """Neighbours after which stages run alone again: machines drift."""
 BUSY_CORES = 0.3
@@ -87,6 +90,12 @@ def conditions(cores: Sequence[int]) -> tuple[Condition, ...]:
     return tuple(
         Condition(kind, level, ours, theirs) for kind in neighbours.KINDS for level, ours, theirs in places
     )
+
+
+def brief_conditions(cores: Sequence[int]) -> tuple[Condition, ...]:
+    """At most `BRIEF` of `conditions`, evenly spread: all kinds and all places remain."""
+    found = conditions(cores)
+    return found[:: ceil(len(found) / BRIEF)]
 
 
 def collect(

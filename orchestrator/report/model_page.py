@@ -19,7 +19,12 @@ HOW = (
     " |predicted / measured - 1|. Each window is predicted from what was sampled, and measured of another stage, in an"
     " earlier window beside the same neighbour."
 )
-NAMES = {"forest": "random forest", "linear": "linear regression", "network": "neural network"}
+NAMES = {
+    "forest": "random forest",
+    "linear": "linear regression",
+    "network": "neural network",
+    "measured": "last measured ratio",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

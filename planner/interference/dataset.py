@@ -65,6 +65,16 @@ class Windows:
         )
 
 
+def measured_ratios(rows: Rows) -> NDArray[np.float64]:
+    """By row, the slowdown that was measured last in these surroundings; 1 where it is missing.
+
+    Models predict the ratio over this one: a device's slowdown changes less from stage to stage than from neighbour to
+    neighbour, and no tree can predict a ratio beyond those that it was fitted to.
+    """
+    measured = rows[:, NAMES.index("measured_ratio")]
+    return np.where(np.isfinite(measured) & (measured > 0), measured, 1.0)
+
+
 def check(windows: Windows) -> None:
     """Check that a model can be fitted and judged.
 

@@ -1,7 +1,7 @@
 """Fits models of slowdowns to measured windows and judges them by neighbours that they have not seen.
 
-A random forest of 128 trees (DynPipe, section V-A); linear regression and a small neural network are fitted beside it,
-for comparison.
+A random forest of 128 trees (DynPipe, section V-A); linear regression, a small neural network and the last measured
+ratio stand beside it, for comparison. All predict the ratio over the last measured one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.features import NAMES
-from planner.interference.dataset import ALONE, Rows, Windows, check
+from planner.interference.dataset import ALONE, Rows, Windows, check, measured_ratios
 from planner.interference.forest import LEAF, Forest
 from planner.interference.judgement import CANDIDATES, Judgement, Score
 
@@ -25,7 +25,7 @@ SMALLEST_LEAF = 3
 
 
 class Model(Protocol):
-    """What predicts ratios from rows."""
+    """What predicts, from rows, ratios over the last measured ones."""
 
     def predict(self, rows: Rows) -> NDArray[np.float64]: ...
 
@@ -50,13 +50,14 @@ def fit(windows: Windows, *, warnings: Sequence[str] = (), seed: int = 0) -> Fit
         DatasetError: nothing can be fitted to these windows.
     """
     check(windows)
-    forest = _forest(windows, seed)
+    regressor = _regressor(windows, seed)
+    forest = _arrays(regressor)
     predicted = {name: _left_out(windows, fitter, seed) for name, fitter in FITTERS.items()}
     return Fit(
         forest=forest,
         judgement=Judgement(
             scores=tuple(_score(name, windows, values) for name, values in predicted.items()),
-            importances=_importances(windows, seed),
+            importances=_importances(regressor),
             calibration=_calibration(windows, predicted["forest"]),
             latency_s=_latency(forest, windows),
             windows=len(windows),
@@ -71,7 +72,8 @@ def _left_out(windows: Windows, fitter: Callable[[Windows, int], Model], seed: i
     kinds = np.array(windows.kinds)
     for kind in windows.neighbours:
         model = fitter(windows.only(kinds != kind), seed)
-        predicted[kinds == kind] = model.predict(windows.rows[kinds == kind])
+        rows = windows.rows[kinds == kind]
+        predicted[kinds == kind] = measured_ratios(rows) * model.predict(rows)
     return predicted
 
 
@@ -116,11 +118,15 @@ def _regressor(windows: Windows, seed: int) -> Any:
     regressor = RandomForestRegressor(
         TREES, min_samples_leaf=SMALLEST_LEAF, max_features=1 / 3, random_state=seed
     )
-    return regressor.fit(windows.rows, windows.ratios)
+    return regressor.fit(windows.rows, _targets(windows))
 
 
-def _forest(windows: Windows, seed: int) -> Forest:
-    trees = [estimator.tree_ for estimator in _regressor(windows, seed).estimators_]
+def _targets(windows: Windows) -> NDArray[np.float64]:
+    return windows.ratios / measured_ratios(windows.rows)
+
+
+def _arrays(regressor: Any) -> Forest:
+    trees = [estimator.tree_ for estimator in regressor.estimators_]
     begins = np.cumsum([0, *(tree.node_count for tree in trees)])[:-1]
     left, right = (
         [
@@ -145,8 +151,8 @@ def _forest(windows: Windows, seed: int) -> Forest:
     )
 
 
-def _importances(windows: Windows, seed: int) -> tuple[tuple[str, float], ...]:
-    found = zip(NAMES, _regressor(windows, seed).feature_importances_, strict=True)
+def _importances(regressor: Any) -> tuple[tuple[str, float], ...]:
+    found = zip(NAMES, regressor.feature_importances_, strict=True)
     return tuple(
         sorted(((name, float(share)) for name, share in found if share > 0), key=lambda one: -one[1])
     )
@@ -168,18 +174,31 @@ def _network(windows: Windows, seed: int) -> Model:
 
 
 def _scaled(model: Any, windows: Windows) -> Any:
-    """`model` on values of mean 0 and deviation 1, with the median in place of those that are missing."""
+    """`model` on values of mean 0 and deviation 1, with the median in place of those that are missing.
+
+    What lies beyond the values that it is fitted to counts as the nearest of them: a neighbour that was not seen may
+    write ten times as much to the disk, and a line has no bound.
+    """
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
     imputer = SimpleImputer(strategy="median", keep_empty_features=True)
-    return make_pipeline(imputer, StandardScaler(), model).fit(windows.rows, windows.ratios)
+    fitted = make_pipeline(imputer, MinMaxScaler(clip=True), StandardScaler(), model)
+    return fitted.fit(windows.rows, _targets(windows))
+
+
+class _Unchanged:
+    """Predicts the last measured ratio, for every stage."""
+
+    def predict(self, rows: Rows) -> NDArray[np.float64]:
+        return np.ones(len(rows))
 
 
 FITTERS: dict[str, Callable[[Windows, int], Model]] = {
-    "forest": _forest,
+    "forest": lambda windows, seed: _arrays(_regressor(windows, seed)),
     "linear": _linear,
     "network": _network,
+    "measured": lambda windows, seed: _Unchanged(),
 }
 """Name -> what fits it; the forest, and its rivals."""

@@ -32,7 +32,7 @@ class Judgement:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     scores: tuple[Score, ...]
-    """Of the forest, linear regression and the network, in this order."""
+    """Of the forest, linear regression, the network and the last measured ratio, in this order."""
     importances: tuple[tuple[str, float], ...]
     """(feature, share of the variance that its splits remove), the largest first; features without any are left out."""
     calibration: tuple[tuple[float, float, int], ...]

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.features import NAMES, row
-from planner.interference.dataset import Rows
+from planner.interference.dataset import Rows, measured_ratios
 from planner.interference.forest import Forest
 
 
 class Predictor:
-    """Predicts with a fitted forest. A slowdown is the time of a stage over its time on an undisturbed device."""
+    """Predicts with a fitted forest. A slowdown is the time of a stage over its time on an undisturbed device: the one
+    that was measured last, times what the forest predicts of the other stage's."""
 
     def __init__(self, forest: Forest) -> None:
         self._forest = forest
@@ -29,7 +30,8 @@ class Predictor:
         """
         with np.errstate(over="ignore"):
             finite = np.isfinite(rows.astype(np.float32))
-        return self._forest.predict(np.where(finite, rows, np.nan))
+        kept = np.where(finite, rows, np.nan)
+        return measured_ratios(kept) * self._forest.predict(kept)
 
     def slowdowns(
         self, stages: Sequence[Mapping[str, float]], devices: Sequence[Mapping[str, float]]
