@@ -17,6 +17,7 @@ LOGGED = (
     "cpu_others",
     "cpu_pressure",
     "cpu_stolen",
+    "own_waiting",
     "memory_free",
     "memory_pressure",
     "io_pressure",

@@ -39,6 +39,7 @@ SHOWN = (
     _Shown("Waiting for other ranks' messages", WAITED),
     _Shown("Cores that other processes take", "cpu_others"),
     _Shown("Waiting for a core", "cpu_pressure"),
+    _Shown("The rank's busiest thread waits for a core", "own_waiting"),
     _Shown("Waiting for the disk", "io_pressure"),
     _Shown("Free memory", "memory_free", min),
     _Shown("Device memory in use by others", "gpu_memory_others"),

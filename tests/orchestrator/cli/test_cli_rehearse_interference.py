@@ -68,7 +68,7 @@ def test_a_trace_may_be_replayed_meanwhile(options: Options) -> None:
     ("options_change", "change", "said"),
     [
         ({}, {"level": "severe"}, "--interference severe: expected light or heavy"),
-        ({}, {"kind": "noise"}, "--kind noise: expected compute, memory"),
+        ({}, {"kind": "noise"}, "--kind noise: expected compute, hashes, memory"),
         ({}, {"policy": "off"}, "--policy off adapts nothing"),
         ({}, {"policy": "guess"}, "adapt.policy"),
         ({}, {"rank": 2}, "--rank 2: the job has ranks 0 to 1"),

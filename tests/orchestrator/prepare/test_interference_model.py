@@ -13,7 +13,7 @@ from orchestrator.prepare import interference_model as rooms
 from orchestrator.prepare.interference_model import Say, interference_model, model_folder
 from planner.features import row
 from planner.interference.dataset import ALONE, Windows
-from planner.interference.model_file import forest_from, load_forest, save_windows
+from planner.interference.model_file import StoredWindows, forest_from, load_forest, save_windows
 
 KINDS = (ALONE, "compute", "memory")
 
@@ -27,7 +27,7 @@ def measures(*kinds: str) -> Callable[[Path, Say], None]:
         rows = np.array([row({"cpu_others": float(load), "work": 0.1}) for load in others])
         names = tuple(kinds[number % len(kinds)] for number in range(60))
         windows = Windows(rows=rows, ratios=1 + others, kinds=names, levels=("light",) * 60)
-        save_windows(path, windows, "here")
+        save_windows(path, StoredWindows(windows=windows, machine="here", warnings=("the machine is busy",)))
 
     return write
 
@@ -42,6 +42,7 @@ def test_a_model_is_made_once_and_then_found(tmp_path: Path) -> None:
     assert made is not None
     assert said == ["making an interference model of this machine, once; up to two minutes", "measuring"]
     assert reason.startswith(f"interference model of {made.stored.made}: median error ")
+    assert reason.endswith("; the machine is busy")
     found, again = interference_model(folder=tmp_path, measure=never)
     assert found is not None
     assert again == reason
@@ -62,7 +63,7 @@ def test_an_altered_model_is_made_again_or_refused(tmp_path: Path) -> None:
     assert "was altered or damaged" in reason
     model, _ = interference_model(folder=tmp_path, measure=measures(*KINDS))
     assert model is not None
-    assert load_forest(path).median_error >= 0
+    assert load_forest(path).judgement.forest.median_error >= 0
 
 
 def fails(path: Path, say: Say) -> None:

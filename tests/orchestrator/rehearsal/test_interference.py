@@ -143,7 +143,7 @@ def test_what_cannot_be_disturbed_is_refused(tmp_path: Path) -> None:
     for of, level, kind, rank, said in (
         (spec, "severe", None, None, "--interference severe: expected light or heavy"),
         (spec, "heavy", "disk", None, "--kind disk: no neighbour disturbs emulated devices"),
-        (real, "heavy", "noise", None, "--kind noise: expected compute, memory, cache, network, disk"),
+        (real, "heavy", "noise", None, "--kind noise: expected compute, hashes, memory"),
         (real, "heavy", None, 2, "--rank 2: the job has ranks 0 to 1"),
     ):
         with pytest.raises(JobError, match=said):

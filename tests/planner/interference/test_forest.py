@@ -12,12 +12,14 @@ from safetensors.numpy import load_file, save_file
 
 from planner.features import NAMES, row
 from planner.interference import fitting, model_file
-from planner.interference.dataset import ALONE, DatasetError, Windows
-from planner.interference.fitting import CANDIDATES, TREES, fit
+from planner.interference.dataset import ALONE, DatasetError, Windows, measured_ratios
+from planner.interference.fitting import TREES, fit
 from planner.interference.forest import Forest
+from planner.interference.judgement import CANDIDATES, Judgement, Score
 from planner.interference.model_file import (
     ModelFileError,
     StoredForest,
+    StoredWindows,
     load_forest,
     load_windows,
     save_forest,
@@ -52,16 +54,17 @@ def made(count: int = 240, seed: int = 0) -> Windows:
 def test_the_arrays_predict_what_the_library_predicts() -> None:
     windows = made()
     library = fitting._regressor(windows, seed=0)
-    forest = fitting._forest(windows, 0)
+    forest = fitting._arrays(library)
     assert forest.trees == TREES
     rows = made(count=400, seed=1).rows
     np.testing.assert_allclose(forest.predict(rows), library.predict(rows), rtol=1e-12)
 
 
 def test_a_fit_is_judged_by_neighbours_that_it_has_not_seen() -> None:
-    found = fit(made())
-    forest, linear, network = found.scores
-    assert [score.model for score in found.scores] == ["forest", "linear", "network"]
+    found = fit(made(), warnings=["it rained"]).judgement
+    forest, linear, network, measured = found.scores
+    assert [score.model for score in found.scores] == ["forest", "linear", "network", "measured"]
+    assert found.forest == forest
     assert forest.r2 > 0.9
     assert forest.median_error < 0.1
     assert forest.median_error < linear.median_error
@@ -69,8 +72,36 @@ def test_a_fit_is_judged_by_neighbours_that_it_has_not_seen() -> None:
     assert found.importances[0][0] == "cpu_others"
     assert sum(count for *_, count in found.calibration) == 180
     assert found.latency_s > 0
-    assert len(network.by_kind) == 3
+    assert (found.windows, found.warnings) == (240, ("it rained",))
+    assert len(network.by_kind) == len(measured.by_kind) == 3
     assert CANDIDATES == 100
+
+
+def test_a_slowdown_that_no_window_had_follows_the_measured_one() -> None:
+    """Stages of one kind of neighbour are ten times as slow as those of any other: no tree has such a leaf."""
+    windows = made()
+    kinds = np.array(windows.kinds)
+    rows = windows.rows.copy()
+    ratios = np.where(kinds == "disk", 10 * windows.ratios, windows.ratios)
+    rows[:, NAMES.index("measured_ratio")] = ratios * np.random.default_rng(2).normal(1, 0.02, len(windows))
+    found = fit(replace(windows, rows=rows, ratios=ratios)).judgement
+    errors = {score.model: dict(score.by_kind)["disk"] for score in found.scores}
+    assert errors["forest"] < 0.05
+    assert errors["measured"] < 0.05
+
+
+def test_what_was_not_measured_counts_as_one() -> None:
+    rows = np.full((4, len(NAMES)), np.nan)
+    rows[:, NAMES.index("measured_ratio")] = [2.5, np.nan, np.inf, -1.0]
+    assert measured_ratios(rows).tolist() == [2.5, 1.0, 1.0, 1.0]
+
+
+def test_the_rivals_do_not_go_beyond_what_they_were_fitted_to() -> None:
+    windows = made()
+    rows = np.array([row({"cpu_others": others}) for others in (2.0, 2.5, 1e9)])
+    for fitter in (fitting._linear, fitting._network):
+        predicted = fitter(windows, 0).predict(rows)
+        assert predicted[1] == predicted[2] == pytest.approx(predicted[0], rel=0.05)
 
 
 def test_the_same_windows_give_the_same_forest() -> None:
@@ -92,12 +123,20 @@ def test_windows_to_which_nothing_can_be_fitted_are_refused() -> None:
 
 
 def stored(forest: Forest) -> StoredForest:
-    return StoredForest(forest=forest, machine="a test", made="2026-01-01", median_error=0.05, r2=0.9)
+    judgement = Judgement(
+        scores=(Score(model="forest", r2=0.9, median_error=0.05, by_kind=(("disk", 0.04), ("memory", 0.06))),),
+        importances=(("cpu_others", 0.75),),
+        calibration=((1.5, 1.6, 3),),
+        latency_s=0.004,
+        windows=240,
+        warnings=("it rained",),
+    )
+    return StoredForest(forest=forest, machine="a test", made="2026-01-01", judgement=judgement)
 
 
 @pytest.fixture(scope="module")
 def forest() -> Forest:
-    return fitting._forest(made(), 0)
+    return fitting._arrays(fitting._regressor(made(), 0))
 
 
 def test_a_forest_comes_back_from_its_file(tmp_path: Path, forest: Forest) -> None:
@@ -112,10 +151,14 @@ def test_a_forest_comes_back_from_its_file(tmp_path: Path, forest: Forest) -> No
 
 def test_windows_come_back_from_their_file(tmp_path: Path) -> None:
     windows = made(count=12)
-    save_windows(tmp_path / "w", windows, "a test")
-    loaded, machine = load_windows(tmp_path / "w")
+    save_windows(
+        tmp_path / "w", StoredWindows(windows=windows, machine="a test", warnings=("it rained",))
+    )
+    found = load_windows(tmp_path / "w")
+    loaded = found.windows
     assert np.array_equal(loaded.rows, windows.rows, equal_nan=True)
-    assert (loaded.kinds, loaded.levels, machine) == (windows.kinds, windows.levels, "a test")
+    assert (loaded.kinds, loaded.levels) == (windows.kinds, windows.levels)
+    assert (found.machine, found.warnings) == ("a test", ("it rained",))
     with pytest.raises(ModelFileError, match="is not what `freshet interference fit` writes"):
         load_forest(tmp_path / "w")
 
@@ -136,7 +179,7 @@ def test_a_forest_of_other_features_is_refused(
     monkeypatch.setattr(model_file, "VERSION", 0)
     save_forest(path, stored(forest))
     monkeypatch.undo()
-    with pytest.raises(ModelFileError, match="features of version 0, this program those of 1"):
+    with pytest.raises(ModelFileError, match="features of version 0, this program those of 2"):
         load_forest(path)
 
 

@@ -29,11 +29,11 @@ def stump(name: str, threshold: float) -> Forest:
 
 def test_each_stage_is_predicted_on_each_device() -> None:
     stages = [{"work": 0.1}, {"work": 0.2}, {"work": 0.3}]
-    devices = [{"cpu_others": 0.0}, {"cpu_others": 1.5, "measured_ratio": 1.4}]
+    devices = [{"cpu_others": 0.0}, {"cpu_others": 1.5, "measured_ratio": 1.5}]
     of_devices = Predictor(stump("cpu_others", 1.0)).slowdowns(stages, devices)
-    assert of_devices.tolist() == [[1.0, 2.0]] * 3
+    assert of_devices.tolist() == [[1.0, 3.0]] * 3
     of_stages = Predictor(stump("work", 0.15)).slowdowns(stages, devices)
-    assert of_stages.tolist() == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+    assert of_stages.tolist() == [[1.0, 1.5], [2.0, 3.0], [2.0, 3.0]]
     assert Predictor(stump("work", 0.15)).slowdowns([], devices).shape == (0, 2)
 
 
@@ -41,6 +41,12 @@ def test_what_is_no_number_is_missing() -> None:
     predictor = Predictor(stump("cpu_others", 1.0))
     devices = [{"cpu_others": value} for value in (np.inf, -np.inf, np.nan, 1e300, 1.5)]
     assert predictor.slowdowns([{}], devices).tolist() == [[1.0, 1.0, 1.0, 1.0, 2.0]]
+
+
+def test_a_measured_ratio_that_is_none_counts_as_one() -> None:
+    predictor = Predictor(stump("cpu_others", 1.0))
+    devices = [{"cpu_others": 1.5, "measured_ratio": ratio} for ratio in (np.inf, np.nan, -1.0, 0.0, 1e300)]
+    assert predictor.slowdowns([{}], devices).tolist() == [[2.0] * 5]
 
 
 def test_names_that_are_no_features_or_of_both_are_refused() -> None:

@@ -32,7 +32,7 @@ def collect(
         ),
     ] = False,
 ) -> None:
-    """Measure stages alone and beside real neighbours that use cores, memory, caches, network, disk; light and heavy."""
+    """Measure stages alone and beside real neighbours: of cores, memory, caches, network, disk; light and heavy."""
     from orchestrator.cli.interference import collect_command
 
     collect_command(windows, rounds, brief)
