@@ -4,41 +4,98 @@ the time of another."""
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 import numpy as np
 import psutil
 import pytest
 
-from orchestrator.prepare.collecting import collect
-from planner.features import NAMES
+from orchestrator.prepare.collecting import BRIEF, Condition, brief_conditions, collect, conditions
+from planner.features import NAMES, Sample
 from planner.interference.dataset import ALONE
-from workers.interference.neighbours import KINDS, PINNED, beside
+from workers.interference.neighbours import KINDS, LEVELS, PINNED, beside
 from workers.interference.stage import MeasuredStage, Size
 from workers.sampling.host import HostReader
+from workers.sampling.sampler import Sampler
 
 SIZES = (Size(1, 16), Size(2, 16))
+
+
+@pytest.fixture
+def sampler() -> Iterator[Sampler]:
+    sampler = Sampler([HostReader().read], every_s=0.05)
+    yield sampler
+    sampler.close()
 
 
 def column(rows: np.ndarray, name: str) -> np.ndarray:
     return rows[:, NAMES.index(name)]
 
 
-def test_windows_are_collected_beside_real_neighbours() -> None:
+def test_windows_are_collected_beside_real_neighbours(sampler: Sampler) -> None:
     said: list[str] = []
-    conditions = (("compute", "heavy"), ("memory", "light"))
-    collected = collect(
-        HostReader().read, said.append, sizes=SIZES, rounds=2, window_s=0.1, conditions=conditions
-    )
-    windows = collected.windows
-    assert said == ["alone", "beside a heavy neighbour: compute", "beside a light neighbour: memory"]
+    before = os.sched_getaffinity(0)
+    own = (max(before),)
+    chosen = (Condition("compute", "steady", own, own), Condition("memory", "light"))
+    windows = collect(sampler, said.append, beside=chosen, sizes=SIZES, rounds=2).windows
+    assert said == [
+        "alone",
+        "beside a steady neighbour on the same core: compute",
+        "beside a light neighbour on any core: memory",
+    ]
+    assert os.sched_getaffinity(0) == before
     assert windows.neighbours == ("compute", "memory")
     # Four windows beside each neighbour, each but the first with the one or two before it.
     assert windows.kinds.count("compute") == windows.kinds.count("memory") == 1 + 2 + 2
-    assert set(zip(windows.kinds, windows.levels, strict=True)) == {(ALONE, ""), *conditions}
+    assert set(zip(windows.kinds, windows.levels, strict=True)) == {
+        (ALONE, ""),
+        ("compute", "steady on the same core"),
+        ("memory", "light on any core"),
+    }
     assert set(column(windows.rows, "layers")) == {1.0, 2.0}
     assert np.all(column(windows.rows, "measured_ratio") > 0)
     assert np.all(np.isfinite(column(windows.rows, "cpu_others")))
     assert np.all(np.isnan(column(windows.rows, "gpu_busy")))
+
+
+def test_all_kinds_and_places_are_measured_and_a_third_of_them_in_brief() -> None:
+    found = conditions([0, 1, 2])
+    assert {(each.kind, each.where) for each in found} == {
+        (kind, f"on {cores}") for kind in KINDS for cores in ("any core", "the same core", "the other cores")
+    }
+    assert {each.level for each in found} == set(LEVELS)
+    brief = brief_conditions([0, 1, 2])
+    assert len(brief) <= BRIEF
+    assert set(brief) < set(found)
+    assert {each.kind for each in brief} == set(KINDS)
+    assert {each.where for each in brief} == {each.where for each in found}
+    assert {each.level for each in brief} == set(LEVELS)
+    assert brief_conditions([0]) == conditions([0]) == tuple(Condition(kind, "heavy") for kind in KINDS)
+
+
+def test_a_busy_machine_is_told(sampler: Sampler) -> None:
+    with beside("compute", "heavy"):
+        found = collect(sampler, lambda text: None, beside=[Condition("compute", "light")], sizes=SIZES[:1])
+    assert any("the machine is busy: other processes take " in warning for warning in found.warnings)
+
+
+def test_a_machine_that_tells_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        newest: Sample | None = None
+
+    monkeypatch.setattr("orchestrator.prepare.collecting.LONGEST_WAIT_S", 0.1)
+    with pytest.raises(RuntimeError, match="no sample of this machine"):
+        collect(Silent(), lambda text: None, beside=[], sizes=SIZES[:1])
+
+
+def test_a_neighbour_that_dies_early_ends_the_measurement() -> None:
+    before = set(psutil.Process().children())
+    with pytest.raises(RuntimeError, match="the neighbour compute light ended while it should have worked"):
+        with beside("compute", "light"):
+            (neighbour,) = set(psutil.Process().children()) - before
+            neighbour.send_signal(signal.SIGKILL)
+            psutil.wait_procs([neighbour], timeout=10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +126,7 @@ def test_there_are_no_other_neighbours() -> None:
 
 def test_a_stage_knows_what_it_is() -> None:
     stage = MeasuredStage(Size(2, 16))
-    seconds, forward_share = stage.run(0.0)
+    seconds, forward_share = stage.run(lambda: True)
     assert seconds > 0
     assert 0 < forward_share < 1
     assert stage.features["layers"] == 2

@@ -90,7 +90,7 @@ def test_a_neighbour_comes_and_goes_with_the_steps_and_ends_with_the_job() -> No
 
 def test_a_real_neighbour_of_a_job_that_breaks_off_is_gone() -> None:
     core, before = core_of(PLAN.rank), set(psutil.Process().children(recursive=True))
-    neighbour = ComingNeighbour(PLAN, lambda: beside("compute", "light", core), "", lambda text: None)
+    neighbour = ComingNeighbour(PLAN, lambda: beside("compute", "light", (core,)), "", lambda text: None)
     pass_in(neighbour, step(2))
     until(lambda: bool(set(psutil.Process().children()) - before))
     (process,) = set(psutil.Process().children()) - before

@@ -65,7 +65,8 @@ def rehearse(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="--interference: what the neighbour does: compute (the default), memory, cache, network or disk.",
+            help="--interference: what the neighbour does: compute (the default), hashes, memory, fill, pages, cache,"
+            " random, network, pipe, disk or files.",
         ),
     ] = None,
     rank: Annotated[
