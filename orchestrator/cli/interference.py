@@ -79,6 +79,9 @@ def report_command(model: Path | None, out: Path) -> None:
 
     try:
         stored = load_forest(model or model_folder("cpu") / MODEL)
-        print(f"page: {write_model_page(stored, out)}")
-    except (ModelFileError, OSError) as error:
+    except ModelFileError as error:
         raise JobError(str(error)) from error
+    try:
+        print(f"page: {write_model_page(stored, out)}")
+    except OSError as error:
+        raise JobError(f"cannot write {out}: {error.strerror or error}") from error

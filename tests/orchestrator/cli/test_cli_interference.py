@@ -1,0 +1,69 @@
+"""`freshet interference fit` and `report` on measured windows, and what they answer to files that are none."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from planner.features import row
+from planner.interference.dataset import ALONE, Windows
+from planner.interference.model_file import StoredWindows, save_windows
+from workers.protocol import JobError
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> Path:
+    others = np.linspace(0.0, 2.0, 60)
+    kinds = (ALONE, "compute", "memory")
+    measured = Windows(
+        rows=np.array([row({"cpu_others": float(load), "work": 0.1}) for load in others]),
+        ratios=1 + others,
+        kinds=tuple(kinds[number % 3] for number in range(60)),
+        levels=("light",) * 60,
+    )
+    path = tmp_path / "windows.safetensors"
+    save_windows(path, StoredWindows(windows=measured, machine="here", warnings=("the machine is busy",)))
+    return path
+
+
+def run(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, ["interference", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_windows_become_a_model_and_a_page(windows: Path, tmp_path: Path) -> None:
+    model, page = tmp_path / "forest.safetensors", tmp_path / "page.html"
+    said = run("fit", "--windows", windows, "--model", model)
+    assert "60 windows; each kind of neighbour was left out once" in said
+    assert "warning: the machine is busy" in said
+    assert run("report", "--model", model, "--out", page).strip() == f"page: {page}"
+    assert "last measured ratio" in page.read_text()
+
+
+def test_files_that_are_no_model_are_refused(windows: Path, tmp_path: Path) -> None:
+    model = tmp_path / "forest.safetensors"
+    for content, said in (
+        (None, "there is no .*freshet interference fit"),
+        (pickle.dumps({}), "is no safetensors file"),
+        (windows.read_bytes(), "is not what `freshet interference fit` writes"),
+    ):
+        if content is not None:
+            model.write_bytes(content)
+        with pytest.raises(JobError, match=said):
+            run("report", "--model", model, "--out", tmp_path / "page.html")
+    with pytest.raises(JobError, match="there is no .*freshet interference collect"):
+        run("fit", "--windows", tmp_path / "none", "--model", model)
+
+
+def test_a_page_that_cannot_be_written_is_said(windows: Path, tmp_path: Path) -> None:
+    model = tmp_path / "forest.safetensors"
+    run("fit", "--windows", windows, "--model", model)
+    with pytest.raises(JobError, match="cannot write"):
+        run("report", "--model", model, "--out", tmp_path / "none" / "page.html")
