@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.cli.text.interference_text import fit_lines
@@ -24,7 +26,7 @@ def collect_command(windows: Path | None, rounds: int, brief: bool) -> None:
     """Measure windows and write them.
 
     Raises:
-        JobError: a neighbour does not work here, or the machine tells nothing.
+        JobError: a neighbour does not work here, the machine tells nothing, or `windows` cannot be written.
     """
     import torch
 
@@ -32,6 +34,8 @@ def collect_command(windows: Path | None, rounds: int, brief: bool) -> None:
     from workers.sampling.sampler import sampler_of
 
     path = windows or model_folder("cpu") / WINDOWS
+    with _writing(path):  # it takes minutes until there is something to write
+        path.parent.mkdir(parents=True, exist_ok=True)
     sampler = sampler_of(torch.device("cpu"))
     try:
         collected = collect(
@@ -45,7 +49,8 @@ def collect_command(windows: Path | None, rounds: int, brief: bool) -> None:
     finally:
         sampler.close()
     stored = StoredWindows(windows=collected.windows, machine=platform.node(), warnings=collected.warnings)
-    save_windows(path, stored)
+    with _writing(path):
+        save_windows(path, stored)
     for warning in collected.warnings:
         print(f"warning: {warning}")
     print(f"{counted(len(collected.windows), 'window')}: {path}")
@@ -55,7 +60,7 @@ def fit_command(windows: Path | None, model: Path | None) -> None:
     """Fit a forest to stored windows, say how good it is, and write it.
 
     Raises:
-        JobError: the windows cannot be read, or nothing can be fitted to them.
+        JobError: the windows cannot be read, nothing can be fitted to them, or `model` cannot be written.
     """
     path = model or model_folder("cpu") / MODEL
     try:
@@ -63,7 +68,8 @@ def fit_command(windows: Path | None, model: Path | None) -> None:
         fitted = fit(measured.windows, warnings=measured.warnings)
     except (ModelFileError, DatasetError) as error:
         raise JobError(str(error)) from error
-    store(fitted, path, measured.machine)
+    with _writing(path):
+        store(fitted, path, measured.machine)
     for line in fit_lines(fitted.judgement):
         print(line)
     print(f"model: {path}")
@@ -81,7 +87,13 @@ def report_command(model: Path | None, out: Path) -> None:
         stored = load_forest(model or model_folder("cpu") / MODEL)
     except ModelFileError as error:
         raise JobError(str(error)) from error
-    try:
+    with _writing(out):
         print(f"page: {write_model_page(stored, out)}")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise JobError(f"cannot write {out}: {error.strerror or error}") from error
+        raise JobError(f"cannot write {path}: {error.strerror or error}") from error
