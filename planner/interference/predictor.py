@@ -31,7 +31,7 @@ class Predictor:
         with np.errstate(over="ignore"):
             finite = np.isfinite(rows.astype(np.float32))
         kept = np.where(finite, rows, np.nan)
-        return measured_ratios(kept) * self._forest.predict(kept)
+        return self._forest.predict(kept) * measured_ratios(kept)
 
     def slowdowns(
         self, stages: Sequence[Mapping[str, float]], devices: Sequence[Mapping[str, float]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -11,13 +10,10 @@ import torch
 from planner.features import Sample
 from workers.sampling.gpu import gpu_reader
 from workers.sampling.host import HostReader
-from workers.sampling.probe import Probe
 from workers.sampling.readings import Reading, between, merged
 
 EVERY_S = 0.25
 """Between two samples."""
-PROBES = 2
-"""Runs of the probe per sample."""
 
 
 class Sampler:
@@ -25,18 +21,10 @@ class Sampler:
 
     Args:
         readers: each looks at a part of the machine, the host first.
-        probe: run `PROBES` times per sample, before the readers look.
     """
 
-    def __init__(
-        self,
-        readers: Sequence[Callable[[], Reading]],
-        probe: Callable[[], None] = lambda: None,
-        *,
-        every_s: float = EVERY_S,
-    ) -> None:
+    def __init__(self, readers: Sequence[Callable[[], Reading]], *, every_s: float = EVERY_S) -> None:
         self._readers = readers
-        self._probe = probe
         self._every_s = every_s
         self._newest: Sample | None = None
         self._closing = threading.Event()
@@ -55,12 +43,7 @@ class Sampler:
 
     def _run(self) -> None:
         before = self._read()
-        for number in itertools.count(1):
-            if self._closing.wait(self._every_s / PROBES):
-                return
-            self._probe()
-            if number % PROBES:
-                continue
+        while not self._closing.wait(self._every_s):
             after = self._read()
             self._newest = between(before, after)
             before = after
@@ -71,10 +54,9 @@ class Sampler:
 
 def sampler_of(device: torch.device) -> Sampler:
     """A sampler of this host and, if `device` is a GPU that NVML knows, of that GPU."""
-    probe = Probe()
-    readers: list[Callable[[], Reading]] = [HostReader().read, probe.read]
+    readers: list[Callable[[], Reading]] = [HostReader().read]
     if device.type == "cuda":
         gpu = gpu_reader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         if gpu is not None:
             readers.append(gpu.read)
-    return Sampler(readers, probe.run)
+    return Sampler(readers)

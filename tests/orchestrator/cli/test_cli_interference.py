@@ -58,7 +58,7 @@ def test_files_that_are_no_model_are_refused(windows: Path, tmp_path: Path) -> N
             model.write_bytes(content)
         with pytest.raises(JobError, match=said):
             run("report", "--model", model, "--out", tmp_path / "page.html")
-    with pytest.raises(JobError, match="there is no .*freshet interference collect"):
+    with pytest.raises(JobError, match=r"there is no .*freshet interference collect"):
         run("fit", "--windows", tmp_path / "none", "--model", model)
 
 

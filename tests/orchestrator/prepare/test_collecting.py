@@ -91,11 +91,13 @@ def test_a_machine_that_tells_nothing_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_neighbour_that_dies_early_ends_the_measurement() -> None:
     before = set(psutil.Process().children())
+    running = beside("compute", "light")
+    running.__enter__()
+    (neighbour,) = set(psutil.Process().children()) - before
+    neighbour.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, neighbour.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(RuntimeError, match="the neighbour compute light ended while it should have worked"):
-        with beside("compute", "light"):
-            (neighbour,) = set(psutil.Process().children()) - before
-            neighbour.send_signal(signal.SIGKILL)
-            psutil.wait_procs([neighbour], timeout=10)
+        running.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,10 +49,10 @@ def test_the_page_sets_the_forest_beside_its_rivals() -> None:
     page = model_page(STORED)
     assert page.title == "a host"
     assert page.summary.startswith("1 trees · 1,560 windows · ")
-    assert [(tile.label, tile.value) for tile in page.tiles] == [
-        ("Median error", "5.0 %"),
-        ("R²", "0.91"),
-        ("100 predictions", "4.1 ms"),
+    assert [(tile.name, tile.number, tile.unit) for tile in page.tiles] == [
+        ("Median error", "5.0", "%"),
+        ("R²", "0.91", ""),
+        ("100 predictions", "4.1", "ms"),
     ]
     assert page.models.rows[-1] == ("last measured ratio", "7.0 %", "0.80")
     assert page.kinds.rows == (("disk", *["4.0 %"] * 4), ("memory", *["6.0 %"] * 4))

@@ -124,7 +124,9 @@ def test_windows_to_which_nothing_can_be_fitted_are_refused() -> None:
 
 def stored(forest: Forest) -> StoredForest:
     judgement = Judgement(
-        scores=(Score(model="forest", r2=0.9, median_error=0.05, by_kind=(("disk", 0.04), ("memory", 0.06))),),
+        scores=(
+            Score(model="forest", r2=0.9, median_error=0.05, by_kind=(("disk", 0.04), ("memory", 0.06))),
+        ),
         importances=(("cpu_others", 0.75),),
         calibration=((1.5, 1.6, 3),),
         latency_s=0.004,
@@ -151,9 +153,7 @@ def test_a_forest_comes_back_from_its_file(tmp_path: Path, forest: Forest) -> No
 
 def test_windows_come_back_from_their_file(tmp_path: Path) -> None:
     windows = made(count=12)
-    save_windows(
-        tmp_path / "w", StoredWindows(windows=windows, machine="a test", warnings=("it rained",))
-    )
+    save_windows(tmp_path / "w", StoredWindows(windows=windows, machine="a test", warnings=("it rained",)))
     found = load_windows(tmp_path / "w")
     loaded = found.windows
     assert np.array_equal(loaded.rows, windows.rows, equal_nan=True)
