@@ -52,7 +52,7 @@ def test_the_page_sets_the_forest_beside_its_rivals() -> None:
     assert [(tile.name, tile.number, tile.unit) for tile in page.tiles] == [
         ("Median error", "5.0", "%"),
         ("R²", "0.91", ""),
-        ("100 predictions", "4.1", "ms"),
+        ("100 predictions", "4.10", "ms"),
     ]
     assert page.models.rows[-1] == ("last measured ratio", "7.0 %", "0.80")
     assert page.kinds.rows == (("disk", *["4.0 %"] * 4), ("memory", *["6.0 %"] * 4))
