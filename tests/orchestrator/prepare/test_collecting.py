@@ -59,7 +59,7 @@ def test_windows_are_collected_beside_real_neighbours(sampler: Sampler) -> None:
     assert np.all(np.isnan(column(windows.rows, "gpu_busy")))
 
 
-def test_all_kinds_and_places_are_measured_and_a_third_of_them_in_brief() -> None:
+def test_all_kinds_levels_and_places_are_measured_also_in_brief() -> None:
     found = conditions([0, 1, 2])
     assert {(each.kind, each.where) for each in found} == {
         (kind, f"on {cores}") for kind in KINDS for cores in ("any core", "the same core", "the other cores")

@@ -28,7 +28,7 @@ def collect(
     brief: Annotated[
         bool,
         typer.Option(
-            "--brief", help="A third of the windows, as for the model that a job makes at first use."
+            "--brief", help="A fifth of the windows, as for the model that a job makes at first use."
         ),
     ] = False,
 ) -> None:
