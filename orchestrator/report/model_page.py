@@ -16,8 +16,8 @@ from planner.interference.model_file import StoredForest
 HOW = (
     "Each kind of neighbour is left out once: models are fitted to the windows alone and beside all other kinds, and"
     " predict the windows beside this one. A slowdown is the time of a stage over its time alone; an error is"
-    " |predicted / measured - 1|. Each window is predicted from what was sampled and measured in an earlier window beside"
-    " the same neighbour, three times out of four of another stage."
+    " |predicted / measured - 1|. Each window is predicted from what was sampled and measured in an earlier window"
+    " beside the same neighbour, most often of another stage."
 )
 NAMES = {
     "forest": "random forest",
