@@ -22,6 +22,8 @@ REMEMBERED = 8
 """Newest durations of speeds of which the median is taken, with two of `LASTING_STEPS` beside them."""
 MATERIAL = 1.05
 """Factor by which a rank's level must have drifted for another slowdown to be known of it."""
+TOGETHER_STEPS = 3
+"""Ranks that change within fewer steps are taken to change back together."""
 SURE = 3.0
 """Or so many standard errors of the level, if these are more: measurements are not independent."""
 
@@ -53,6 +55,8 @@ class Adviser:
             self._changed_at = {rank: since for rank, _ in self.known.by_rank}
         self._links_changed: int | None = None
         """The step at which a link changed last."""
+        self._before: dict[int, float] = {}
+        """Rank -> its slowdown before its last change."""
         self._durations: list[int] = []
         self._first_steps: dict[tuple[int, int], int] = {}
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
@@ -129,16 +133,17 @@ class Adviser:
         kept = frozenset(ranks)
         self._watches = {rank: watch for rank, watch in self._watches.items() if rank in kept}
         self._changed_at = {rank: step for rank, step in self._changed_at.items() if rank in kept}
+        self._before = {rank: level for rank, level in self._before.items() if rank in kept}
         self._measured_on = {rank: on for rank, on in self._measured_on.items() if rank in kept}
         self._first_steps = {}
         self.newest = {rank: slowdown for rank, slowdown in self.newest.items() if rank in kept}
         self.known = self.known.among(kept)
 
     def lasting_steps(self, step: int) -> int:
-        """How many more steps the ranks' speeds will last after `step`: what is usual in this job, or as long as they
-        have lasted already."""
-        usual = median((LASTING_STEPS, LASTING_STEPS, *self._durations))
-        return max(round(usual), self.age(step))
+        """How many more steps the ranks' speeds will last after `step`: what is left of what is usual in this job, or
+        as long as they have lasted already."""
+        usual, age = median((LASTING_STEPS, LASTING_STEPS, *self._durations)), self.age(step)
+        return max(round(usual) - age, age)
 
     def age(self, step: int) -> int:
         """For how many steps no speed of a rank or a link has changed."""
@@ -150,6 +155,14 @@ class Adviser:
         """A link has changed at `step`."""
         self._links_changed = step
 
+    def before(self, ranks: Sequence[int]) -> tuple[float | None, ...] | None:
+        """The slowdowns of `ranks` before they changed last, those that changed about then together; None: never."""
+        if not self._before:
+            return None
+        newest = max(self._changed_at[rank] for rank in self._before)
+        changed = [rank for rank in self._before if self._changed_at[rank] > newest - TOGETHER_STEPS]
+        return self.known.but((rank, self._before[rank]) for rank in changed).of(ranks)
+
     def _note(self, rank: int, change: Change) -> None:
         before = self._changed_at.get(rank)
         if change.before is None:
@@ -159,6 +172,7 @@ class Adviser:
         if before is not None:
             self._durations = [*self._durations, max(1, change.since - before)][-REMEMBERED:]
         self._changed_at[rank] = change.since
+        self._before[rank] = change.before
 
 
 def _version(plan: tuple[int, int]) -> str:
