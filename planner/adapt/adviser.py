@@ -19,7 +19,7 @@ from planner.profile import Profile
 LASTING_STEPS = 200
 """How long speeds are taken to last before the job has seen it."""
 REMEMBERED = 8
-"""Newest durations of speeds of which the median is taken, with two of `LASTING_STEPS` beside them."""
+"""Newest durations of higher and of lower speeds of which the median is taken, with `LASTING_STEPS` beside them."""
 MATERIAL = 1.05
 """Factor by which a rank's level must have drifted for another slowdown to be known of it."""
 TOGETHER_STEPS = 3
@@ -57,7 +57,10 @@ class Adviser:
         """The step at which a link changed last."""
         self._before: dict[int, float] = {}
         """Rank -> its slowdown before its last change."""
-        self._durations: list[int] = []
+        self._durations: dict[bool, list[int]] = {True: [], False: []}
+        """How long speeds lasted: those of ranks that had become slower, and of ranks that had become faster."""
+        self._slower = True
+        """Whether the last change was one to a lower speed."""
         self._first_steps: dict[tuple[int, int], int] = {}
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
         self.newest: dict[int, float] = {}
@@ -142,8 +145,16 @@ class Adviser:
     def lasting_steps(self, step: int) -> int:
         """How many more steps the ranks' speeds will last after `step`: what is left of what is usual in this job, or
         as long as they have lasted already."""
-        usual, age = median((LASTING_STEPS, LASTING_STEPS, *self._durations)), self.age(step)
-        return max(round(usual) - age, age)
+        age = self.age(step)
+        return max(round(self._usual_steps(self._slower)) - age, age)
+
+    def share(self) -> float:
+        """Of the time, if the ranks' present speeds and those before come and go in turn: that of the present ones."""
+        present, other = self._usual_steps(self._slower), self._usual_steps(not self._slower)
+        return present / (present + other)
+
+    def _usual_steps(self, slower: bool) -> float:
+        return median((LASTING_STEPS, *self._durations[slower]))
 
     def age(self, step: int) -> int:
         """For how many steps no speed of a rank or a link has changed."""
@@ -169,8 +180,12 @@ class Adviser:
             # The rank's first level is no change.
             self._changed_at.setdefault(rank, change.since)
             return
+        slower = change.after > change.before
         if before is not None:
-            self._durations = [*self._durations, max(1, change.since - before)][-REMEMBERED:]
+            ended = self._durations[not slower]
+            ended.append(max(1, change.since - before))
+            del ended[:-REMEMBERED]
+        self._slower = slower
         self._changed_at[rank] = change.since
         self._before[rank] = change.before
 

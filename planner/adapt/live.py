@@ -169,7 +169,7 @@ class LivePlanner:
             raise ValueError("the planner has not been told what to plan with")
         replanner, known = self._replanner, self._adviser.known.of(question.members)
         lasting_steps = self._adviser.lasting_steps(question.step)
-        before = self._adviser.before(question.members)
+        before, share = self._adviser.before(question.members), self._adviser.share()
         uncertainty = self._adviser.uncertainty(question.members)
         sampled = [self._sampled.get(rank, {}) for rank in question.members]
 
@@ -182,6 +182,7 @@ class LivePlanner:
                 remaining_steps=question.remaining_steps,
                 lasting_steps=lasting_steps,
                 before=before,
+                share=share,
                 uncertainty=uncertainty,
                 ratios=question.ratios,
                 predicts=self._predicts(replanner, question, known, sampled),

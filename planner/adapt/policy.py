@@ -29,6 +29,8 @@ IN_FORCE_STEPS = 3
 """Steps from a decision until its plan is in force: copies, hand-over, reports."""
 ANSWERED_STEPS = IN_FORCE_STEPS + 1
 """Steps from a change of speed until the plan that answers it is in force."""
+BOTH_STEPS = 200
+"""Steps over which a move must pay that is for the mean of speeds that come and go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +61,18 @@ def decide(
     remaining_steps: int,
     lasting_steps: int,
     before: Sequence[float | None] | None = None,
+    share: float = 0.5,
     uncertainty: float = 0.0,
     predicts: Slowdowns | None = None,
     ratios: Ratios | None = None,
 ) -> Decision:
     """Search the best cut, order of the ranks and shares of pipelines for the known speeds, and weigh them against the
-    present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts that saves most over the steps
-    for which it will be in force, beyond what its move costs: its transfers and switches, and the way back. For when the
-    speeds become again what they were before, as those of ranks beside a neighbour that comes and goes do, the new plan
-    is the wrong one until the next is in force.
+    present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts
+    that saves most beyond what its move costs.
+
+    A plan saves over the steps for which the present speeds will last. If the speeds were others before, they will be so
+    again, as beside a neighbour that comes and goes: the plan is then the wrong one until the next is in force, and that
+    move costs as well. Or the plan stays through both speeds, and saves what it saves on their mean.
 
     Args:
         now: the plan that the ranks follow.
@@ -76,6 +81,7 @@ def decide(
         remaining_steps: of the job.
         lasting_steps: how many more steps the speeds last, by what has been seen of this job.
         before: the slowdowns before the last change, by place; None: there was none.
+        share: of the time that has the present speeds, where these and those before come and go in turn.
         uncertainty: standard error of the logarithm of the slowdowns.
         ratios: frozen shares of weight gradients that are in force; None: nothing is frozen.
         predicts: the slowdowns of what places may hold; None: those of what they hold stand for all.
@@ -92,17 +98,11 @@ def decide(
         assert known is not None, "there is a profile"
         return Decision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
     present = search.now
-    way_back = None
-    if before is not None and lasting_steps < remaining_steps:
-        way_back = _WayBack(replanner, now, domains, before, ratios)
-    steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
+    worth = _Worth(replanner, now, domains, remaining_steps, lasting_steps, before, share, ratios)
     least_gain = max(LEAST_GAIN, SURE * uncertainty)
     faster = [choice for choice in search.choices if choice.step_s < (1 - least_gain) * present.step_s]
-    weighed: list[tuple[Prediction, float, float]] = []
-    for choice in faster or search.choices[:1]:
-        cost_s = move_cost_s(choice.profile, now, choice.plan)
-        weighed.append((choice, cost_s, 0.0 if way_back is None else way_back(choice.plan, cost_s)))
-    after, cost_s, back_s = min(weighed, key=lambda each: each[0].step_s * steps + each[1] + each[2])
+    weighed = [(choice, worth(present, choice)) for choice in faster or search.choices[:1]]
+    after, (worth_s, cost_s, over) = max(weighed, key=lambda each: each[1][0])
     best = after.plan
     found = Decision(
         plan=None,
@@ -124,12 +124,7 @@ def decide(
     if gain_s <= least_gain * present.step_s:
         reason = f"no cut saves the {least_gain:.0%} of a step that noise may explain: {said}"
         return replace(found, reason=reason, too_soon=True)
-    over = (
-        f"over {counted(steps, 'step')} that saves {gain_s * steps:.2f} s, and the move costs {cost_s:.2f} s"
-    )
-    if back_s:
-        over += f", the way back {back_s:.2f} s"
-    if gain_s * steps <= cost_s + back_s:
+    if worth_s <= 0:
         return replace(
             found,
             reason=f"{said}; {over}: it does not pay",
@@ -138,30 +133,54 @@ def decide(
     return replace(found, plan=best, reason=f"{said}; {over}")
 
 
-class _WayBack:
-    """What it costs that a plan is the wrong one once the speeds are again what they were `before`."""
+class _Worth:
+    """What a move is worth, in seconds of training, for all that is foreseen of the ranks' speeds."""
 
     def __init__(
         self,
         replanner: Replanner,
         now: Plan,
         domains: Sequence[str],
-        before: Sequence[float | None],
+        remaining_steps: int,
+        lasting_steps: int,
+        before: Sequence[float | None] | None,
+        share: float,
         ratios: Ratios | None,
     ) -> None:
-        self._replanner, self._profile, self._ratios = replanner, replanner.profile_on(domains, before), ratios
-        self._stayed_s = self._step_s(now)
+        self._replanner, self._now, self._ratios = replanner, now, ratios
+        self._steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
+        self._both_steps = max(0, min(remaining_steps, BOTH_STEPS) - IN_FORCE_STEPS)
+        self._share = share
+        self._before = None
+        if before is not None and lasting_steps < remaining_steps:
+            self._before = replanner.profile_on(domains, before)
 
-    def __call__(self, then: Plan, move_cost_s: float) -> float:
-        """Seconds: steps that take longer than with the present plan until one that answers is in force, and another
-        move; 0 if `then` is no slower."""
-        lost_s = self._step_s(then) - self._stayed_s
-        return ANSWERED_STEPS * lost_s + move_cost_s if lost_s > 0 else 0.0
+    def __call__(self, present: Prediction, choice: Prediction) -> tuple[float, float, str]:
+        """(seconds saved beyond all costs, seconds that the move takes, both in words)."""
+        gain_s = present.step_s - choice.step_s
+        cost_s = move_cost_s(choice.profile, self._now, choice.plan)
+        saved = f"that saves {gain_s * self._steps:.2f} s, and the move costs {cost_s:.2f} s"
+        over = f"over {counted(self._steps, 'step')} {saved}"
+        worth_s = gain_s * self._steps - cost_s
+        if self._before is None:
+            return worth_s, cost_s, over
+        before_s = self._step_s(self._before, self._now)
+        lost_s = self._step_s(self._before, choice.plan) - before_s
+        # Of both speeds in turn. With equal shares, what is gained by staying is lost by moving back.
+        mean_s = self._share * gain_s - (1 - self._share) * lost_s
+        kept_s = mean_s * self._both_steps - cost_s
+        if lost_s > 0:
+            back_s = ANSWERED_STEPS * lost_s + cost_s
+            worth_s, over = worth_s - back_s, f"{over}, the way back {back_s:.2f} s"
+        least_s = LEAST_GAIN * (self._share * present.step_s + (1 - self._share) * before_s)
+        if mean_s > least_s and kept_s > worth_s:
+            steps = counted(self._both_steps, "step")
+            over = f"over {steps} of speeds that come and go that saves {mean_s * self._both_steps:.2f} s"
+            return kept_s, cost_s, f"{over}, and the move costs {cost_s:.2f} s"
+        return worth_s, cost_s, over
 
-    def _step_s(self, plan: Plan) -> float:
-        return predict(
-            self._profile, plan, schedule_after(self._replanner.schedule, plan), self._ratios
-        ).step_s
+    def _step_s(self, profile: Profile, plan: Plan) -> float:
+        return predict(profile, plan, schedule_after(self._replanner.schedule, plan), self._ratios).step_s
 
 
 def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int], int]:
