@@ -74,9 +74,12 @@ def test_a_change_is_told_once_and_tells_how_long_speeds_last() -> None:
         if change is not None:
             told.append((step, round(change.after, 6)))
     assert told == [(3, 1.0), (21, 3.0), (41, 1.0), (61, 3.0)]
-    # Three speeds lasted some 20 steps each: with what is assumed before, that is a majority.
-    assert adviser.lasting_steps(80) == 20
+    # Slow speeds lasted some 20 steps, of which nothing is left by now; with what is assumed before, (20 + 200) / 2.
+    assert adviser.lasting_steps(61) == 109
     assert adviser.lasting_steps(160) == 100
+    # Two fast ones lasted 19 and 20.
+    assert adviser.share() == pytest.approx(110 / 130)
+    assert adviser.before(MEMBERS) == (pytest.approx(1.0), None)
 
 
 def test_a_rank_that_is_slow_in_both_halves_of_one_step_is_slow() -> None:
@@ -95,7 +98,20 @@ def test_one_short_speed_is_no_rule() -> None:
     adviser = warm()
     for step in range(1, 30):
         take(adviser, times(0, step, 3.0 if step > 10 else 1.0))
-    assert adviser.lasting_steps(29) == LASTING_STEPS
+    assert adviser.lasting_steps(29) == LASTING_STEPS - 18
+
+
+def test_speeds_before_are_of_all_ranks_that_changed_together() -> None:
+    adviser = warm()
+    assert adviser.before(MEMBERS) is None
+    for step in range(1, 40):
+        take(adviser, times(0, step, 3.0 if step >= 21 else 1.0))
+        take(adviser, times(1, step, 2.0 if step >= 20 else 1.0))
+    assert adviser.known.of(MEMBERS) == (pytest.approx(3.0), pytest.approx(2.0))
+    assert adviser.before(MEMBERS) == (pytest.approx(1.0), pytest.approx(1.0))
+    for step in range(40, 50):
+        take(adviser, times(0, step, 1.0))
+    assert adviser.before(MEMBERS) == (pytest.approx(3.0), pytest.approx(2.0))
 
 
 def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
@@ -115,7 +131,7 @@ def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
         change, _ = adviser.take(observed, [moved], MEMBERS)
         assert change is None
     assert adviser.known.of((7,)) == (pytest.approx(1.4),)
-    assert adviser.lasting_steps(23) == LASTING_STEPS
+    assert adviser.lasting_steps(23) == LASTING_STEPS - 22
     # A neighbour that comes as the layers move is seen all the same.
     first = StageTime(kind="F", stage=0, seconds=2 * 3 * 3.0, count=2)
     back = small_profile.plan(3, 1, version=3)
