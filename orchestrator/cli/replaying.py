@@ -24,7 +24,7 @@ def replay_command(recording: Path) -> None:
     path = recording / PLANNER if recording.is_dir() else recording
     different = 0
     try:
-        for answer in replayed(entries(path)):
+        for answer in replayed(entries(path, _lost)):
             different += not answer.same
             for line in lines(answer):
                 print(line)
@@ -50,6 +50,10 @@ def lines(answer: Observed | Decided) -> Iterator[str]:
     yield from (f"step {step}: ignored: {why}" for _, why in then.ignored)
     if not answer.same:
         yield f"step {step}: DIFFERS: {_difference(then.changes, now.changes)}"
+
+
+def _lost(size: int) -> None:
+    print(f"{counted(size, 'byte')} that a planner had not written whole are left out")
 
 
 def _decision(answer: Decided) -> Iterator[str]:

@@ -49,8 +49,8 @@ MATERIAL = 1.05
 """Factor by which a slowdown must change for new plans to be made."""
 SOONEST_STEPS = 8
 """Steps after a decision against a move, or a move that was refused, until the next decision."""
-SAID_REFUSALS = 3
-"""How many observations that make no sense are warned of, for each rank."""
+SAID_REFUSALS = 8
+"""How many observations that make no sense are warned of, for each rank: each planner tells one of each kind."""
 WAITING = 4096
 """Most observations that wait for the planner; older ones are dropped."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from orchestrator.events.types import Sampled, Surroundings
+from planner.adapt.samples import believed
 from planner.features import Sample
 from planner.observed import StepTimes
 
@@ -46,7 +48,7 @@ class Thinning:
         for observed in batch:
             if observed.surroundings is not None:
                 self._newest[observed.rank] = observed.surroundings
-            if observed.waited_s is not None:
+            if observed.waited_s is not None and 0 <= observed.waited_s < math.inf:
                 self._waited_s[observed.rank] = observed.waited_s
 
     def due(self, now_s: float, step: int, slowdowns: Mapping[int, float]) -> Sampled | None:
@@ -76,4 +78,6 @@ class Thinning:
 
 
 def _logged(sample: Sample) -> tuple[tuple[str, float], ...]:
-    return tuple((name, float(f"{value:.4g}")) for name, value in sample.values if name in LOGGED)
+    return tuple(
+        (name, float(f"{value:.4g}")) for name, value in believed(sample)[0].items() if name in LOGGED
+    )

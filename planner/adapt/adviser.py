@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from planner.adapt.detection import Change, Watch, after, rebased
-from planner.adapt.speeds import Slowdowns, slowdown_of
+from planner.adapt.speeds import NOTHING_EXPECTED, Slowdowns, slowdown_of
+from planner.adapt.turns import Turns
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
@@ -24,6 +26,8 @@ MATERIAL = 1.05
 """Factor by which a rank's level must have drifted for another slowdown to be known of it."""
 TOGETHER_STEPS = 3
 """Ranks that change within fewer steps are taken to change back together."""
+USUAL = 8
+"""So many observations in a row on plans that are not in force, or of another's place, are no matter of timing."""
 SURE = 3.0
 """Or so many standard errors of the level, if these are more: measurements are not independent."""
 
@@ -32,6 +36,8 @@ SURE = 3.0
 class Ignored:
     """An observation that was not used, and why."""
 
+    kind: Literal["plan", "place", "step", "times"]
+    """What made no sense."""
     reason: str
     usual: bool = False
     """Whether such observations are to be expected now and then: while a plan or a generation changes."""
@@ -61,6 +67,9 @@ class Adviser:
         """How long speeds lasted: those of ranks that had become slower, and of ranks that had become faster."""
         self._slower = True
         """Whether the last change was one to a lower speed."""
+        self._turns = Turns()
+        self._odd: dict[int, int] = {}
+        """Rank -> its newest observations in a row that are to be expected now and then."""
         self._first_steps: dict[tuple[int, int], int] = {}
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
         self.newest: dict[int, float] = {}
@@ -81,18 +90,28 @@ class Adviser:
         who = f"rank {observed.rank}"
         if not found:
             text = f"{who} reports on plan {_version(observed.plan)}, which is not in force"
-            return None, Ignored(text, usual=True)
+            return None, self._usual(observed.rank, "plan", text)
         if not 0 <= observed.place < len(members) or members[observed.place] != observed.rank:
-            return None, Ignored(f"{who} does not hold place {observed.place}", usual=True)
-        self._first_steps = {observed.plan: observed.step, **self._first_steps}
-        if observed.step <= self._first_steps[observed.plan]:
-            return None, None
+            return None, self._usual(observed.rank, "place", f"{who} does not hold place {observed.place}")
+        self._odd.pop(observed.rank, None)
+        if why := self._turns.refusal(observed.rank, observed.step):
+            return None, Ignored("step", f"a report of {who} is ignored: {why}")
         plan = found[0]
-        slowdown, why = slowdown_of(
-            self._profile, plan, plan.place(observed.place).rank, observed.times, frozen=observed.frozen
-        )
-        if slowdown is None:
-            return None, Ignored(f"the times of {who} in step {observed.step} are ignored: {why}")
+        parts: list[float] = []
+        for times in (observed.times, *observed.halves):
+            part, why = slowdown_of(
+                self._profile, plan, plan.place(observed.place).rank, times, frozen=observed.frozen
+            )
+            if part is not None:
+                parts.append(part)
+            elif times is observed.times or why != NOTHING_EXPECTED:
+                text = f"the times of {who} in step {observed.step} are ignored: {why}"
+                return None, Ignored("times", text)
+        slowdown, *halves = parts
+        first = self._first_steps.get(observed.plan, observed.step)
+        self._first_steps[observed.plan] = min(first, observed.step)
+        if observed.step <= first:
+            return None, None
         self.newest[observed.rank] = slowdown
         measured_on = plan.layers_of_place(observed.place), observed.frozen
         watch = self._watches.get(observed.rank, Watch())
@@ -100,7 +119,7 @@ class Adviser:
             watch = rebased(watch, slowdown)
         self._measured_on[observed.rank] = measured_on
         change = None
-        for part in self._parts(observed, plan) or (slowdown,):
+        for part in halves or (slowdown,):
             watch, found = after(watch, observed.step, part)
             change = found or change
         self._watches[observed.rank] = watch
@@ -121,11 +140,10 @@ class Adviser:
         """The largest standard error of the logarithm of what is known of `ranks`."""
         return max((self._watches[rank].uncertainty for rank in ranks if rank in self._watches), default=0.0)
 
-    def _parts(self, observed: StepTimes, plan: Plan) -> tuple[float, ...]:
-        """The slowdowns of the halves of the step; empty if there are none."""
-        rank, frozen = plan.place(observed.place).rank, observed.frozen
-        found = [slowdown_of(self._profile, plan, rank, half, frozen=frozen) for half in observed.halves]
-        return tuple(slowdown for slowdown, _ in found if slowdown is not None)
+    def _usual(self, rank: int, kind: Literal["plan", "place"], reason: str) -> Ignored:
+        """Of an observation that is to be expected now and then, unless there are too many in a row."""
+        self._odd[rank] = self._odd.get(rank, 0) + 1
+        return Ignored(kind, reason, usual=self._odd[rank] < USUAL)
 
     def with_known(self, known: Slowdowns, since: int) -> Adviser:
         """Another one for the same job, which begins with what is `known` and has not changed since step `since`."""
@@ -138,9 +156,14 @@ class Adviser:
         self._changed_at = {rank: step for rank, step in self._changed_at.items() if rank in kept}
         self._before = {rank: level for rank, level in self._before.items() if rank in kept}
         self._measured_on = {rank: on for rank, on in self._measured_on.items() if rank in kept}
-        self._first_steps = {}
+        self._first_steps, self._odd, self._turns = {}, {}, Turns()
         self.newest = {rank: slowdown for rank, slowdown in self.newest.items() if rank in kept}
         self.known = self.known.among(kept)
+
+    @property
+    def step(self) -> int:
+        """The newest step by most ranks; 0 before the first report."""
+        return self._turns.step
 
     def lasting_steps(self, step: int) -> int:
         """How many more steps the ranks' speeds will last after `step`: what is left of what is usual in this job, or
@@ -167,10 +190,11 @@ class Adviser:
         self._links_changed = step
 
     def before(self, ranks: Sequence[int]) -> tuple[float | None, ...] | None:
-        """The slowdowns of `ranks` before they changed last, those that changed about then together; None: never."""
-        if not self._before:
+        """The slowdowns of `ranks` before they changed last, those that changed about then together; None: they never did, or a
+        link did after them."""
+        newest = max((self._changed_at[rank] for rank in self._before), default=-1)
+        if newest < 0 or (self._links_changed is not None and self._links_changed > newest):
             return None
-        newest = max(self._changed_at[rank] for rank in self._before)
         changed = [rank for rank in self._before if self._changed_at[rank] > newest - TOGETHER_STEPS]
         return self.known.but((rank, self._before[rank]) for rank in changed).of(ranks)
 

@@ -15,8 +15,8 @@ from planner.adapt.forest_slowdowns import ForestSlowdowns
 from planner.adapt.layer_times import Factors, LayerTimes
 from planner.adapt.link_times import Links, LinkTimes
 from planner.adapt.policy import Decision, decide
+from planner.adapt.samples import believed
 from planner.adapt.speeds import NONE_KNOWN, Slowdowns
-from planner.features import VERSION
 from planner.freezing import Ratios
 from planner.interference.model_file import forest_from
 from planner.interference.predictor import Predictor
@@ -24,6 +24,9 @@ from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.search.replan import Replanner
+
+MOST_SAID = 64
+"""Nonsense of so many ranks and kinds is told; all of it is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class Heard:
     changes: tuple[str, ...]
     """Changes of speed that these observations completed, in words."""
     ignored: tuple[tuple[int, str], ...]
-    """(rank, why) of observations that make no sense."""
+    """(rank, why) of observations that make no sense: once for each rank and kind of nonsense."""
     lasting_steps: int
     age: int
     """For how many steps no speed has changed."""
@@ -97,6 +100,8 @@ class LivePlanner:
             self._predictor = Predictor(forest_from(start.forest, "the job's interference model").forest)
         self._sampled: dict[int, Mapping[str, float]] = {}
         """Rank -> the newest features of its device and host."""
+        self._said: set[tuple[int, str]] = set()
+        """(rank, kind) of the nonsense that was told."""
 
     def take(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
         """Learn from what ranks observed.
@@ -108,23 +113,35 @@ class LivePlanner:
         changes: list[str] = []
         link_changes: list[str] = []
         ignored: list[tuple[int, str]] = []
-        step, moved = 0, False
+        moved = False
+
+        def ignore(rank: int, kind: str, why: str) -> None:
+            """Say so once for each rank and kind of nonsense."""
+            if (rank, kind) not in self._said and len(self._said) < MOST_SAID:
+                self._said.add((rank, kind))
+                ignored.append((rank, why))
+
         for observed in batch:
-            step = max(step, observed.step)
-            if observed.surroundings is not None and observed.surroundings.version == VERSION:
-                self._sampled[observed.rank] = dict(observed.surroundings.values)
+            rank = observed.rank
             change, refusal = self._adviser.take(observed, plans, members)
             if refusal is not None:
                 if not refusal.usual:
-                    ignored.append((observed.rank, refusal.reason))
+                    ignore(rank, refusal.kind, refusal.reason)
                 continue
+            if observed.surroundings is not None:
+                self._sampled[rank], wrong = believed(observed.surroundings)
+                if wrong:
+                    why = f"features that rank {rank} sampled by step {observed.step} are ignored: {wrong}"
+                    ignore(rank, "surroundings", why)
             if change is not None and change.before is not None:
-                changes.append(f"rank {observed.rank} {change.reason}")
+                changes.append(f"rank {rank} {change.reason}")
             plan = next(plan for plan in plans if plan.key == observed.plan)
             moved = self._times.take(observed, plan) or moved
             linked, nonsense = self._links.take(observed, members)
             link_changes += linked
-            ignored += [(observed.rank, why) for why in nonsense]
+            for why in nonsense:
+                ignore(rank, "links", why)
+        step = self._adviser.step
         relinked = self._links.changed(step)
         if relinked:
             self._adviser.note_links(step)

@@ -1,24 +1,25 @@
 """A record of everything that a live planner is told and answers, from which `replaying.py` repeats its decisions.
 
 The file is JSON lines, compressed in gzip members that follow each other: what was written before the planner was
-killed can be read, and the next planner appends. The first line of each planner's life says what it began with. A plan
+killed can be read but for its last member, perhaps, and the next planner appends. The first line of each planner's life says what it began with. A plan
 is written once per life, and named by its number from then on.
 """
 
 from __future__ import annotations
 
 import gzip
+import mmap
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
+from planner.adapt.gzip_members import BEGIN, members
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
 from planner.adapt.policy import Decision
 from planner.ir import Action, Schedule
@@ -291,45 +292,48 @@ def planner_of(start: LiveStart) -> LivePlanner:
     return LivePlanner(start) if start.record is None else RecordedPlanner(start, Writer(Path(start.record)))
 
 
-def entries(path: Path) -> Iterator[Entry]:
+def entries(path: Path, lost: Callable[[int], None] = lambda size: None) -> Iterator[Entry]:
     """The entries of a recording, oldest first; without what was not written whole.
+
+    Args:
+        lost: is told how many bytes are left out, where a planner was killed as it wrote.
 
     Raises:
         RecordingError: it is no recording of this version.
         OSError: it cannot be read.
     """
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(_whole_lines(file), 1):
-            try:
-                entry = entry_of(line)
-            except (ValueError, TypeError) as error:
-                raise RecordingError(
-                    f"{path}, line {number}: not of a planner's recording: {_brief(error)}"
-                ) from None
-            if isinstance(entry, Began) and entry.format != FORMAT:
-                raise RecordingError(
-                    f"{path} is a recording of format {entry.format}, and this program reads {FORMAT}"
-                )
-            yield entry
+    for number, line in enumerate(_whole_lines(path, lost), 1):
+        try:
+            entry = entry_of(line)
+        except (ValueError, TypeError) as error:
+            raise RecordingError(
+                f"{path}, line {number}: not of a planner's recording: {_brief(error)}"
+            ) from None
+        if isinstance(entry, Began) and entry.format != FORMAT:
+            raise RecordingError(
+                f"{path} is a recording of format {entry.format}, and this program reads {FORMAT}"
+            )
+        yield entry
 
 
-def _whole_lines(file: TextIO) -> Iterator[str]:
-    """The lines up to the first damage: a planner that is killed may leave half a member.
+def _whole_lines(path: Path, lost: Callable[[int], None]) -> Iterator[str]:
+    """The lines of all whole members.
 
     Raises:
-        BadGzipFile: the file does not begin with a member.
+        RecordingError: the file does not begin with a member, or a line is no text.
     """
-    begun = False
-    try:
-        for line in file:
-            begun = True
-            if line.endswith("\n"):
-                yield line
-    except (EOFError, zlib.error):
-        return
-    except gzip.BadGzipFile:
-        if not begun:
-            raise
+    with path.open("rb") as file:
+        if file.read(len(BEGIN)) != BEGIN:
+            raise RecordingError(f"{path} is no recording: Not a gzipped file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for member in members(content):
+                if isinstance(member, int):
+                    lost(member)
+                    continue
+                try:
+                    yield from filter(None, member.decode().split("\n"))
+                except UnicodeDecodeError as error:
+                    raise RecordingError(f"{path}: not of a planner's recording: {error}") from None
 
 
 def _brief(error: Exception) -> str:

@@ -13,6 +13,7 @@ from planner.profile import Profile
 
 LEAST, MOST = 0.05, 100.0
 """Bounds of a believable slowdown."""
+NOTHING_EXPECTED = "none of its actions has an expected time"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def slowdown_of(
         expected_s += once_s * time.count
         measured_s += time.seconds
     if expected_s <= 0:
-        return None, "none of its actions has an expected time"
+        return None, NOTHING_EXPECTED
     slowdown = measured_s / expected_s
     if not LEAST <= slowdown <= MOST:
         return None, f"its actions took {slowdown:.3g} times as long as expected, which is not believable"

@@ -50,6 +50,7 @@ def decided(
     now: Plan | None = None,
     remaining: int = 1000,
     lasting: int = 200,
+    **foreseen: Any,
 ) -> Decision:
     plan = now or replanner.first
     return decide(
@@ -59,6 +60,7 @@ def decided(
         slowdowns,
         remaining_steps=remaining,
         lasting_steps=lasting,
+        **foreseen,
     )
 
 
@@ -99,6 +101,39 @@ def test_what_ends_soon_does_not_pay() -> None:
     )
     assert not decision.too_soon, "no longer speed would help a job that ends"
     assert decided(replanner, 3.0, 1.0, 1.0, lasting=IN_FORCE_STEPS + 1).plan is not None
+
+
+def test_the_way_back_counts() -> None:
+    replanner = made(4, 4, 4)
+    beside, alone = (1.0, 3.2, 1.0), (1.0, 1.0, 1.0)
+    relieved = decided(replanner, *beside, before=alone)
+    assert relieved.plan is not None
+    gain_s = relieved.now_s - relieved.then_s
+    back = decided(replanner, *alone, now=relieved.plan, lasting=8, before=beside)
+    assert back.plan is None, "a neighbour that comes again soon costs more than the even cut saves"
+    assert back.too_soon
+    assert f"the way back {4 * gain_s + STALL_S:.2f} s: it does not pay" in back.reason
+    assert decided(replanner, *alone, now=relieved.plan, lasting=8).plan is not None
+    # A job that ends before knows no way back.
+    assert (
+        decided(replanner, *alone, now=relieved.plan, lasting=8, remaining=8, before=beside).plan is not None
+    )
+    assert decided(replanner, *alone, now=relieved.plan, lasting=100, before=beside).plan is not None
+
+
+def test_a_plan_that_is_faster_on_the_mean_of_both_speeds_stays_through_both() -> None:
+    replanner = made(4, 4, 4)
+    beside, alone = (1.0, 3.2, 1.0), (1.0, 1.0, 1.0)
+    through = decided(replanner, *beside, lasting=1, before=alone, share=0.5)
+    assert through.plan is not None
+    assert "over 197 steps of speeds that come and go that saves" in through.reason
+    back = decided(replanner, *alone, now=through.plan, lasting=1, before=beside, share=0.5)
+    assert back.plan is None
+    rare = decided(replanner, *beside, lasting=1, before=alone, share=0.05)
+    assert rare.plan is None, "the neighbour is mostly away"
+    assert rare.too_soon
+    again = decided(replanner, *alone, now=through.plan, lasting=1, before=beside, share=0.95)
+    assert again.plan is not None
 
 
 def test_a_move_costs_what_its_bytes_take_on_their_links() -> None:

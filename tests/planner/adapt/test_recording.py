@@ -142,6 +142,22 @@ def test_what_a_killed_planner_left_half_written_is_left_out(recording: Path) ->
         assert len(left) >= len(whole) - 3
 
 
+def test_what_the_next_planner_appends_to_a_half_written_member_is_read(recording: Path) -> None:
+    live(planner_of(LiveStart(profile=PROFILE, record=str(recording))))
+    whole = list(entries(recording))
+    content = recording.read_bytes()
+    for lost_bytes in (1, 9, 40):
+        recording.write_bytes(content[:-lost_bytes])
+        left = sum(1 for _ in entries(recording))
+        live(planner_of(LiveStart(profile=PROFILE, record=str(recording))))
+        lost: list[int] = []
+        found = list(entries(recording, lost.append))
+        assert list(map(line_of, found[left:])) == list(map(line_of, whole))
+        assert len(lost) == 1
+        assert recording.stat().st_size == 2 * len(content) - lost_bytes
+        assert all(answer.same for answer in replayed(found))
+
+
 def test_a_recording_that_gets_too_long_ends_with_a_word(recording: Path) -> None:
     writer = Writer(recording, most_bytes=2000)
     planner = RecordedPlanner(LiveStart(profile=PROFILE), writer)
@@ -185,7 +201,13 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="not of a planner's recording"):
         list(entries(other))
     other.write_bytes(b"plain text\n")
-    with pytest.raises(OSError, match="Not a gzipped file"):
+    with pytest.raises(RecordingError, match="Not a gzipped file"):
+        list(entries(other))
+    other.write_bytes(b"")
+    with pytest.raises(RecordingError, match="Not a gzipped file"):
+        list(entries(other))
+    other.write_bytes(gzip.compress(b"\xff"))
+    with pytest.raises(RecordingError, match="can't decode byte 0xff"):
         list(entries(other))
     newer = replace(Began(start=LiveStart(profile=PROFILE)), format=99)
     other.write_bytes(gzip.compress(line_of(newer)))
