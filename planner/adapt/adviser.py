@@ -27,7 +27,8 @@ MATERIAL = 1.05
 TOGETHER_STEPS = 3
 """Ranks that change within fewer steps are taken to change back together."""
 USUAL = 8
-"""So many observations in a row on plans that are not in force, or of another's place, are no matter of timing."""
+"""So many observations in a row on plans that are not in force, or of another's place, are no matter of timing; nor are
+more of them among others."""
 SURE = 3.0
 """Or so many standard errors of the level, if these are more: measurements are not independent."""
 
@@ -69,7 +70,7 @@ class Adviser:
         """Whether the last change was one to a lower speed."""
         self._turns = Turns()
         self._odd: dict[int, int] = {}
-        """Rank -> its newest observations in a row that are to be expected now and then."""
+        """Rank -> twice its observations that are to be expected now and then, less its other ones since."""
         self._first_steps: dict[tuple[int, int], int] = {}
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
         self.newest: dict[int, float] = {}
@@ -93,7 +94,7 @@ class Adviser:
             return None, self._usual(observed.rank, "plan", text)
         if not 0 <= observed.place < len(members) or members[observed.place] != observed.rank:
             return None, self._usual(observed.rank, "place", f"{who} does not hold place {observed.place}")
-        self._odd.pop(observed.rank, None)
+        self._odd[observed.rank] = max(0, self._odd.get(observed.rank, 0) - 1)
         if why := self._turns.refusal(observed.rank, observed.step):
             return None, Ignored("step", f"a report of {who} is ignored: {why}")
         plan = found[0]
@@ -142,8 +143,8 @@ class Adviser:
 
     def _usual(self, rank: int, kind: Literal["plan", "place"], reason: str) -> Ignored:
         """Of an observation that is to be expected now and then, unless there are too many in a row."""
-        self._odd[rank] = self._odd.get(rank, 0) + 1
-        return Ignored(kind, reason, usual=self._odd[rank] < USUAL)
+        self._odd[rank] = self._odd.get(rank, 0) + 2
+        return Ignored(kind, reason, usual=self._odd[rank] < 2 * USUAL)
 
     def with_known(self, known: Slowdowns, since: int) -> Adviser:
         """Another one for the same job, which begins with what is `known` and has not changed since step `since`."""
@@ -190,8 +191,8 @@ class Adviser:
         self._links_changed = step
 
     def before(self, ranks: Sequence[int]) -> tuple[float | None, ...] | None:
-        """The slowdowns of `ranks` before they changed last, those that changed about then together; None: they never did, or a
-        link did after them."""
+        """The slowdowns of `ranks` before they changed last, those that changed about then together; None: they never
+        did, or a link did after them."""
         newest = max((self._changed_at[rank] for rank in self._before), default=-1)
         if newest < 0 or (self._links_changed is not None and self._links_changed > newest):
             return None

@@ -70,9 +70,9 @@ def decide(
     present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts
     that saves most beyond what its move costs.
 
-    A plan saves over the steps for which the present speeds will last. If the speeds were others before, they will be so
-    again, as beside a neighbour that comes and goes: the plan is then the wrong one until the next is in force, and that
-    move costs as well. Or the plan stays through both speeds, and saves what it saves on their mean.
+    A plan saves over the steps for which the present speeds will last. If the speeds were others before, they will be
+    so again, as beside a neighbour that comes and goes: the plan is then the wrong one until the next is in force, and
+    that move costs as well. Or the plan stays through both speeds, and saves what it saves on their mean.
 
     Args:
         now: the plan that the ranks follow.

@@ -1,8 +1,8 @@
 """A record of everything that a live planner is told and answers, from which `replaying.py` repeats its decisions.
 
 The file is JSON lines, compressed in gzip members that follow each other: what was written before the planner was
-killed can be read but for its last member, perhaps, and the next planner appends. The first line of each planner's life says what it began with. A plan
-is written once per life, and named by its number from then on.
+killed can be read, but for its last member perhaps, and the next planner appends. The first line of each planner's life
+says what it began with. A plan is written once per life, and named by its number from then on.
 """
 
 from __future__ import annotations

@@ -81,6 +81,8 @@ class SlowdownTable:
         if isinstance(self._slowdowns, Known):
             return np.array(self._slowdowns.by_place)[places]
         found = np.empty((count, self._pipelines, ranks))
+        if not count:
+            return found
         for rank, own in enumerate(self._stages):
             spans = np.concatenate([cuts[:, [stage, stage + 1]] for stage in own], axis=1)
             for pipeline in range(self._pipelines):

