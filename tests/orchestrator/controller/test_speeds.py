@@ -150,9 +150,10 @@ def test_garbage_is_ignored_and_told_once(tmp_path: Path, monkeypatch: pytest.Mo
             controller._adaptation.observe([nan, replace(odd, rank=1), replace(odd, plan=(0, 99))])
         await controller._adaptation.idle()
         warned = [event.text for event in told(controller) if isinstance(event, Warned)]
-        assert len(warned) == 2
+        assert len(warned) == 3
         assert "the times of rank 0 in step 2 are ignored: F of stage 0 took nan s" in warned[0]
         assert "rank 1 does not hold place 0" in warned[1]
+        assert "rank 0 reports on plan 0.99, which is not in force" in warned[2]
         assert controller._runtime.planning.known == Slowdowns()
 
     run(tmp_path, monkeypatch, check, **MEASURED)
