@@ -118,6 +118,7 @@ def test_what_comes_late_is_ignored() -> None:
 def test_a_plan_that_is_not_in_force_is_told_if_a_rank_stays_with_it() -> None:
     planner = LivePlanner(LiveStart(profile=PROFILE))
     said: list[tuple[int, str]] = []
+    heard = planner.take([], [PLAN], MEMBERS)
     for step in range(30):
         other = replace(times(0, step, 9.0), plan=(0, 77))
         heard = planner.take([other, times(1, step, 1.0)], [PLAN], MEMBERS)
@@ -134,7 +135,7 @@ def test_nonsense_in_the_first_step_of_a_plan_breaks_nothing(first: bool) -> Non
         if first
         else times(0, 10**9, 1.0)
     )
-    planner.take([odd], [PLAN], MEMBERS)
+    heard = planner.take([odd], [PLAN], MEMBERS)
     for step in range(1, 12):
         heard = planner.take([times(place, step, 1.0) for place in (0, 1)], [PLAN], MEMBERS)
     assert heard.known.of(MEMBERS) == (pytest.approx(1.0), pytest.approx(1.0))
