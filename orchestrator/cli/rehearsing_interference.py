@@ -51,7 +51,7 @@ class InterferenceOptions:
     kind: str | None = None
     rank: int | None = None
     every: int | None = None
-    policy: str = "measured"
+    policies: tuple[str, ...] = ("measured",)
     beside_off: bool = True
     dashboard: bool = False
 
@@ -106,9 +106,11 @@ def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say
     Raises:
         JobError: an option makes no sense, or the spec cannot be disturbed or adapt.
     """
-    if given.policy == OFF:
+    if OFF in given.policies:
         raise JobError("--policy off adapts nothing: it is the job that the other one is compared with")
-    policies = (OFF, given.policy) if given.beside_off else (given.policy,)
+    if len({*given.policies}) < len(given.policies):
+        raise JobError(f"--policy {', '.join(given.policies)}: one of them is named twice")
+    policies = (OFF, *given.policies) if given.beside_off else given.policies
     loaded = [load(options.spec, (*options.overrides, f"adapt.policy={policy}")) for policy in policies]
     first, trace = loaded[0], None
     ranks = options.ranks

@@ -58,6 +58,12 @@ def test_options_change_the_neighbour_the_ranks_and_the_folder(options: Options,
     assert made(asked).specs[0].pipeline.ranks == 3
 
 
+def test_several_policies_are_compared_beside_the_same_neighbour(options: Options) -> None:
+    done = made(options, InterferenceOptions(level="heavy", policies=("measured", "forest")))
+    assert [spec.adapt.policy for spec in done.specs] == ["off", "measured", "forest"]
+    assert len({spec.job.name for spec in done.specs}) == len({spec.job.folder for spec in done.specs}) == 3
+
+
 def test_a_trace_may_be_replayed_meanwhile(options: Options) -> None:
     done = made(replace(options, synthetic="0.1:5", nodes=3))
     assert done.trace is not None
@@ -69,8 +75,9 @@ def test_a_trace_may_be_replayed_meanwhile(options: Options) -> None:
     [
         ({}, {"level": "severe"}, "--interference severe: expected light or heavy"),
         ({}, {"kind": "noise"}, "--kind noise: expected compute, hashes, memory"),
-        ({}, {"policy": "off"}, "--policy off adapts nothing"),
-        ({}, {"policy": "guess"}, "adapt.policy"),
+        ({}, {"policies": ("off",)}, "--policy off adapts nothing"),
+        ({}, {"policies": ("guess",)}, "adapt.policy"),
+        ({}, {"policies": ("forest", "forest")}, "one of them is named twice"),
         ({}, {"rank": 2}, "--rank 2: the job has ranks 0 to 1"),
         ({}, {"every": 3}, "--every 3: a visit lasts at least 10 steps"),
         ({"overrides": ()}, {}, "job.steps = 6: too few"),

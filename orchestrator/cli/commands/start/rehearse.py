@@ -55,8 +55,12 @@ def rehearse(
         ),
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="--interference: how the job adapts, as in adapt.policy.")
-    ] = "measured",
+        list[str] | None,
+        typer.Option(
+            help="--interference: how the job adapts, as in adapt.policy; measured if unset. Give several to train"
+            " with each."
+        ),
+    ] = None,
     beside_off: Annotated[
         bool,
         typer.Option("--beside-off/--no-beside-off", help="--interference: train without adaptation first."),
@@ -138,7 +142,7 @@ def rehearse(
                 kind=kind,
                 rank=rank,
                 every=every,
-                policy=policy,
+                policies=tuple(policy or ("measured",)),
                 beside_off=beside_off,
                 dashboard=dashboard,
             )
