@@ -151,7 +151,7 @@ def test_a_neighbour_that_comes_and_goes_makes_no_plan_go_to_and_fro(
     assert found.of_off <= MOST[factor]
     # How long speeds last is known once those with the neighbour and those without have ended twice: at most five
     # changes are answered until then, and a plan for both speeds may follow. Where following pays, each change is
-    # answered once.
+    # answered once. A small gain under much noise may be taken up more often: docs/decisions/slow-ranks.md.
     assert len(found.moves) <= (6 if every <= 10 else STEPS // every)
 
 
