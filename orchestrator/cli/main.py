@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.commands.results.adapt import adapt
 from orchestrator.cli.commands.results.export import export
 from orchestrator.cli.commands.results.report import report
 from orchestrator.cli.commands.results.timeline import timeline
@@ -30,7 +31,6 @@ from orchestrator.cli.commands.steer.pause import pause
 from orchestrator.cli.commands.steer.reap import reap
 from orchestrator.cli.commands.steer.resume import resume
 from orchestrator.cli.commands.steer.scale import scale
-from orchestrator.cli.commands.watch.adapt import adapt
 from orchestrator.cli.commands.watch.dashboard import dashboard
 from orchestrator.cli.commands.watch.events import events
 from orchestrator.cli.commands.watch.follow import follow
@@ -58,7 +58,7 @@ for heading, commands in ROOMS.items():
     for command in commands:
         app.command(rich_help_panel=heading)(command)
 app.add_typer(interference, rich_help_panel="Start")
-app.add_typer(adapt, rich_help_panel="Watch")
+app.add_typer(adapt, rich_help_panel="Results")
 
 
 def _show_version(asked: bool) -> None:

@@ -1,6 +1,6 @@
-"""What is known of each rank's speed while a job trains, and when another cut pays for itself.
+"""What is known of the speeds of ranks and links while a job trains, and when another plan pays for itself.
 
-`detection.py` finds slow ranks, `policy.py` decides.
+`detection.py` finds changes of speed, `policy.py` decides, `live.py` is the planner that a job asks.
 
-Not here: The search for the cut (`planner/search/recut.py`), and moving the layers.
+Not here: The search for the plan (`planner/repartition/`), and moving the layers.
 """

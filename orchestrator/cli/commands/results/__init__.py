@@ -1,4 +1,4 @@
-"""Commands on what a run left: its report, timelines, weights and proof.
+"""Commands on what a run left: its report, timelines, weights, proof, and its planner's decisions.
 
 Not here: Commands that need a cluster.
 """

@@ -1,4 +1,4 @@
-"""Commands before and at a job's start: train it, plan it, measure it, rehearse it.
+"""Commands before and at a job's start: train it, plan it, measure it or the machine, rehearse it.
 
 Not here: Commands on a job that runs.
 """
