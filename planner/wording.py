@@ -31,3 +31,9 @@ def seconds(value_s: float) -> str:
     if value_s < 0.9995:
         return f"{value_s * 1e3:.3g} ms"
     return f"{value_s:.3g} s" if value_s < 999.5 else f"{value_s:,.0f} s"
+
+
+def link_rate(bytes_per_s: float) -> str:
+    """Three digits: `20.7 MB/s`; whole MB/s from 1,000 on."""
+    value = bytes_per_s / 1e6
+    return f"{value:.3g} MB/s" if value < 999.5 else f"{value:,.0f} MB/s"

@@ -12,6 +12,7 @@ from orchestrator.events.types import (
 )
 from orchestrator.quantities import seconds
 from planner.simulation.slow_links import SlowLink
+from planner.wording import link_rate
 from workers.protocol import FaultReport
 
 
@@ -60,7 +61,7 @@ def links_text(timed: LinksTimed) -> str:
 
 def link_text(link: SlowLink) -> str:
     """What a link carries, in words."""
-    return f"{link.bytes_per_s / 1e6:,.3g} MB/s, {seconds(link.latency_s)}"
+    return f"{link_rate(link.bytes_per_s)}, {seconds(link.latency_s)}"
 
 
 def adapted_text(adapted: Adapted) -> str:

@@ -12,6 +12,7 @@ from orchestrator.quantities import deviation, seconds, significant
 from orchestrator.report.moves import ways_text
 from orchestrator.report.parts import Cell, Column, Explained, Table
 from orchestrator.report.what_ran import plan_changes, visit_bands
+from planner.wording import link_rate
 
 MOST_ROWS = 30
 
@@ -68,7 +69,7 @@ def _links(run: JobView) -> Table | None:
             (
                 str(link.source),
                 str(link.target),
-                f"{link.bytes_per_s / 1e6:,.3g} MB/s",
+                link_rate(link.bytes_per_s),
                 seconds(link.latency_s),
             )
             for link in slow[:MOST_ROWS]

@@ -15,7 +15,7 @@ from planner.adapt.detection import Watch, after
 from planner.observed import LinkTime, StepTimes
 from planner.profile import Link, Profile
 from planner.simulation.slow_links import SlowLink
-from planner.wording import seconds
+from planner.wording import link_rate, seconds
 
 NOTICED_S = 0.001
 """What a message may take longer without a step that notices, at least."""
@@ -143,9 +143,9 @@ class LinkTimes:
     def _said(self, ends: _Ends, link: Link, since: int) -> str:
         now = self._slow(ends, *self._known[ends].levels)
         return (
-            f"the link from rank {ends[0]} to rank {ends[1]} carries {now.bytes_per_s / 1e6:,.3g} MB/s with a latency"
+            f"the link from rank {ends[0]} to rank {ends[1]} carries {link_rate(now.bytes_per_s)} with a latency"
             f" of {seconds(now.latency_s)} since step {since}"
-            f" (before the job: {link.bytes_per_s / 1e6:,.3g} MB/s, {seconds(link.latency_s)})"
+            f" (before the job: {link_rate(link.bytes_per_s)}, {seconds(link.latency_s)})"
         )
 
     def _slow(self, ends: _Ends, rate: float, latency: float) -> SlowLink:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.wording import named_or_counted, seconds
+from planner.wording import link_rate, named_or_counted, seconds
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,20 @@ from planner.wording import named_or_counted, seconds
 )
 def test_seconds_have_three_digits(value_s: float, said: str) -> None:
     assert seconds(value_s) == said
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "said"),
+    [
+        (0.0, "0 MB/s"),
+        (20_730_000.0, "20.7 MB/s"),
+        (999.4e6, "999 MB/s"),
+        (999.6e6, "1,000 MB/s"),
+        (12.5e9, "12,500 MB/s"),
+    ],
+)
+def test_rates_of_links_have_three_digits_and_no_exponent(bytes_per_s: float, said: str) -> None:
+    assert link_rate(bytes_per_s) == said
 
 
 def test_a_long_list_of_ranks_is_counted() -> None:
