@@ -219,8 +219,7 @@ class FreezeConfig(Section):
 
 
 class EmulatedConfig(Section):
-    """`[cluster.emulated]`: modelled times of an emulated device, one number for all layers or one per
-    layer."""
+    """`[cluster.emulated]`: modelled times of an emulated device, one number for all layers or one per layer."""
 
     forward_s: float | tuple[float, ...] = 0.01
     """Forward pass of one layer and microbatch; that of the first and the last layer includes reading the data."""

@@ -34,7 +34,7 @@ def fault(
         float | None, typer.Option(help="slow: how many times as long every action takes.")
     ] = None,
     bytes_per_s: Annotated[
-        float | None, typer.Option(help="throttle-link: what the rank may send to its neighbours.")
+        float | None, typer.Option(help="throttle-link: what the rank may send to each other rank.")
     ] = None,
     limit_bytes: Annotated[int | None, typer.Option(help="oom: what the rank's tensors may take.")] = None,
     steps: Annotated[
@@ -63,7 +63,7 @@ def fault(
 
     drop-link: the rank's connections to all others are severed; its process lives.
 
-    throttle-link: what the rank sends to its neighbours leaves at --bytes-per-s, for --steps steps.
+    throttle-link: the rank sends to each other rank at --bytes-per-s at most, for --steps steps.
 
     oom: the rank's tensors may take --limit-bytes, for --steps steps; allocations beyond that fail.
 
