@@ -22,33 +22,44 @@ from planner.wording import counted
 from workers.protocol import JobError
 
 
-def collect_command(windows: Path | None, rounds: int, brief: bool) -> None:
-    """Measure windows and write them.
+def collect_command(windows: Path | None, rounds: int, brief: bool, device: str) -> None:
+    """Measure windows of stages on `device` and write them.
 
     Raises:
-        JobError: a neighbour does not work here, the machine tells nothing, or `windows` cannot be written.
+        JobError: torch sees no such device, a neighbour does not work here, the machine tells nothing, or `windows`
+            cannot be written.
     """
     import torch
 
     from orchestrator.prepare.collecting import brief_conditions, collect, conditions, usable_cores
     from workers.sampling.sampler import sampler_of
 
-    path = windows or model_folder("cpu") / WINDOWS
+    if device == "cuda" and not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        raise JobError(
+            f"--device cuda: torch {torch.__version__} ({built}) sees no GPU here; run this on a machine with an NVIDIA"
+            " GPU, its driver and a CUDA build of torch, or measure this machine's CPU with --device cpu"
+        )
+    accelerator = "cuda:0" if device == "cuda" else None
+    path = windows or model_folder(device) / WINDOWS
     with _writing(path):  # it takes minutes until there is something to write
         path.parent.mkdir(parents=True, exist_ok=True)
-    sampler = sampler_of(torch.device("cpu"))
+    sampler = sampler_of(torch.device(accelerator or "cpu"))
     try:
         collected = collect(
             sampler,
             lambda what: print(f"measuring {what}", flush=True),
-            beside=(brief_conditions if brief else conditions)(usable_cores()),
+            accelerator=accelerator,
+            beside=(brief_conditions if brief else conditions)(usable_cores(), accelerator),
             rounds=1 if brief else rounds,
         )
     except (OSError, RuntimeError) as error:
         raise JobError(f"the windows could not be measured: {error}") from error
     finally:
         sampler.close()
-    stored = StoredWindows(windows=collected.windows, machine=platform.node(), warnings=collected.warnings)
+    stored = StoredWindows(
+        windows=collected.windows, machine=platform.node(), warnings=collected.warnings, device=device
+    )
     with _writing(path):
         save_windows(path, stored)
     for warning in collected.warnings:
@@ -56,27 +67,31 @@ def collect_command(windows: Path | None, rounds: int, brief: bool) -> None:
     print(f"{counted(len(collected.windows), 'window')}: {path}")
 
 
-def fit_command(windows: Path | None, model: Path | None) -> None:
+def fit_command(windows: Path | None, model: Path | None, device: str) -> None:
     """Fit a forest to stored windows, say how good it is, and write it.
+
+    Args:
+        windows: None: those of `device` in the user's cache.
+        model: None: the cache's for the device on which the windows were measured.
 
     Raises:
         JobError: the windows cannot be read, nothing can be fitted to them, or `model` cannot be written.
     """
-    path = model or model_folder("cpu") / MODEL
     try:
-        measured = load_windows(windows or model_folder("cpu") / WINDOWS)
+        measured = load_windows(windows or model_folder(device) / WINDOWS)
         fitted = fit(measured.windows, warnings=measured.warnings)
     except (ModelFileError, DatasetError) as error:
         raise JobError(str(error)) from error
+    path = model or model_folder(measured.device) / MODEL
     with _writing(path):
-        store(fitted, path, measured.machine)
+        store(fitted, path, measured)
     for line in fit_lines(fitted.judgement):
         print(line)
     print(f"model: {path}")
 
 
-def report_command(model: Path | None, out: Path) -> None:
-    """Write the page about a stored model.
+def report_command(model: Path | None, out: Path, device: str) -> None:
+    """Write the page about a stored model, by default the cache's for `device`.
 
     Raises:
         JobError: the model cannot be read, or the page cannot be written.
@@ -84,7 +99,7 @@ def report_command(model: Path | None, out: Path) -> None:
     from orchestrator.report.model_page import write_model_page
 
     try:
-        stored = load_forest(model or model_folder("cpu") / MODEL)
+        stored = load_forest(model or model_folder(device) / MODEL)
     except ModelFileError as error:
         raise JobError(str(error)) from error
     with _writing(out):

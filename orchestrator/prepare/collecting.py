@@ -12,13 +12,17 @@ from statistics import fmean, median, pstdev
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from planner.features import Sample, row
 from planner.interference.dataset import ALONE, Windows
+from planner.wording import counted
 from workers.interference import neighbours
 from workers.interference.stage import MeasuredStage, Size
 
 SIZES = (Size(1, 64), Size(2, 128), Size(1, 256), Size(4, 64))
+CUDA_SIZES = tuple(Size(size.blocks, 4 * size.width) for size in SIZES)
+"""Narrower stages would only tell how long a GPU's kernels take to begin."""
 ALONE_ROUNDS, ROUNDS = 4, 2
 """Windows of each stage: alone, at the beginning and in each kind of place; and beside each neighbour."""
 BRIEF = 30
@@ -64,6 +68,8 @@ class Condition:
     @property
     def where(self) -> str:
         """In words."""
+        if self.kind in neighbours.DEVICE_KINDS:
+            return "on the stage's device"
         if not self.ours:
             return "on any core"
         return "on the same core" if set(self.ours) == set(self.theirs) else "on the other cores"
@@ -77,24 +83,29 @@ class _Window:
     forward_share: float
 
 
-def conditions(cores: Sequence[int]) -> tuple[Condition, ...]:
-    """Neighbours of each kind on the stage's own core, on all others, and stage and neighbour on any.
+def conditions(cores: Sequence[int], accelerator: str | None = None) -> tuple[Condition, ...]:
+    """Neighbours of each kind on the stage's own core, on all others, and stage and neighbour on any; then those on the
+    stage's own device.
 
     Args:
         cores: that this process may use; a single one is shared by all.
+        accelerator: as in `collect`.
     """
     own, others = tuple(cores[-1:]), tuple(cores[:-1])
     places = [("heavy", (), ())]
     if others:
         places += [(level, own, own) for level in neighbours.LEVELS] + [("heavy", own, others)]
-    return tuple(
+    found = [
         Condition(kind, level, ours, theirs) for kind in neighbours.KINDS for level, ours, theirs in places
-    )
+    ]
+    if accelerator is not None:
+        found += [Condition(kind, level) for kind in neighbours.DEVICE_KINDS for level in ("light", "heavy")]
+    return tuple(found)
 
 
-def brief_conditions(cores: Sequence[int]) -> tuple[Condition, ...]:
+def brief_conditions(cores: Sequence[int], accelerator: str | None = None) -> tuple[Condition, ...]:
     """At most `BRIEF` of `conditions`, evenly spread: all kinds and all places remain."""
-    found = conditions(cores)
+    found = conditions(cores, accelerator)
     return found[:: ceil(len(found) / BRIEF)]
 
 
@@ -102,23 +113,31 @@ def collect(
     sampler: Samples,
     say: Callable[[str], None],
     *,
+    accelerator: str | None = None,
     beside: Sequence[Condition] | None = None,
-    sizes: Sequence[Size] = SIZES,
+    sizes: Sequence[Size] | None = None,
     rounds: int = ROUNDS,
 ) -> Collected:
     """Measure stages of each size, alone and beside each neighbour. A window is what one sample covers.
 
     Args:
         say: receives what is measured, in words.
+        accelerator: torch's name of the device that the stages run on, and neighbours of `DEVICE_KINDS` beside them;
+            None: the stages run on the CPU, and there are no such neighbours.
         beside: the neighbours; None: see `conditions`.
+        sizes: of the stages; None: as the device suggests.
         rounds: windows of each stage beside each neighbour.
 
     Raises:
+        ValueError: a neighbour works on the stage's device, and that is the CPU.
         RuntimeError: a neighbour did not begin, or the sampler gives no samples.
     """
-    beside = conditions(usable_cores()) if beside is None else beside
-    stages = [MeasuredStage(size) for size in sizes]
-    measuring = _Measuring(sampler, stages)
+    beside = conditions(usable_cores(), accelerator) if beside is None else beside
+    device = torch.device(accelerator or "cpu")
+    if sizes is None:
+        sizes = CUDA_SIZES if device.type == "cuda" else SIZES
+    stages = [MeasuredStage(size, device) for size in sizes]
+    measuring = _Measuring(sampler, stages, accelerator)
     warnings = [*_busy(sampler)]
     say("alone")
     places = sorted({condition.ours for condition in beside})
@@ -144,9 +163,10 @@ def usable_cores() -> list[int]:
 class _Measuring:
     """Runs stages in turn, from one sample to the next."""
 
-    def __init__(self, sampler: Samples, stages: Sequence[MeasuredStage]) -> None:
+    def __init__(self, sampler: Samples, stages: Sequence[MeasuredStage], accelerator: str | None) -> None:
         self._sampler = sampler
         self._stages = stages
+        self._accelerator = accelerator
         self._turn = 0
         for number in range(len(stages)):
             self._run(number)  # warms up
@@ -156,7 +176,9 @@ class _Measuring:
         with _on_cores(condition.ours):
             if condition.kind == ALONE:
                 return self._rounds(rounds)
-            with neighbours.beside(condition.kind, condition.level, condition.theirs):
+            with neighbours.beside(
+                condition.kind, condition.level, condition.theirs, accelerator=self._accelerator
+            ):
                 return self._rounds(rounds)
 
     def _rounds(self, rounds: int) -> list[_Window]:
@@ -246,6 +268,11 @@ def _busy(sampler: Samples) -> Iterator[str]:
         yield (
             f"the machine is busy: other processes take {others:.1f} cores before any neighbour runs;"
             " times alone are not those of an idle machine"
+        )
+    if processes := int(found.get("gpu_processes", 0)):
+        yield (
+            f"the GPU may be busy: {counted(processes, 'other process', 'other processes')} on it before any neighbour"
+            " runs; times alone may not be those of an idle GPU"
         )
 
 

@@ -24,6 +24,7 @@ from planner.interference.fitting import Fit, fit
 from planner.interference.model_file import (
     ModelFileError,
     StoredForest,
+    StoredWindows,
     forest_bytes,
     load_forest,
     load_windows,
@@ -33,6 +34,8 @@ from planner.interference.predictor import Predictor
 
 MEASUREMENT = 2
 """Version of what is measured and how; a new version invalidates old models."""
+MEASURED = ("cpu", "cuda")
+"""Devices beside whose stages neighbours can be measured."""
 MODEL, WINDOWS = "forest.safetensors", "windows.safetensors"
 """Names of the files in a model's folder."""
 LONGEST_S = 115.0
@@ -67,7 +70,8 @@ def interference_model(
 ) -> tuple[InterferenceModel | None, str]:
     """The model for the ranks on `device` of this machine, and where it comes from; or None, and why there is none.
 
-    Without one, the planner goes by the ratios that ranks measure.
+    Without one, the planner goes by the ratios that ranks measure. A model for GPUs is never made here: people ask for
+    it with `freshet interference collect --device cuda`.
 
     Args:
         device: `cpu`, `cuda` or `emulated`, as `cluster.device` of a settled spec.
@@ -75,23 +79,28 @@ def interference_model(
         folder: of this machine's model; None: see `model_folder`.
         measure: writes windows to a file; None: beside real neighbours, in a process of its own.
     """
-    if device != "cpu":
-        return None, f"no interference model: neighbours are measured on CPUs only, not on {device} devices"
+    if device not in MEASURED:
+        return None, f"no interference model: neighbours are not measured on {device} devices"
     place = folder or model_folder(device)
     path = place / MODEL
     try:
-        return _loaded(path)
+        return _loaded(path, device)
     except ModelFileError as error:
         unusable = str(error)
+    if device == "cuda":
+        return None, (
+            f"no interference model: {unusable}. A job makes none for GPUs: measure with `freshet interference collect"
+            " --device cuda`, then `freshet interference fit --device cuda`"
+        )
     if not make:
         return None, f"no interference model: {unusable}"
     try:
         with _alone_in(place):
             try:  # another job may have made it meanwhile
-                return _loaded(path)
+                return _loaded(path, device)
             except ModelFileError:
                 _make(place, path, say, measure or _measure)
-                return _loaded(path)
+                return _loaded(path, device)
     except (OSError, ModelFileError, DatasetError, subprocess.SubprocessError) as error:
         return None, f"no interference model: it could not be made: {error}"
 
@@ -112,11 +121,12 @@ def model_folder(device: str) -> Path:
     return cache_folder(os.environ).parent / "interference" / key
 
 
-def store(fitted: Fit, path: Path, machine: str) -> StoredForest:
-    """Write what was fitted to windows of `machine`, and return it as it was written."""
+def store(fitted: Fit, path: Path, measured: StoredWindows) -> StoredForest:
+    """Write what was fitted to `measured`, and return it as it was written."""
     stored = StoredForest(
         forest=fitted.forest,
-        machine=machine,
+        machine=measured.machine,
+        device=measured.device,
         made=date.today().isoformat(),
         judgement=fitted.judgement,
     )
@@ -124,8 +134,10 @@ def store(fitted: Fit, path: Path, machine: str) -> StoredForest:
     return stored
 
 
-def _loaded(path: Path) -> tuple[InterferenceModel, str]:
+def _loaded(path: Path, device: str) -> tuple[InterferenceModel, str]:
     stored = load_forest(path)
+    if stored.device != device:
+        raise ModelFileError(f"{path} was measured on device {stored.device}: it says nothing about {device}")
     judgement = stored.judgement
     words = (
         f"interference model of {stored.made}: median error {judgement.forest.median_error:.1%} beside neighbours"
@@ -139,7 +151,7 @@ def _make(folder: Path, path: Path, say: Say, measure: Callable[[Path, Say], Non
     windows = folder / WINDOWS
     measure(windows, say)
     measured = load_windows(windows)
-    store(fit(measured.windows, warnings=measured.warnings), path, measured.machine)
+    store(fit(measured.windows, warnings=measured.warnings), path, measured)
 
 
 def _measure(path: Path, say: Say) -> None:

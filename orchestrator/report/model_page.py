@@ -49,7 +49,7 @@ def model_page(stored: StoredForest) -> ModelPage:
     return ModelPage(
         title=stored.machine,
         summary=f"{stored.forest.trees} trees · {judgement.windows:,} windows · {len(FEATURES)} features,"
-        f" version {VERSION} · made on {stored.made}",
+        f" version {VERSION} · device {stored.device} · made on {stored.made}",
         notes=tuple(
             Note("warn", "Warning", f"When the windows were measured, {text}.") for text in judgement.warnings
         ),

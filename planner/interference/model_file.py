@@ -20,6 +20,8 @@ from planner.interference.forest import Forest
 from planner.interference.judgement import Judgement, judgement_from
 
 FORMAT = 3
+CPU = "cpu"
+"""The device of files that name none."""
 FORESTS, WINDOWS = "freshet interference forest", "freshet interference windows"
 
 
@@ -38,6 +40,8 @@ class StoredForest:
     """Date, as YYYY-MM-DD."""
     judgement: Judgement
     """How good it is."""
+    device: str = CPU
+    """What its stages ran on: `cpu` or `cuda`. It says nothing about others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +53,19 @@ class StoredWindows:
     """On which they were measured."""
     warnings: tuple[str, ...] = ()
     """What makes them less trustworthy, in words."""
+    device: str = CPU
+    """What their stages ran on: `cpu` or `cuda`."""
 
 
 def forest_bytes(stored: StoredForest) -> bytes:
     """`stored` as the content of a file, for `forest_from`."""
     arrays = {name: getattr(stored.forest, name) for name in _ARRAYS}
-    told = {"machine": stored.machine, "made": stored.made, "judgement": stored.judgement.to_dict()}
+    told = {
+        "machine": stored.machine,
+        "device": stored.device,
+        "made": stored.made,
+        "judgement": stored.judgement.to_dict(),
+    }
     return _content(FORESTS, arrays, told)
 
 
@@ -68,7 +79,13 @@ def forest_from(content: bytes, where: str) -> StoredForest:
     try:
         forest = Forest(**{name: arrays[name] for name in _ARRAYS}, columns=len(NAMES))
         judgement = judgement_from(told["judgement"])
-        return StoredForest(forest=forest, machine=told["machine"], made=told["made"], judgement=judgement)
+        return StoredForest(
+            forest=forest,
+            machine=told["machine"],
+            made=told["made"],
+            judgement=judgement,
+            device=str(told.get("device", CPU)),
+        )
     except (KeyError, ValueError) as error:
         raise ModelFileError(f"{where} holds no forest: {error}") from None
 
@@ -92,6 +109,7 @@ def save_windows(path: Path, stored: StoredWindows) -> None:
     windows = stored.windows
     told = {
         "machine": stored.machine,
+        "device": stored.device,
         "warnings": list(stored.warnings),
         "kinds": list(windows.kinds),
         "levels": list(windows.levels),
@@ -115,7 +133,10 @@ def load_windows(path: Path) -> StoredWindows:
             levels=tuple(map(str, told["levels"])),
         )
         return StoredWindows(
-            windows=windows, machine=str(told["machine"]), warnings=tuple(map(str, told["warnings"]))
+            windows=windows,
+            machine=str(told["machine"]),
+            warnings=tuple(map(str, told["warnings"])),
+            device=str(told.get("device", CPU)),
         )
     except (KeyError, DatasetError) as error:
         raise ModelFileError(f"{path} holds no windows: {error}") from None

@@ -1,10 +1,10 @@
 """Neighbours of a stage, each a program that keeps one part of the machine busy until its input is closed.
 
-    python -m workers.interference.neighbours KIND LEVEL [CORE ...]
+    python -m workers.interference.neighbours KIND LEVEL DEVICE [CORE ...]
 
-Without torch, so that one starts in a moment. `light` is one process that works half of the time, `steady` one that
-never rests, `heavy` one per core that never rests. On one core alone, `heavy` is `PINNED` processes there: what else
-runs on it keeps a third.
+Without torch, so that one starts in a moment; only the kinds that work on a stage's DEVICE need it. `light` is one
+process that works half of the time, `steady` one that never rests, `heavy` one per core that never rests. On one core
+alone, and on one device, `heavy` is `PINNED` processes there: what else runs on it keeps a third.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
@@ -30,7 +31,9 @@ LEVELS = ("light", "steady", "heavy")
 SLICE_S = 0.02
 """A light neighbour works and rests for this long, in turn."""
 PINNED = 2
-"""Processes of a heavy neighbour that stays on one core."""
+"""Processes of a heavy neighbour that stays on one core, or on one device."""
+BEGINS_S = 60.0
+"""Processes of a heavy neighbour of which one begins later than the others by so much do not work."""
 STREAMED_BYTES = 1 << 27
 """More than any cache holds."""
 CACHED_BYTES = 1 << 24
@@ -43,21 +46,30 @@ Work = Callable[[], object]
 
 
 @contextmanager
-def beside(kind: str, level: str, cores: Sequence[int] = ()) -> Iterator[None]:
+def beside(
+    kind: str, level: str, cores: Sequence[int] = (), *, accelerator: str | None = None
+) -> Iterator[None]:
     """Run a neighbour while the block runs; it has begun to work when the block begins.
 
     Args:
         cores: the only ones that it uses; empty: any.
+        accelerator: torch's name of the device that `DEVICE_KINDS` work on; None: there are only the others.
 
     Raises:
         ValueError: there is no such neighbour.
         RuntimeError: it did not begin, or did not last.
     """
-    if kind not in KINDS or level not in LEVELS:
+    if kind in DEVICE_KINDS and accelerator is None:
         raise ValueError(
-            f"no neighbour {kind} {level}: the kinds are {', '.join(KINDS)}; the levels {', '.join(LEVELS)}"
+            f"no neighbour {kind} beside a stage on a CPU: it works on the stage's GPU; choose one of"
+            f" {', '.join(KINDS)}, or a stage on CUDA"
         )
-    command = [sys.executable, "-m", "workers.interference.neighbours", kind, level]
+    if kind not in (*KINDS, *DEVICE_KINDS) or level not in LEVELS:
+        raise ValueError(
+            f"no neighbour {kind} {level}: the kinds are {', '.join(KINDS)}, and on CUDA"
+            f" {', '.join(DEVICE_KINDS)}; the levels {', '.join(LEVELS)}"
+        )
+    command = [sys.executable, "-m", "workers.interference.neighbours", kind, level, accelerator or "cpu"]
     command += map(str, cores)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     # In a process group of its own: Ctrl-C is for the caller, and the neighbour ends when its input does.
@@ -222,10 +234,26 @@ _WORK: dict[str, Callable[[], Work]] = {
 }
 """What makes the work of a neighbour ready, by kind."""
 KINDS = tuple(_WORK)
+DEVICE_KINDS = ("matmul", "copy")
+"""Kinds that work on a stage's own device: functions of `workers.interference.device_work`."""
 
 
-def _run(kind: str, light: bool, ended: Callable[[], bool]) -> None:
-    work = _WORK[kind]()
+def _begun(kind: str, device: str, ready: Barrier) -> Work:
+    """The neighbour's work, done once, as by all other processes of the neighbour."""
+    if kind in DEVICE_KINDS:
+        import torch
+
+        from workers.interference import device_work
+
+        work: Work = getattr(device_work, kind)(torch.device(device))
+    else:
+        work = _WORK[kind]()
+    work()
+    ready.wait(BEGINS_S)
+    return work
+
+
+def _run(work: Work, light: bool, ended: Callable[[], bool]) -> None:
     while not ended():
         until_s = time.monotonic() + SLICE_S
         while time.monotonic() < until_s:
@@ -234,27 +262,29 @@ def _run(kind: str, light: bool, ended: Callable[[], bool]) -> None:
             time.sleep(SLICE_S)
 
 
-def _beyond_parent(kind: str) -> None:
+def _beyond_parent(kind: str, device: str, ready: Barrier) -> None:
     parent = os.getppid()
-    _run(kind, light=False, ended=lambda: os.getppid() != parent)
+    _run(_begun(kind, device, ready), light=False, ended=lambda: os.getppid() != parent)
 
 
 def main() -> None:
-    kind, level, *cores = sys.argv[1:]
-    processes = os.cpu_count() or 1
+    kind, level, device, *cores = sys.argv[1:]
     if cores:
         os.sched_setaffinity(0, set(map(int, cores)))
-        processes = max(PINNED, len(cores))
+    processes = max(PINNED, len(cores)) if cores else os.cpu_count() or 1
+    if kind in DEVICE_KINDS:
+        processes = PINNED
     more = processes - 1 if level == "heavy" else 0
+    forking = multiprocessing.get_context("fork")
+    ready = forking.Barrier(1 + more)
     others = [
-        multiprocessing.get_context("fork").Process(target=_beyond_parent, args=(kind,), daemon=True)
-        for _ in range(more)
+        forking.Process(target=_beyond_parent, args=(kind, device, ready), daemon=True) for _ in range(more)
     ]
     for other in others:
         other.start()
-    _WORK[kind]()()
+    work = _begun(kind, device, ready)
     print("works", flush=True)
-    _run(kind, level == "light", lambda: bool(select.select([sys.stdin], [], [], 0)[0]))
+    _run(work, level == "light", lambda: bool(select.select([sys.stdin], [], [], 0)[0]))
     for other in others:
         other.kill()
         other.join()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
+from orchestrator.prepare.interference_model import MODEL, model_folder
 from planner.features import row
 from planner.interference.dataset import ALONE, Windows
-from planner.interference.model_file import StoredWindows, save_windows
+from planner.interference.model_file import StoredWindows, load_windows, save_windows
 from workers.protocol import JobError
 
 
@@ -45,6 +48,28 @@ def test_windows_become_a_model_and_a_page(windows: Path, tmp_path: Path) -> Non
     assert "warning: the machine is busy" in said
     assert run("report", "--model", model, "--out", page).strip() == f"page: {page}"
     assert "last measured ratio" in page.read_text()
+
+
+def test_windows_of_a_gpu_become_a_model_of_that_gpu(
+    windows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRESHET_PROFILES", str(tmp_path / "profiles"))
+    save_windows(windows, replace(load_windows(windows), device="cuda"))
+    assert f"model: {model_folder('cuda') / MODEL}" in run("fit", "--windows", windows)
+    assert not (model_folder("cpu") / MODEL).exists()
+    page = tmp_path / "page.html"
+    run("report", "--device", "cuda", "--out", page)
+    assert "device cuda" in page.read_text()
+    with pytest.raises(JobError, match=r"there is no .*freshet interference fit"):
+        run("report", "--out", page)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_nothing_is_measured_on_one(windows: Path) -> None:
+    before = windows.read_bytes()
+    with pytest.raises(JobError, match=r"--device cuda: torch .* sees no GPU here; .*--device cpu"):
+        run("collect", "--device", "cuda", "--windows", windows)
+    assert windows.read_bytes() == before
 
 
 def test_files_that_are_no_model_are_refused(windows: Path, tmp_path: Path) -> None:

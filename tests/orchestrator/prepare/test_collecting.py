@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 from orchestrator.prepare.collecting import BRIEF, Condition, brief_conditions, collect, conditions
 from planner.features import NAMES, Sample
 from planner.interference.dataset import ALONE
-from workers.interference.neighbours import KINDS, LEVELS, PINNED, beside
+from workers.interference.neighbours import DEVICE_KINDS, KINDS, LEVELS, PINNED, beside
 from workers.interference.stage import MeasuredStage, Size
 from workers.sampling.host import HostReader
+from workers.sampling.readings import Reading
 from workers.sampling.sampler import Sampler
 
 SIZES = (Size(1, 16), Size(2, 16))
@@ -74,6 +76,36 @@ def test_all_kinds_levels_and_places_are_measured_also_in_brief() -> None:
     assert brief_conditions([0]) == conditions([0]) == tuple(Condition(kind, "heavy") for kind in KINDS)
 
 
+def test_a_stage_on_a_gpu_has_neighbours_on_it_too() -> None:
+    on_cpu, on_gpu = conditions([0, 1, 2]), conditions([0, 1, 2], "cuda:0")
+    assert on_gpu[: len(on_cpu)] == on_cpu
+    assert {(each.kind, each.level, each.where) for each in on_gpu[len(on_cpu) :]} == {
+        (kind, level, "on the stage's device") for kind in ("matmul", "copy") for level in ("light", "heavy")
+    }
+    assert not {each.kind for each in on_cpu} & set(DEVICE_KINDS)
+    brief = brief_conditions([0, 1, 2], "cuda:0")
+    assert len(brief) <= BRIEF
+    assert {each.kind for each in brief} == {*KINDS, *DEVICE_KINDS}
+
+
+def test_windows_beside_neighbours_on_the_device_hold_what_it_tells() -> None:
+    def gpu() -> Reading:
+        return Reading(time_s=time.monotonic(), values={"gpu_busy": 0.5, "gpu_processes": 1.0})
+
+    sampler = Sampler([HostReader().read, gpu], every_s=0.05)
+    try:
+        chosen = [Condition(kind, "light") for kind in DEVICE_KINDS]
+        found = collect(
+            sampler, lambda text: None, accelerator="cpu", beside=chosen, sizes=SIZES[:1], rounds=2
+        )
+    finally:
+        sampler.close()
+    assert found.windows.neighbours == ("copy", "matmul")
+    assert "light on the stage's device" in found.windows.levels
+    assert set(column(found.windows.rows, "gpu_busy")) == {0.5}
+    assert any("the GPU may be busy: 1 other process on it" in warning for warning in found.warnings)
+
+
 def test_a_busy_machine_is_told(sampler: Sampler) -> None:
     with beside("compute", "heavy"):
         found = collect(sampler, lambda text: None, beside=[Condition("compute", "light")], sizes=SIZES[:1])
@@ -110,6 +142,22 @@ def test_a_neighbour_works_until_its_block_ends_and_leaves_nothing(kind: str) ->
     assert not alive
 
 
+@pytest.mark.parametrize(("level", "processes"), [("light", 1), ("heavy", PINNED)])
+@pytest.mark.parametrize("kind", DEVICE_KINDS)
+def test_a_neighbour_works_on_the_device_and_leaves_nothing(kind: str, level: str, processes: int) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with beside(kind, level, accelerator="cpu"):
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len(started) == processes
+        spent_s = {process: sum(process.cpu_times()[:2]) for process in started}
+        limit_s = time.monotonic() + 20.0
+        while any(sum(process.cpu_times()[:2]) <= spent for process, spent in spent_s.items()):
+            assert time.monotonic() < limit_s, "a process of the neighbour does not work"
+            time.sleep(0.05)
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
+
+
 def test_a_neighbour_on_one_core_has_two_processes_there() -> None:
     core = min(os.sched_getaffinity(0))
     before = set(psutil.Process().children(recursive=True))
@@ -122,6 +170,17 @@ def test_there_are_no_other_neighbours() -> None:
     with (
         pytest.raises(ValueError, match="no neighbour noise heavy: the kinds are compute"),
         beside("noise", "heavy"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kind", DEVICE_KINDS)
+def test_without_a_gpu_there_are_no_neighbours_on_it(kind: str) -> None:
+    with (
+        pytest.raises(
+            ValueError, match=f"no neighbour {kind} beside a stage on a CPU: .* choose one of compute"
+        ),
+        beside(kind, "heavy"),
     ):
         pass
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from orchestrator.prepare import interference_model as rooms
-from orchestrator.prepare.interference_model import Say, interference_model, model_folder
+from orchestrator.prepare.interference_model import MODEL, Say, interference_model, model_folder, store
 from planner.features import row
 from planner.interference.dataset import ALONE, Windows
-from planner.interference.model_file import StoredWindows, forest_from, load_forest, save_windows
+from planner.interference.fitting import fit
+from planner.interference.model_file import (
+    StoredWindows,
+    forest_from,
+    load_forest,
+    load_windows,
+    save_forest,
+    save_windows,
+)
 
 KINDS = (ALONE, "compute", "memory")
 
@@ -73,8 +82,8 @@ def fails(path: Path, say: Say) -> None:
 @pytest.mark.parametrize(
     ("device", "measure", "reason"),
     [
-        ("emulated", never, "on CPUs only, not on emulated devices"),
-        ("cuda", never, "on CPUs only, not on cuda devices"),
+        ("emulated", never, "neighbours are not measured on emulated devices"),
+        ("cuda", never, "A job makes none for GPUs: .*freshet interference collect --device cuda"),
         ("cpu", fails, "it could not be made: no neighbour began"),
         ("cpu", measures(ALONE, "compute"), r"two kinds of neighbours are needed.*there: compute"),
     ],
@@ -103,6 +112,33 @@ def test_a_model_is_of_one_machine_and_one_version(monkeypatch: pytest.MonkeyPat
     assert model_folder("cpu") == here
     monkeypatch.setattr(rooms, "MEASUREMENT", 0)
     assert model_folder("cpu") != here
+
+
+def test_a_model_is_of_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FRESHET_PROFILES", str(tmp_path / "profiles"))
+    on_cpu, on_gpu = model_folder("cpu") / MODEL, model_folder("cuda") / MODEL
+    assert on_cpu != on_gpu
+    measures(*KINDS)(tmp_path / "windows", lambda text: None)
+    measured = load_windows(tmp_path / "windows")
+    assert measured.device == "cpu"
+    fitted = fit(measured.windows)
+    of_cpu = store(fitted, on_cpu, measured)
+    assert interference_model("cuda", measure=never)[0] is None
+
+    of_gpu = store(fitted, on_gpu, replace(measured, device="cuda"))
+    for device in ("cpu", "cuda"):
+        model, _ = interference_model(device, measure=never)
+        assert model is not None
+        assert model.stored.device == device
+
+    save_forest(on_gpu, of_cpu)
+    save_forest(on_cpu, of_gpu)
+    model, why = interference_model("cuda", measure=never)
+    assert model is None
+    assert "was measured on device cpu: it says nothing about cuda" in why
+    model, why = interference_model("cpu", make=False)
+    assert model is None
+    assert "was measured on device cuda: it says nothing about cpu" in why
 
 
 def test_a_measurement_that_fails_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,6 +12,10 @@ interference = typer.Typer(
     help="Measure how neighbours slow stages down on this machine, and fit a model that predicts it.",
     no_args_is_help=True,
 )
+
+Device = Annotated[
+    Literal["cpu", "cuda"], typer.Option(help="What the stages run on; each has a model of its own.")
+]
 
 Windows = Annotated[
     Path | None, typer.Option(help="File of measured windows; without it the one of this user's cache.")
@@ -31,27 +35,30 @@ def collect(
             "--brief", help="A fifth of the windows, as for the model that a job makes at first use."
         ),
     ] = False,
+    device: Device = "cpu",
 ) -> None:
-    """Measure stages alone and beside real neighbours: of cores, memory, caches, network, disk; light and heavy."""
+    """Measure stages alone and beside real neighbours: of cores, memory, caches, network, disk; on CUDA also matrix
+    products and copies; light and heavy."""
     from orchestrator.cli.interference import collect_command
 
-    collect_command(windows, rounds, brief)
+    collect_command(windows, rounds, brief, device)
 
 
 @interference.command()
-def fit(windows: Windows = None, model: Model = None) -> None:
+def fit(windows: Windows = None, model: Model = None, device: Device = "cpu") -> None:
     """Fit a random forest, judge it and its rivals by neighbours that they have not seen, and store it."""
     from orchestrator.cli.interference import fit_command
 
-    fit_command(windows, model)
+    fit_command(windows, model, device)
 
 
 @interference.command()
 def report(
     model: Model = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("interference-model.html"),
+    device: Device = "cpu",
 ) -> None:
     """Write a page about the model: its error by kind of neighbour, its rivals, calibration, features, latency."""
     from orchestrator.cli.interference import report_command
 
-    report_command(model, out)
+    report_command(model, out, device)
