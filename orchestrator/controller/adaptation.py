@@ -103,7 +103,6 @@ class Adaptation:
         """What the planner knew last."""
         self._told = Slowdowns()
         """As logged last."""
-        self._since: int | None = None
         self._changes: list[str] = []
         """Changes that are not logged yet, in words."""
         self._due = False
@@ -129,7 +128,7 @@ class Adaptation:
         """Know what the previous controller knew, from the log."""
         if self._home is not None:
             record = self._view().adapt
-            self._told, self._since = Slowdowns(tuple(record.known)), record.since
+            self._told = Slowdowns(record.known)
             self._planning.set(known=self._told, factors=record.factors, links=record.links)
             self._due = True
 
@@ -164,8 +163,8 @@ class Adaptation:
         record = JobFolder(config.output).planner_path if config.adapt.record else None
         return LiveStart(
             profile=profile,
-            known=self._told,
-            since=self._since,
+            known=Slowdowns(known.known),
+            past=known.past,
             factors=known.factors,
             links=known.links,
             forest=self._setup.forest,
@@ -260,14 +259,15 @@ class Adaptation:
             return
         changes, self._changes = tuple(self._changes), []
         step = job.progress.step
-        self._told, self._since = heard.known, step - heard.age
+        self._told = heard.known
         self._planning.set(known=self._told)
         event = SpeedsChanged(
             step=step,
             slowdowns=known.by_rank,
             changes=changes,
             lasting_steps=heard.lasting_steps,
-            since=self._since,
+            since=step - heard.age,
+            past=heard.past,
         )
         self._loop.post(Noted(event))
         self._due = True

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from orchestrator.events.rehearsed import Disturbed, Rehearsed
+from planner.adapt.past import Past
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
@@ -331,6 +332,8 @@ class SpeedsChanged:
     """How many steps a speed lasts, by what has been seen."""
     since: int
     """The step since which no speed has changed."""
+    past: Past | None = None
+    """How all that is known came to be so; None in logs of programs that did not tell it."""
 
 
 @dataclass(frozen=True, kw_only=True)

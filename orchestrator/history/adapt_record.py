@@ -5,10 +5,11 @@ Reads event values only; part of a `JobView`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from orchestrator.events.types import Adapted, LayersTimed, LinksTimed, Sampled, SpeedsChanged
+from planner.adapt.past import NO_PAST, Past
 from planner.simulation.slow_links import SlowLink
 
 KEPT = 300
@@ -38,8 +39,8 @@ class AdaptRecord:
 
     known: tuple[tuple[int, float], ...] = ()
     """(rank, slowdown) of the ranks that were known last."""
-    since: int = 0
-    """The step since which no speed has changed."""
+    past: Past = NO_PAST
+    """How they came to be so."""
     factors: tuple[tuple[float, float, float], ...] = ()
     """On the layers' times, per layer; empty: the profile's stand."""
     links: tuple[SlowLink, ...] = ()
@@ -56,7 +57,8 @@ class AdaptRecord:
         """Add one event."""
         match event:
             case SpeedsChanged(slowdowns=known):
-                self.known, self.since = known, event.since
+                older = Past(changed=tuple((rank, event.since) for rank, _ in known))
+                self.known, self.past = known, event.past or older
                 slowdowns = [slowdown for _, slowdown in known]
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.speeds if each.step < event.step]
@@ -68,6 +70,6 @@ class AdaptRecord:
             case LayersTimed(factors=factors):
                 self.factors = factors
             case LinksTimed(links=links):
-                self.links = links
+                self.links, self.past = links, replace(self.past, links_changed=event.step)
             case Adapted():
                 self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]

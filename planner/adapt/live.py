@@ -14,6 +14,7 @@ from planner.adapt.adviser import Adviser
 from planner.adapt.forest_slowdowns import ForestSlowdowns
 from planner.adapt.layer_times import Factors, LayerTimes
 from planner.adapt.link_times import Links, LinkTimes
+from planner.adapt.past import NO_PAST, Past
 from planner.adapt.policy import Decision, decide
 from planner.adapt.samples import believed
 from planner.adapt.speeds import NONE_KNOWN, Slowdowns
@@ -36,12 +37,12 @@ class LiveStart:
     profile: Profile
     known: Slowdowns = NONE_KNOWN
     """The ranks' slowdowns, from the log."""
+    past: Past = NO_PAST
+    """How they have changed, from the log."""
     factors: Factors = ()
     """On the layers' times, from the log."""
     links: Links = ()
     """Those that are slow, from the log."""
-    since: int | None = None
-    """The step since which they have not changed; None: nothing is known."""
     forest: bytes | None = None
     """The interference model, as a file's content; None: measured slowdowns stand for all layers."""
     record: str | None = None
@@ -53,6 +54,8 @@ class Heard:
     """What a planner knows after some observations."""
 
     known: Slowdowns
+    past: Past
+    """How it came to be so."""
     changes: tuple[str, ...]
     """Changes of speed that these observations completed, in words."""
     ignored: tuple[tuple[int, str], ...]
@@ -91,7 +94,7 @@ class LivePlanner:
     """What one job's planner knows."""
 
     def __init__(self, start: LiveStart) -> None:
-        self._adviser = Adviser(start.profile, start.known, start.since)
+        self._adviser = Adviser(start.profile, start.known, start.past)
         self._times = LayerTimes(start.profile, start.factors)
         self._links = LinkTimes(start.profile, start.links)
         self._replanner: Replanner | None = None
@@ -145,12 +148,14 @@ class LivePlanner:
         relinked = self._links.changed(step)
         if relinked:
             self._adviser.note_links(step)
+        past = self._adviser.past
         return Heard(
             known=self._adviser.known,
+            past=past,
             changes=tuple(changes),
             ignored=tuple(ignored),
-            lasting_steps=self._adviser.lasting_steps(step),
-            age=self._adviser.age(step),
+            lasting_steps=past.lasting_steps(step),
+            age=past.age(step),
             newest=tuple(sorted(self._adviser.newest.items())),
             factors=self._times.factors if moved else (),
             links=self._links.links() if relinked else None,
@@ -184,9 +189,9 @@ class LivePlanner:
         """
         if self._replanner is None:
             raise ValueError("the planner has not been told what to plan with")
-        replanner, known = self._replanner, self._adviser.known.of(question.members)
-        lasting_steps = self._adviser.lasting_steps(question.step)
-        before, share = self._adviser.before(question.members), self._adviser.share()
+        replanner, past = self._replanner, self._adviser.past
+        known = self._adviser.known.of(question.members)
+        before = past.known_before(self._adviser.known)
         uncertainty = self._adviser.uncertainty(question.members)
         sampled = [self._sampled.get(rank, {}) for rank in question.members]
 
@@ -197,9 +202,9 @@ class LivePlanner:
                 question.domains,
                 known,
                 remaining_steps=question.remaining_steps,
-                lasting_steps=lasting_steps,
-                before=before,
-                share=share,
+                lasting_steps=past.lasting_steps(question.step),
+                before=None if before is None else before.of(question.members),
+                share=past.share(),
                 uncertainty=uncertainty,
                 ratios=question.ratios,
                 predicts=self._predicts(replanner, question, known, sampled),

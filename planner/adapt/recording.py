@@ -29,7 +29,7 @@ from planner.profile import Profile
 from planner.search.replan import Replanner
 from planner.simulation.slow_links import SlowLink
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 1 << 30
 """Of the file; a recording that would take more ends."""
 MEMBER_BYTES, MEMBER_S = 1 << 16, 1.0

@@ -18,10 +18,12 @@ from orchestrator.controller.adaptation import SOONEST_STEPS, Adaptation
 from orchestrator.controller.live_planner import PlannerBeside
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
 from orchestrator.events.types import Adapted, FreezeChanged, Migrated, Record, SpeedsChanged, Warned
+from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.states import Job, Training
 from orchestrator.lifecycle.stimuli import Noted, Solved
 from planner.adapt import live
+from planner.adapt.past import Past
 from planner.adapt.policy import Decision
 from planner.adapt.speeds import Slowdowns
 from planner.freezing import Control, FreezePlan, Phases
@@ -377,17 +379,33 @@ def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
     run(tmp_path, monkeypatch, check, **MEASURED)
 
 
+PAST = Past(
+    changed=((0, 0), (1, 3)),
+    before=((1, 1.0),),
+    slow_steps=(20, 30),
+    fast_steps=(3,),
+    slower=True,
+    watched=((0, 0.02, 3), (1, 0.03, 1)),
+)
+
+
+@pytest.mark.parametrize(("past", "slow_steps"), [(PAST, (20, 30, 4)), (None, (4,))])
 def test_the_next_controller_knows_what_this_one_knew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past: Past | None, slow_steps: tuple[int, ...]
 ) -> None:
+    """Also from a log that does not tell the past."""
+
     async def check(controller: Controller) -> None:
-        known = SpeedsChanged(step=5, slowdowns=((0, 1.0), (1, 2.5)), changes=(), lasting_steps=200, since=3)
+        known = SpeedsChanged(
+            step=5, slowdowns=((0, 1.0), (1, 2.5)), changes=(), lasting_steps=200, since=3, past=past
+        )
         controller._record(known)
         planning = controller._runtime.planning
+        snapshot = JobView.from_json(controller._view.to_json())
         after = Adaptation(
             controller._setup,
             controller._loop,
-            lambda: controller._view,
+            lambda: snapshot,
             planning,
             controller._reshaping.migrate,
             lambda start, _: PlannerBeside(start),
@@ -401,5 +419,10 @@ def test_the_next_controller_knows_what_this_one_knew(
         assert [each.changes[0] for each in changed] == [
             "rank 1 is 2.50 times faster since step 7 (2.50 -> 1.00)"
         ]
+        told_past = changed[0].past
+        assert told_past is not None
+        assert (told_past.slow_steps, told_past.slower) == (slow_steps, False)
+        assert told_past.fast_steps == (() if past is None else past.fast_steps)
+        assert dict(told_past.changed)[1] == 7
 
     run(tmp_path, monkeypatch, check, **MEASURED)

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.rehearsed import CopiesSaved, Disturbed, NodeLife, Rehearsed, Visit
+from planner.adapt.past import Past
 from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
 from planner.simulation.slow_links import SlowLink
@@ -139,6 +140,15 @@ EVERY_KIND: tuple[events.Event, ...] = (
         changes=("rank 3 is 2.50 times slower since step 5 (1.00 -> 2.50)",),
         lasting_steps=200,
         since=5,
+        past=Past(
+            changed=((0, 2), (3, 5)),
+            before=((3, 1.0),),
+            slow_steps=(20, 31),
+            fast_steps=(17,),
+            slower=True,
+            links_changed=4,
+            watched=((0, 0.0125, 9), (3, 0.25, 0)),
+        ),
     ),
     events.Adapted(step=7, moves=True, reason="it pays", now_s=0.5, then_s=0.3, cost_s=0.1, layers=(4, 2, 4)),
     events.OutOfMemory(

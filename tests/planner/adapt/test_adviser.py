@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import small_profile
 
-from planner.adapt.adviser import LASTING_STEPS, Adviser
+from planner.adapt.adviser import Adviser
 from planner.adapt.detection import Change
-from planner.adapt.speeds import Slowdowns
+from planner.adapt.past import LASTING_STEPS, Past
+from planner.adapt.speeds import NONE_KNOWN, Slowdowns
 from planner.observed import StageTime, StepTimes
 
 LAYERS = tuple(small_profile.layer(f"layer{number}") for number in range(4))
@@ -49,7 +50,13 @@ def take(adviser: Adviser, observed: StepTimes) -> tuple[Change | None, str]:
     return change, "" if ignored is None else ignored.reason
 
 
-def warm(known: Slowdowns | None = None) -> Adviser:
+def before(adviser: Adviser) -> tuple[float | None, ...] | None:
+    """The slowdowns before the last change, by place."""
+    found = adviser.past.known_before(adviser.known)
+    return None if found is None else found.of(MEMBERS)
+
+
+def warm(known: Slowdowns = NONE_KNOWN) -> Adviser:
     """An adviser that has seen the first step."""
     adviser = Adviser(PROFILE, known)
     assert take(adviser, times(0, 0, 9.0)) == (None, "")
@@ -66,7 +73,7 @@ def test_each_rank_has_its_own_slowdown() -> None:
 
 def test_a_change_is_told_once_and_tells_how_long_speeds_last() -> None:
     adviser = warm()
-    assert adviser.lasting_steps(0) == LASTING_STEPS
+    assert adviser.past.lasting_steps(0) == LASTING_STEPS
     told = []
     for step in range(1, 81):
         slow = 20 <= step < 40 or step >= 60
@@ -75,11 +82,11 @@ def test_a_change_is_told_once_and_tells_how_long_speeds_last() -> None:
             told.append((step, round(change.after, 6)))
     assert told == [(3, 1.0), (21, 3.0), (41, 1.0), (61, 3.0)]
     # Slow speeds lasted some 20 steps, of which nothing is left by now; with what is assumed before, (20 + 200) / 2.
-    assert adviser.lasting_steps(61) == 109
-    assert adviser.lasting_steps(160) == 100
+    assert adviser.past.lasting_steps(61) == 109
+    assert adviser.past.lasting_steps(160) == 100
     # Two fast ones lasted 19 and 20.
-    assert adviser.share() == pytest.approx(110 / 130)
-    assert adviser.before(MEMBERS) == (pytest.approx(1.0), None)
+    assert adviser.past.share() == pytest.approx(110 / 130)
+    assert before(adviser) == (pytest.approx(1.0), None)
 
 
 def test_a_rank_that_is_slow_in_both_halves_of_one_step_is_slow() -> None:
@@ -98,20 +105,20 @@ def test_one_short_speed_is_no_rule() -> None:
     adviser = warm()
     for step in range(1, 30):
         take(adviser, times(0, step, 3.0 if step > 10 else 1.0))
-    assert adviser.lasting_steps(29) == LASTING_STEPS - 18
+    assert adviser.past.lasting_steps(29) == LASTING_STEPS - 18
 
 
 def test_speeds_before_are_of_all_ranks_that_changed_together() -> None:
     adviser = warm()
-    assert adviser.before(MEMBERS) is None
+    assert before(adviser) is None
     for step in range(1, 40):
         take(adviser, times(0, step, 3.0 if step >= 21 else 1.0))
         take(adviser, times(1, step, 2.0 if step >= 20 else 1.0))
     assert adviser.known.of(MEMBERS) == (pytest.approx(3.0), pytest.approx(2.0))
-    assert adviser.before(MEMBERS) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert before(adviser) == (pytest.approx(1.0), pytest.approx(1.0))
     for step in range(40, 50):
         take(adviser, times(0, step, 1.0))
-    assert adviser.before(MEMBERS) == (pytest.approx(3.0), pytest.approx(2.0))
+    assert before(adviser) == (pytest.approx(3.0), pytest.approx(2.0))
 
 
 def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
@@ -131,7 +138,7 @@ def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
         change, _ = adviser.take(observed, [moved], MEMBERS)
         assert change is None
     assert adviser.known.of((7,)) == (pytest.approx(1.4),)
-    assert adviser.lasting_steps(23) == LASTING_STEPS - 22
+    assert adviser.past.lasting_steps(23) == LASTING_STEPS - 22
     # A neighbour that comes as the layers move is seen all the same.
     first = StageTime(kind="F", stage=0, seconds=2 * 3 * 3.0, count=2)
     back = small_profile.plan(3, 1, version=3)
@@ -145,9 +152,32 @@ def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
 
 
 def test_what_the_last_controller_knew_has_its_age() -> None:
-    adviser = Adviser(PROFILE).with_known(Slowdowns(((7, 2.0), (9, 1.0))), since=100)
-    assert adviser.age(450) == 350
-    assert adviser.lasting_steps(450) == 350
+    adviser = Adviser(PROFILE, Slowdowns(((7, 2.0), (9, 1.0))), Past(changed=((7, 100), (9, 100))))
+    assert adviser.past.age(450) == 350
+    assert adviser.past.lasting_steps(450) == 350
+
+
+def test_the_next_adviser_knows_how_long_speeds_last_and_how_sure_their_levels_are() -> None:
+    adviser = warm()
+    for step in range(1, 71):
+        for place, factor in ((0, 3.0 if 20 <= step < 40 or step >= 60 else 1.0), (1, 1.0)):
+            jitter = 1.04 if step % 2 else 0.96
+            take(adviser, times(place, step, factor * jitter))
+    after = Adviser(PROFILE, adviser.known, adviser.past)
+    assert after.past == adviser.past
+    assert [len(after.past.slow_steps), len(after.past.fast_steps)] == [1, 2]
+    assert before(after) == before(adviser) == (pytest.approx(1.0, rel=0.05), pytest.approx(1.0, rel=0.05))
+    for ranks in (MEMBERS, (9,)):
+        assert after.uncertainty(ranks) == adviser.uncertainty(ranks)
+    # A change is not told again, and the next one ends the speed that the first adviser saw begin.
+    for step in range(71, 100):
+        change, _ = take(after, times(0, step, 3.0 if step < 90 else 1.0))
+        assert change is None or step >= 90
+    assert len(after.past.slow_steps) == 2
+    assert after.past.slow_steps[-1] == pytest.approx(30, abs=1)
+    after.keep([9])
+    assert [rank for rank, *_ in after.past.watched] == [9]
+    assert len(after.past.slow_steps) == 2
 
 
 def test_updates_tell_nothing() -> None:

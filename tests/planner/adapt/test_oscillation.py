@@ -14,8 +14,8 @@ import pytest
 import small_profile
 
 from planner.adapt.live import LivePlanner, LiveStart, Question
+from planner.adapt.past import Past
 from planner.adapt.policy import IN_FORCE_STEPS, STALL_S
-from planner.adapt.speeds import NONE_KNOWN
 from planner.observed import StageTime, StepTimes
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
@@ -88,19 +88,36 @@ class Ran:
     """The steps after which a move was decided on."""
 
 
-def ran(*runs: int, factor: float, noise: float, seed: int = 1) -> Ran:
+@cache
+def ran(
+    *runs: int,
+    factor: float,
+    noise: float,
+    seed: int = 1,
+    killed_before: range = range(0),
+    forgets: bool = False,
+) -> Ran:
     """A job whose neighbour is away for the first of `runs` steps, there for the second, and so on over again.
 
     As the controller does, it asks after a material change, or again later, and not while a plan is on its way.
+
+    Args:
+        killed_before: the steps before which another planner takes the place of the present one, with what was told at
+            the last material change.
+        forgets: whether that planner knows only the speeds, and since when they are so.
     """
-    draw, planner = Random(seed), LivePlanner(LiveStart(profile=PROFILE))
+    draw, start = Random(seed), LiveStart(profile=PROFILE)
+    planner = LivePlanner(start)
     planner.plan_with(REPLANNER)
     there = [bool(number % 2) for number, length in enumerate(runs) for _ in range(length)]
-    plan, coming, told = FIRST, None, NONE_KNOWN
+    plan, coming = FIRST, None
     due, again = False, STEPS
     total_s = off_s = 0.0
     moves: list[int] = []
     for step in range(1, STEPS + 1):
+        if step in killed_before:
+            planner = LivePlanner(replace(start, past=Past(changed=start.past.changed)) if forgets else start)
+            planner.plan_with(REPLANNER)
         now = factor if there[(step - 1) % len(there)] else 1.0
         total_s += step_s(plan, now)
         off_s += step_s(FIRST, now)
@@ -111,8 +128,8 @@ def ran(*runs: int, factor: float, noise: float, seed: int = 1) -> Ran:
             observed(plan, rank, step, now if rank == SLOW else 1.0, draw, noise) for rank in plan.stage_ranks
         ]
         heard = planner.take(batch, [plan], MEMBERS)
-        if len(heard.known.by_rank) == RANKS and heard.known.far_from(told, 1.05):
-            told, due = heard.known, True
+        if len(heard.known.by_rank) == RANKS and heard.known.far_from(start.known, 1.05):
+            start, due = replace(start, known=heard.known, past=heard.past), True
         if coming is not None or not (due or step >= again):
             continue
         due, again = False, STEPS
@@ -171,3 +188,21 @@ def test_changes_every_hundred_steps_are_followed() -> None:
     found = ran(100, 100, factor=1.8, noise=0.02)
     assert [moved // 100 for moved in found.moves] == [1, 2, 3]
     assert all(1 <= moved % 100 <= 3 for moved in found.moves)
+
+
+def killed_often(every: int) -> range:
+    """Steps in the middle of a speed, now a high one and now a low one, once it is known how long they last."""
+    return range(4 * every + every // 2, STEPS, 3 * every)
+
+
+@pytest.mark.parametrize(("every", "factor"), [(5, 1.8), (10, 3.2), (20, 1.8)])
+def test_planners_that_are_killed_again_and_again_decide_as_one_that_lives(every: int, factor: float) -> None:
+    lives = ran(every, every, factor=factor, noise=0.02)
+    assert ran(every, every, factor=factor, noise=0.02, killed_before=killed_often(every)) == lives
+
+
+def test_a_planner_that_forgets_takes_a_neighbour_that_comes_and_goes_for_a_new_one() -> None:
+    lives = ran(10, 10, factor=3.2, noise=0.02)
+    forgot = ran(10, 10, factor=3.2, noise=0.02, killed_before=killed_often(10), forgets=True)
+    assert len(forgot.moves) > 2 * len(lives.moves)
+    assert forgot.of_off > lives.of_off

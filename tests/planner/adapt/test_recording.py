@@ -11,6 +11,7 @@ import pytest
 import small_profile
 
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
+from planner.adapt.past import Past
 from planner.adapt.recording import (
     Answered,
     Began,
@@ -97,7 +98,8 @@ def test_a_recorded_life_is_repeated_to_the_bit(recording: Path) -> None:
     silent = LivePlanner(start)
     assert live(planner_of(start)) == live(silent)
     # The next planner's life follows.
-    live(planner_of(replace(start, since=3)))
+    known = silent.take([], [PLAN], MEMBERS)
+    live(planner_of(replace(start, known=known.known, past=known.past)))
     answers = list(replayed(entries(recording)))
     observed = [answer for answer in answers if isinstance(answer, Observed)]
     decided = [answer for answer in answers if isinstance(answer, Decided)]
@@ -123,7 +125,17 @@ def test_another_answer_than_the_recorded_one_is_noticed(recording: Path) -> Non
 
 def test_entries_keep_every_value(recording: Path) -> None:
     forest = bytes(range(256))
-    began = Began(start=LiveStart(profile=PROFILE, forest=forest, factors=((1 / 3, 0.1, 7e-301),)))
+    past = Past(
+        changed=((0, 3), (7, 9)),
+        before=((7, 1 / 3),),
+        slow_steps=(4, 5),
+        fast_steps=(17,),
+        slower=False,
+        links_changed=8,
+        watched=((0, 0.1, 40), (7, 1 / 7, 0)),
+    )
+    start = LiveStart(profile=PROFILE, past=past, forest=forest, factors=((1 / 3, 0.1, 7e-301),))
+    began = Began(start=start)
     assert entry_of(line_of(began).decode()) == began
     plans_with = PlansWith.of(REPLANNER)
     assert entry_of(line_of(plans_with).decode()) == plans_with
@@ -211,7 +223,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         list(entries(other))
     newer = replace(Began(start=LiveStart(profile=PROFILE)), format=99)
     other.write_bytes(gzip.compress(line_of(newer)))
-    with pytest.raises(RecordingError, match="format 99, and this program reads 1"):
+    with pytest.raises(RecordingError, match="format 99, and this program reads 2"):
         list(entries(other))
 
 

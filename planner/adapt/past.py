@@ -1,0 +1,112 @@
+"""How the ranks of a job have changed their speed so far, and how long their present speeds last by that. Pure.
+
+It outlives the planner and the controller: the log keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+
+from planner.adapt.detection import Change
+from planner.adapt.speeds import Slowdowns
+
+LASTING_STEPS = 200
+"""How long speeds are taken to last before the job has seen it."""
+REMEMBERED = 8
+"""Newest durations of higher and of lower speeds of which the median is taken, with `LASTING_STEPS` beside them."""
+TOGETHER_STEPS = 3
+"""Ranks that change within fewer steps are taken to change back together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What a job has seen of its ranks' speeds."""
+
+    changed: tuple[tuple[int, int], ...] = ()
+    """(rank, the step since which its speed has been what it is), ascending."""
+    before: tuple[tuple[int, float], ...] = ()
+    """(rank, its slowdown before its last change), ascending; ranks that have not changed are left out."""
+    slow_steps: tuple[int, ...] = ()
+    """How long the newest speeds lasted of ranks that had become slower; the newest last."""
+    fast_steps: tuple[int, ...] = ()
+    """The same of ranks that had become faster, or whose speed was their first."""
+    slower: bool = True
+    """Whether the last change was one to a lower speed."""
+    links_changed: int | None = None
+    """The step at which a link changed last."""
+    watched: tuple[tuple[int, float, int], ...] = ()
+    """(rank, noise of its measurements, how many of them its level has followed), ascending, as in `Watch`."""
+
+    def after(self, rank: int, change: Change) -> Past:
+        """This, and a change of `rank`."""
+        changed = dict(self.changed)
+        began = changed.get(rank)
+        if change.before is None:
+            # The rank's first level is no change.
+            changed.setdefault(rank, change.since)
+            return replace(self, changed=tuple(sorted(changed.items())))
+        changed[rank] = change.since
+        slower = change.after > change.before
+        past = replace(
+            self,
+            changed=tuple(sorted(changed.items())),
+            before=tuple(sorted({**dict(self.before), rank: change.before}.items())),
+            slower=slower,
+        )
+        if began is None:
+            return past
+        lasted = max(1, change.since - began)
+        if slower:
+            return replace(past, fast_steps=(*self.fast_steps, lasted)[-REMEMBERED:])
+        return replace(past, slow_steps=(*self.slow_steps, lasted)[-REMEMBERED:])
+
+    def among(self, ranks: Iterable[int]) -> Past:
+        """That of `ranks`; how long speeds last is still what all of the job's ranks have shown."""
+        kept = frozenset(ranks)
+        return replace(
+            self,
+            changed=tuple(entry for entry in self.changed if entry[0] in kept),
+            before=tuple(entry for entry in self.before if entry[0] in kept),
+            watched=tuple(entry for entry in self.watched if entry[0] in kept),
+        )
+
+    def age(self, step: int) -> int:
+        """For how many steps no speed of a rank or a link has changed."""
+        if not self.changed:
+            return 0
+        return max(0, step - max(*(since for _, since in self.changed), self.links_changed or 0))
+
+    def lasting_steps(self, step: int) -> int:
+        """How many more steps the ranks' speeds will last after `step`: what is left of what is usual in this job, or
+        as long as they have lasted already."""
+        age = self.age(step)
+        return max(round(self._usual_steps(self.slower)) - age, age)
+
+    def share(self) -> float:
+        """Of the time, if the ranks' present speeds and those before come and go in turn: that of the present ones."""
+        present, other = self._usual_steps(self.slower), self._usual_steps(not self.slower)
+        return present / (present + other)
+
+    def known_before(self, known: Slowdowns) -> Slowdowns | None:
+        """What was known before the last change of a rank, and of those that changed about then together; None: none
+        did, or a link did after them.
+
+        Args:
+            known: what is known now.
+        """
+        changed, before = dict(self.changed), dict(self.before)
+        newest = max((changed[rank] for rank in before), default=-1)
+        if newest < 0 or (self.links_changed is not None and self.links_changed > newest):
+            return None
+        return known.but(
+            (rank, level) for rank, level in before.items() if changed[rank] > newest - TOGETHER_STEPS
+        )
+
+    def _usual_steps(self, slower: bool) -> float:
+        return median((LASTING_STEPS, *(self.slow_steps if slower else self.fast_steps)))
+
+
+NO_PAST = Past()
+"""Before anything is measured."""
