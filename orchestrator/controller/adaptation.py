@@ -28,7 +28,6 @@ from orchestrator.events.types import (
     Formed,
     LayersTimed,
     LinksTimed,
-    Migrated,
     SpeedsChanged,
     Warned,
 )
@@ -66,7 +65,7 @@ class Adaptation:
         migrate: has the training ranks follow another plan in the same places, unless the job has changed since then;
             in a mode, or as the spec says.
         home: makes the planner's home from what a planner begins with and what takes its news.
-        solve_again: solves the freeze program for the ranks' speeds and cut as they are.
+        solve_again: has the freeze program solved for the ranks' speeds and cut as they are.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Adaptation:
         planning: CurrentReplanner,
         migrate: Callable[[Plan, Job, Mode | None], Coroutine[Any, Any, str]],
         home: MakeHome,
-        solve_again: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        solve_again: Callable[[], None] = lambda: None,
     ) -> None:
         self._setup = setup
         self._steps = setup.config.steps
@@ -87,7 +86,6 @@ class Adaptation:
         self._planning = planning
         self._migrate = migrate
         self._solve_again = solve_again
-        self._solving: asyncio.Task[None] | None = None
         self._home: LivePlannerHome | None = None
         if setup.config.adapt.policy != "off" and setup.profile is not None:
             self._home = home(self._start, loop.post)
@@ -141,15 +139,13 @@ class Adaptation:
 
     def take(self, event: Event) -> None:
         """Follow a logged event. After a move there is nothing to decide until a speed changes: a move that somebody
-        requested stays."""
+        requested stays; `freeze_control.py` has the freeze program solved for it."""
         state = self._loop.state
         if self._home is None or not isinstance(state, Training):
             return
         if isinstance(event, Formed):
             self._waiting.append(tuple(sorted(state.job.membership.alive)))
             self._due = True
-        if isinstance(event, Migrated):
-            self._freeze_anew()
 
     async def idle(self) -> None:
         """Wait until the planner has taken everything that waits for it."""
@@ -229,6 +225,7 @@ class Adaptation:
         if heard.factors:
             self._planning.set(factors=heard.factors)
             self._loop.post(Noted(LayersTimed(step=state.job.progress.step, factors=heard.factors)))
+            self._due = True
         if heard.links is not None:
             self._planning.set(links=heard.links)
             told = LinksTimed(step=state.job.progress.step, links=heard.links, changes=heard.link_changes)
@@ -316,17 +313,12 @@ class Adaptation:
                 self._again_at = step + SOONEST_STEPS
         self._loop.post(Noted(_adapted(decision, step, refused)))
         if decision.plan is None or refused:
-            self._freeze_anew()
+            self._solve_again()
 
     def _ratios(self, job: Job) -> Ratios | None:
         """The freeze ratios that the ranks follow, in the stable phase; None: they follow none."""
         adopted = [plan for plan in job.progress.freeze if plan.start is not None and plan.ratios]
         return adopted[-1].ratios if adopted else None
-
-    def _freeze_anew(self) -> None:
-        """Speeds or layers have changed: the freeze program may have another solution, unless it is being solved."""
-        if self._solve_again is not None and (self._solving is None or self._solving.done()):
-            self._solving = self._loop.spawn(self._guarded(self._solve_again()))
 
     async def _bring_replanner(self, home: LivePlannerHome, members: Sequence[int]) -> None:
         """Have the planner plan with the job's present replanner for `members`."""

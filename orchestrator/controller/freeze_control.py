@@ -26,13 +26,13 @@ from orchestrator.controller.requests.freeze_request import (
 )
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.requests.partition_request import base_in, check_base
-from orchestrator.events.types import Commanded, Event, FreezeChanged, Submitted
+from orchestrator.events.types import Commanded, Event, FreezeChanged, Migrated, Submitted, Warned
 from orchestrator.history.command_table import Entry
 from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Job, Live, Order, Training
-from orchestrator.lifecycle.stimuli import FreezeAsked, Solved
+from orchestrator.lifecycle.stimuli import FreezeAsked, Noted, Solved
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation
 from planner.freezing import Ratios
@@ -69,6 +69,9 @@ class FreezeControl:
         """Of the newest freeze plan of this controller, also if it is still being solved."""
         self._changing = asyncio.Lock()
         """Held by a request until it is logged: the next one is decided on what it changed."""
+        self._outdated = False
+        """Whether speeds, times or layers have changed since the freeze program was solved for them last."""
+        self._solving: asyncio.Task[None] | None = None
 
     def take(self, event: Event) -> None:
         """Follow a logged event."""
@@ -81,6 +84,8 @@ class FreezeControl:
             self._drop_planner()
             if isinstance(self._loop.state, Live):
                 self.accompany(self._view().step)
+        if isinstance(event, Migrated) or (isinstance(event, FreezeStarted) and self._outdated):
+            self.solve_again()
 
     def accompany(self, step: int) -> None:
         """Link a planner for the current plan, unless the one there is serves that plan too, or none is needed.
@@ -153,33 +158,52 @@ class FreezeControl:
             await self._loop.post_and_wait(FreezeAsked(change, solution))
         return described(wanted.control)
 
-    async def solve_again(self) -> None:
-        """Solve the freeze program anew for the ranks' speeds and the cut as they are now, if the ranks follow one, and
-        have them adopt ratios that differ."""
-        async with self._changing:
-            state = self._loop.state
-            if not isinstance(state, Training) or self._current.replanner.profile is None:
-                return
-            job = self._running(state.job)
-            slowdowns = self._current.known.of(state.job.membership.members)
-            profile = self._current.replanner.profile_on(job.domains, slowdowns)
-            found = question_for_new_times(job, profile)
-            if found is None:
-                return
-            question, control = found
-            try:
-                decision, solve_s = await self._solved(question)
-            except JobError:
-                # At these speeds nothing is saved: what is frozen stays.
-                return
-            newest = self._view().freeze.newest
-            if newest is None or not differ(newest.ratios, decision.ratios):
-                return
-            self._version += 1
-            plan = decision.freeze_plan(
-                job.plan, epoch=self._order.epoch, version=self._version, control=control
-            )
-            await self._loop.post_and_wait(Solved(solution_of(decision, plan, solve_s)))
+    def solve_again(self) -> None:
+        """Speeds, times or layers have changed: have the freeze program solved for them, if the ranks follow one, and
+        have the ranks adopt ratios that differ. What is being solved is void, and a solution on its way to the ranks is
+        adopted first."""
+        self._outdated = True
+        if self._solving is None or self._solving.done():
+            self._solving = self._loop.spawn(self._solve_outdated())
+
+    async def _solve_outdated(self) -> None:
+        try:
+            while self._outdated:
+                async with self._changing:
+                    if self._view().freeze.proposed is not None:
+                        return
+                    self._outdated = False
+                    await self._solve_for_new_times()
+        except Exception as error:  # a bug of ours costs the solution, not the job
+            why = f"{type(error).__name__}: {error}"
+            text = f"the freeze program was not solved again ({why}): what is frozen stays"
+            self._loop.post(Noted(Warned(text=text)))
+
+    async def _solve_for_new_times(self) -> None:
+        state = self._loop.state
+        if not isinstance(state, Training):
+            return
+        members = state.job.membership.members
+        replanner = self._current.of(members)
+        if replanner.profile is None:
+            return
+        job = self._running(state.job)
+        profile = replanner.profile_on(job.domains, self._current.known.of(members))
+        found = question_for_new_times(job, profile)
+        if found is None:
+            return
+        question, control = found
+        try:
+            decision, solve_s = await self._solved(question)
+        except JobError:
+            # At these speeds nothing is saved: what is frozen stays.
+            return
+        newest = self._view().freeze.newest
+        if self._outdated or newest is None or not differ(newest.ratios, decision.ratios):
+            return
+        self._version += 1
+        plan = decision.freeze_plan(job.plan, epoch=self._order.epoch, version=self._version, control=control)
+        await self._loop.post_and_wait(Solved(solution_of(decision, plan, solve_s)))
 
     def again(self, entry: Entry) -> bool:
         """Whether a command of the previous controller needs no answer yet: the plan that it asked for, or one that

@@ -23,6 +23,7 @@ from orchestrator.controller.log_writer import LogWriter
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Submitted
 from orchestrator.lifecycle.states import Job, Membership, Progress, Training
+from orchestrator.lifecycle.stimuli import Noted
 
 PARAMETERS = 10**6
 """Of each layer of a job with a profile."""
@@ -70,3 +71,13 @@ def training(job: ElasticJob) -> Training:
         membership=Membership(members=members, alive=frozenset(members)),
     )
     return Training(has, frozenset(members))
+
+
+def told(controller: Controller) -> list[object]:
+    """The events that were posted to the event loop, in order; they are taken out."""
+    queue, events = controller._loop._stimuli, []
+    while not queue.empty():
+        stimulus = queue.get_nowait()
+        if isinstance(stimulus, Noted):
+            events.append(stimulus.event)
+    return events

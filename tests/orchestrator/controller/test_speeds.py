@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare_controller import controller_of
+from bare_controller import controller_of, told
 
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adaptation import SOONEST_STEPS, Adaptation
 from orchestrator.controller.live_planner import PlannerBeside
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
-from orchestrator.events.types import Adapted, FreezeChanged, Migrated, Record, SpeedsChanged, Warned
+from orchestrator.events.types import Adapted, FreezeChanged, LayersTimed, Record, SpeedsChanged, Warned
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.states import Job, Training
-from orchestrator.lifecycle.stimuli import Noted, Solved
+from orchestrator.lifecycle.stimuli import Solved
 from planner.adapt import live
 from planner.adapt.past import Past
 from planner.adapt.policy import Decision
@@ -49,19 +49,8 @@ MOVES = Decision(
     now_s=0.4,
     then_s=0.2,
 )
-MOVED = Migrated(
-    version=2,
-    layers=(1,),
-    source=(0,),
-    target=(1,),
-    mode="live",
-    bytes=1,
-    seconds=1.0,
-    steps=2,
-    stall_s=0.0,
-    step=19,
-)
 MEASURED: dict[str, Any] = {"adapt": {"policy": "measured"}}
+FREEZE = {"method": "timelyfreeze", "r_max": 0.5, "warm_up": 2, "monitoring": 6, "ramp": 10}
 
 
 def times(controller: Controller, place: int, step: int, factor: float) -> StepTimes:
@@ -91,16 +80,6 @@ async def decided_on(controller: Controller) -> None:
     """Wait for the decision under way, if there is one."""
     if controller._adaptation._deciding is not None:
         await controller._adaptation._deciding
-
-
-def told(controller: Controller) -> list[object]:
-    """The events that were posted to the event loop, in order; they are taken out."""
-    queue, events = controller._loop._stimuli, []
-    while not queue.empty():
-        stimulus = queue.get_nowait()
-        if isinstance(stimulus, Noted):
-            events.append(stimulus.event)
-    return events
 
 
 def run(
@@ -308,12 +287,9 @@ def test_with_epochs_the_plan_changes_only_at_their_ends_and_training_stops_for_
     assert moved == [(20, "stop"), (40, "stop")]
 
 
-@pytest.mark.parametrize("moves", [False, True])
-def test_other_speeds_or_layers_have_the_freeze_program_solved_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool
+def test_other_speeds_have_the_freeze_program_solved_again_if_nothing_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    freeze = {"method": "timelyfreeze", "r_max": 0.5, "warm_up": 2, "monitoring": 6, "ramp": 10}
-
     async def check(controller: Controller) -> None:
         state = controller._loop.state
         assert isinstance(state, Training)
@@ -332,12 +308,9 @@ def test_other_speeds_or_layers_have_the_freeze_program_solved_again(
             solved.append(stimulus)
 
         monkeypatch.setattr(controller._loop, "post_and_wait", post_and_wait)
-        if moves:
-            controller._adaptation.take(MOVED)
-        else:
-            await see(controller, range(1, 9), 1.0, 3.0)
-            await decided_on(controller)
-        solving = controller._adaptation._solving
+        await see(controller, range(1, 9), 1.0, 3.0)
+        await decided_on(controller)
+        solving = controller._freezing._solving
         assert solving is not None
         await solving
         (one,) = solved
@@ -345,13 +318,47 @@ def test_other_speeds_or_layers_have_the_freeze_program_solved_again(
         assert (new.version, new.stages, new.control) == (1, plan.layers, None)
         slow_rank = 1
         frozen = [sum(new.ratios[layer]) for layer in range(plan.layers[-1][1])]
-        if not moves:
-            # The slow rank's stage is what the step waits for.
-            first, stop = plan.layers[slow_rank]
-            assert sum(frozen[first:stop]) > 0
-            assert one.solution.unfrozen_s > one.solution.solved_s
+        # The slow rank's stage is what the step waits for.
+        first, stop = plan.layers[slow_rank]
+        assert sum(frozen[first:stop]) > 0
+        assert one.solution.unfrozen_s > one.solution.solved_s
 
-    run(tmp_path, monkeypatch, check, freeze=freeze, job={"steps": 100}, **MEASURED)
+    run(tmp_path, monkeypatch, check, freeze=FREEZE, job={"steps": 100}, **MEASURED)
+
+
+def test_other_times_of_layers_have_a_move_decided_on_and_the_freeze_program_solved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved: list[int] = []
+
+    def skewed(controller: Controller, place: int, step: int) -> StepTimes:
+        """At the speed that the profile expects, but with more of the time in the forwards."""
+        even = times(controller, place, step, 1.0)
+        (forward,) = even.times
+        backward = replace(forward, kind="B", seconds=1.5 * forward.seconds)
+        return replace(even, times=(replace(forward, seconds=1.5 * forward.seconds), backward))
+
+    async def check(controller: Controller) -> None:
+        controller._view.step = 20
+        stays = replace(MOVES, plan=None)
+        monkeypatch.setattr(live, "decide", lambda *given, **more: stays)
+        monkeypatch.setattr(controller._adaptation, "_solve_again", lambda: solved.append(1))
+        await see(controller, range(1, 9), 1.0, 1.0)
+        await decided_on(controller)
+        assert len(solved) == 1
+        told(controller)
+        for step in range(9, 13):
+            for place in (0, 1):
+                controller._adaptation.observe([skewed(controller, place, step)])
+                await controller._adaptation.idle()
+        await decided_on(controller)
+        said = told(controller)
+        assert [event for event in said if isinstance(event, LayersTimed)]
+        assert not [event for event in said if isinstance(event, SpeedsChanged)]
+        assert [event for event in said if isinstance(event, Adapted)]
+        assert len(solved) > 1
+
+    run(tmp_path, monkeypatch, check, freeze=FREEZE, job={"steps": 100}, **MEASURED)
 
 
 def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
