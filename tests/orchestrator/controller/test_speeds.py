@@ -51,6 +51,13 @@ MOVES = Decision(
 )
 MEASURED: dict[str, Any] = {"adapt": {"policy": "measured"}}
 FREEZE = {"method": "timelyfreeze", "r_max": 0.5, "warm_up": 2, "monitoring": 6, "ramp": 10}
+FOREST_MISSING = {
+    "forest": [
+        'adapt.policy = "forest" has no interference model here: the planner goes by measured slowdowns'
+    ],
+    "measured": [],
+}
+"""Policy -> what a controller without an interference model warns of."""
 
 
 def times(controller: Controller, place: int, step: int, factor: float) -> StepTimes:
@@ -359,6 +366,20 @@ def test_other_times_of_layers_have_a_move_decided_on_and_the_freeze_program_sol
         assert len(solved) > 1
 
     run(tmp_path, monkeypatch, check, freeze=FREEZE, job={"steps": 100}, **MEASURED)
+
+
+def test_without_the_model_that_the_policy_asks_for_the_job_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(controller: Controller) -> None:
+        assert controller._setup.forest is None
+        controller._adaptation.run()
+        await asyncio.sleep(0)
+        warned = [event.text for event in told(controller) if isinstance(event, Warned)]
+        assert warned == FOREST_MISSING[policy]
+
+    for policy in FOREST_MISSING:
+        run(tmp_path / policy, monkeypatch, check, adapt={"policy": policy})
 
 
 def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from itertools import cycle
 
 import numpy as np
 import psutil
@@ -110,6 +111,32 @@ def test_a_busy_machine_is_told(sampler: Sampler) -> None:
     with beside("compute", "heavy"):
         found = collect(sampler, lambda text: None, beside=[Condition("compute", "light")], sizes=SIZES[:1])
     assert any("the machine is busy: other processes take " in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "warnings"),
+    [
+        (
+            (0.8, 1.2),
+            ("the machine is noisy: times alone differ by 20% (standard deviation) from window to window",),
+        ),
+        ((0.95, 1.05), ()),
+    ],
+)
+def test_a_noisy_machine_is_told_and_how_noisy(
+    monkeypatch: pytest.MonkeyPatch, pass_s: tuple[float, ...], warnings: tuple[str, ...]
+) -> None:
+    class Idle:
+        """Has a new sample at each look."""
+
+        @property
+        def newest(self) -> Sample:
+            return Sample(values=(), window_s=0.0)
+
+    times = cycle(pass_s)
+    monkeypatch.setattr(MeasuredStage, "run", lambda self, ended: (next(times), 0.5))
+    found = collect(Idle(), lambda text: None, beside=[Condition("compute", "light")], sizes=SIZES[:1])
+    assert found.warnings == warnings
 
 
 def test_a_machine_that_tells_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

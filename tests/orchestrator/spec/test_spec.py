@@ -123,6 +123,11 @@ JOB = '[job]\nname = "a"\n'
             "freeze.method = 'timely': should be 'none', 'timelyfreeze'",
         ),
         (
+            JOB + "[adapt]\npolicy = 'guess'",
+            (),
+            "adapt.policy = 'guess': should be 'forest', 'measured', 'epoch' or 'off'",
+        ),
+        (
             JOB + "[cluster]\nmemory_per_rank_bytes = 0",
             (),
             "memory_per_rank_bytes = 0: should be greater than 0",
