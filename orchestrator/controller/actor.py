@@ -135,7 +135,12 @@ class Controller:
             self._freezing.solve_again,
         )
         self._memory = MemoryRelief(
-            self._setup, self._loop, lambda: self._view, self._runtime.planning, self._reshaping.migrate
+            self._setup,
+            self._loop,
+            lambda: self._view,
+            self._runtime.planning,
+            self._reshaping.migrate,
+            self._adaptation.decide_again,
         )
         self._commands = Commands(
             order.job,

@@ -147,6 +147,10 @@ class Adaptation:
             self._waiting.append(tuple(sorted(state.job.membership.alive)))
             self._due = True
 
+    def decide_again(self) -> None:
+        """The cut has changed in haste: once that move is over, decide whether another plan is better."""
+        self._due = True
+
     async def idle(self) -> None:
         """Wait until the planner has taken everything that waits for it."""
         while self._pump is not None:

@@ -34,6 +34,7 @@ class MemoryRelief:
         view: returns the job's view, with everything that is logged.
         planning: gets the limits, for every plan that is made.
         migrate: has the training ranks follow another plan in the same places, unless the job has changed since then.
+        moved: called once a move in haste has begun: a plan within the same limits may be better.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class MemoryRelief:
         view: Callable[[], JobView],
         planning: CurrentReplanner,
         migrate: Callable[[Plan, Job], Coroutine[Any, Any, str]],
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._shares_host = setup.config.device != "cuda"
         self._freeze = setup.config.freeze
@@ -50,6 +52,7 @@ class MemoryRelief:
         self._view = view
         self._planning = planning
         self._migrate = migrate
+        self._moved = moved
         self._due = False
         """Whether a move waits for the one under way, or for the freeze program."""
         self._moving: asyncio.Task[None] | None = None
@@ -136,6 +139,7 @@ class MemoryRelief:
                 self._warn(f"no layers move for want of memory: {reason}")
             else:
                 await self._migrate(replace(plan, reason=reason), job)
+                self._moved()
         except JobError as error:
             self._warn(f"no layers move for want of memory: {error}")
         except Exception as error:  # a bug of ours costs the relief, not the job

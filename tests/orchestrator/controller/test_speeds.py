@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bare_controller import controller_of, told
+from bare_controller import PARAMETERS, controller_of, told
 
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adaptation import SOONEST_STEPS, Adaptation
 from orchestrator.controller.live_planner import PlannerBeside
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
-from orchestrator.events.types import Adapted, FreezeChanged, LayersTimed, Record, SpeedsChanged, Warned
+from orchestrator.events.types import (
+    Adapted,
+    FreezeChanged,
+    Issued,
+    LayersTimed,
+    Record,
+    SpeedsChanged,
+    Warned,
+)
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Migration, Move
 from orchestrator.lifecycle.states import Job, Training
@@ -29,7 +37,7 @@ from planner.adapt.speeds import Slowdowns
 from planner.freezing import Control, FreezePlan, Phases
 from planner.observed import StageTime, StepTimes
 from planner.plan import Plan
-from workers.protocol import FreezeStarted, JobError
+from workers.protocol import FreezeStarted, JobError, MemoryLow
 
 PASS_S = 0.01
 """Of each pass of each layer in the profile made by hand."""
@@ -366,6 +374,49 @@ def test_other_times_of_layers_have_a_move_decided_on_and_the_freeze_program_sol
         assert len(solved) > 1
 
     run(tmp_path, monkeypatch, check, freeze=FREEZE, job={"steps": 100}, **MEASURED)
+
+
+def test_after_layers_have_moved_in_haste_for_want_of_memory_a_move_is_decided_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relieved: list[Plan] = []
+
+    async def relieve(plan: Plan, decided_for: Job) -> str:
+        relieved.append(plan)
+        return ""
+
+    async def check(controller: Controller) -> None:
+        state = controller._loop.state
+        assert isinstance(state, Training)
+        plan = state.job.progress.plan
+        monkeypatch.setattr(controller._memory, "_migrate", relieve)
+        monkeypatch.setattr(controller._adaptation, "_migrate", nothing_moves)
+        await see(controller, range(1, 10), 1.0, 1.0)
+        await decided_on(controller)
+        told(controller)
+        await see(controller, [10], 1.0, 1.0)
+        assert controller._adaptation._deciding is None
+        low = MemoryLow(
+            rank=1,
+            place=1,
+            plan=plan.key,
+            step=11,
+            left_bytes=0,
+            reserve_bytes=PARAMETERS,
+            seen_s=1.0,
+        )
+        controller._record(Issued(plan=plan))
+        controller._record(low)
+        moving = controller._memory._moving
+        assert moving is not None
+        await moving
+        assert [one.stage_ranks for one in relieved] == [plan.stage_ranks]
+        await see(controller, [11], 1.0, 1.0)
+        await decided_on(controller)
+        assert [event for event in told(controller) if isinstance(event, Adapted)]
+
+    alone = {"elastic": {"redundancy": "checkpoint"}, "model": {"layers": 8}}
+    run(tmp_path, monkeypatch, check, **alone, **MEASURED)
 
 
 def test_without_the_model_that_the_policy_asks_for_the_job_says_so(
