@@ -88,6 +88,9 @@ class Question:
     remaining_steps: int
     ratios: Ratios | None = None
     """Frozen shares of weight gradients, `ratios[layer][microbatch]`; None: nothing is frozen."""
+    r_max: float | None = None
+    """Largest mean freeze ratio of a stage, if the freeze program is solved again for whatever is decided; None: the
+    ratios stay."""
 
 
 class LivePlanner:
@@ -207,6 +210,7 @@ class LivePlanner:
                 share=past.share(),
                 uncertainty=uncertainty,
                 ratios=question.ratios,
+                r_max=question.r_max,
                 predicts=self._predicts(replanner, question, known, sampled),
             )
 

@@ -65,6 +65,7 @@ def decide(
     uncertainty: float = 0.0,
     predicts: Slowdowns | None = None,
     ratios: Ratios | None = None,
+    r_max: float | None = None,
 ) -> Decision:
     """Search the best cut, order of the ranks and shares of pipelines for the known speeds, and weigh them against the
     present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts
@@ -84,6 +85,8 @@ def decide(
         share: of the time that has the present speeds, where these and those before come and go in turn.
         uncertainty: standard error of the logarithm of the slowdowns.
         ratios: frozen shares of weight gradients that are in force; None: nothing is frozen.
+        r_max: largest mean freeze ratio of a stage, if the freeze program is solved again for the plan that is taken,
+            and for the present one: then each counts with its own ratios.
         predicts: the slowdowns of what places may hold; None: those of what they hold stand for all.
 
     Raises:
@@ -92,13 +95,15 @@ def decide(
     if replanner.profile is None:
         raise ValueError("without a profile no step can be predicted")
     try:
-        search = repartition.best(replanner, now, domains, predicts or slowdowns, ratios=ratios, share=True)
+        search = repartition.best(
+            replanner, now, domains, predicts or slowdowns, ratios=ratios, r_max=r_max, share=True
+        )
     except PlanError as error:
         known = recut.predicted(replanner, now, domains, slowdowns)
         assert known is not None, "there is a profile"
         return Decision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
     present = search.now
-    worth = _Worth(replanner, now, domains, remaining_steps, lasting_steps, before, share, ratios)
+    worth = _Worth(replanner, now, domains, remaining_steps, lasting_steps, before, share)
     least_gain = max(LEAST_GAIN, SURE * uncertainty)
     faster = [choice for choice in search.choices if choice.step_s < (1 - least_gain) * present.step_s]
     weighed = [(choice, worth(present, choice)) for choice in faster or search.choices[:1]]
@@ -119,6 +124,8 @@ def decide(
         said += f" on ranks {list(best.stage_ranks)}"
     if best.shares:
         said += f", {shares_text(best.shares)}"
+    if search.own_ratios:
+        said += ", each with its own freeze ratios"
     if best.same_work_as(now) or gain_s <= LEAST_GAIN * present.step_s:
         return replace(found, reason=f"no cut saves {LEAST_GAIN:.0%} of a step: {said}")
     if gain_s <= least_gain * present.step_s:
@@ -145,9 +152,8 @@ class _Worth:
         lasting_steps: int,
         before: Sequence[float | None] | None,
         share: float,
-        ratios: Ratios | None,
     ) -> None:
-        self._replanner, self._now, self._ratios = replanner, now, ratios
+        self._replanner, self._now = replanner, now
         self._steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
         self._both_steps = max(0, min(remaining_steps, BOTH_STEPS) - IN_FORCE_STEPS)
         self._share = share
@@ -164,8 +170,9 @@ class _Worth:
         worth_s = gain_s * self._steps - cost_s
         if self._before is None:
             return worth_s, cost_s, over
-        before_s = self._step_s(self._before, self._now)
-        lost_s = self._step_s(self._before, choice.plan) - before_s
+        # What is frozen is still what suits the present speeds, until the next plan is in force.
+        before_s = self._step_s(self._before, present)
+        lost_s = self._step_s(self._before, choice) - before_s
         # Of both speeds in turn. With equal shares, what is gained by staying is lost by moving back.
         mean_s = self._share * gain_s - (1 - self._share) * lost_s
         kept_s = mean_s * self._both_steps - cost_s
@@ -179,8 +186,9 @@ class _Worth:
             return kept_s, cost_s, f"{over}, and the move costs {cost_s:.2f} s"
         return worth_s, cost_s, over
 
-    def _step_s(self, profile: Profile, plan: Plan) -> float:
-        return predict(profile, plan, schedule_after(self._replanner.schedule, plan), self._ratios).step_s
+    def _step_s(self, profile: Profile, choice: Prediction) -> float:
+        plan = choice.plan
+        return predict(profile, plan, schedule_after(self._replanner.schedule, plan), choice.ratios).step_s
 
 
 def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int], int]:

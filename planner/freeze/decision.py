@@ -100,6 +100,19 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     )
 
 
+def profiled_ratios(profile: Profile, plan: Plan, schedule: Schedule, r_max: float) -> Ratios:
+    """The ratios of `decide` without observations, to the bit.
+
+    Args:
+        profile: with a device for each place.
+
+    Raises:
+        ValueError: the program has no solution.
+    """
+    upper, lower = profiled_bounds(profile, plan, schedule)
+    return layer_ratios(solve(schedule, upper, lower, r_max).ratios, plan)
+
+
 def measured_weights(profile: Profile | None) -> Weights:
     """Nanoseconds of every matrix's weight gradient. Empty if the profile has the time of some layer without matrices:
     shares need all times."""

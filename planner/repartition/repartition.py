@@ -16,6 +16,7 @@ from planner.plan import Plan, PlanError
 from planner.repartition.boundaries import blocks_of, rank_bytes
 from planner.repartition.condensation import Blocks
 from planner.repartition.judge import Judge
+from planner.repartition.own_ratios import affordable_programs, evenly, own_ratios
 from planner.repartition.pool import Judged
 from planner.repartition.problem import Order, Problem
 from planner.repartition.search import ALIKE, QUICK, Effort, Search
@@ -51,6 +52,8 @@ class Found:
     simulated: int
     predicted: int
     """Loads whose slowdown was predicted."""
+    own_ratios: bool = False
+    """Whether each plan counts with the freeze ratios that it would get."""
 
     @property
     def best(self) -> Prediction:
@@ -69,6 +72,7 @@ def best(
     slowdowns: Sequence[float | None] | Slowdowns | None = None,
     *,
     ratios: Ratios | None = None,
+    r_max: float | None = None,
     reorder: bool = True,
     share: bool = False,
     blocks: Blocks | None = None,
@@ -83,6 +87,9 @@ def best(
         slowdowns: by place, or what predicts them for the layers of a candidate; None, for a place or for all: as the
             median of the profile's devices.
         ratios: frozen shares of weight gradients, `ratios[layer][microbatch]`, that are in force; None: nothing is.
+        r_max: largest mean freeze ratio of a stage, if the freeze program is solved again for the plan that is taken:
+            then each plan counts with the solution for it. Where that would take too long, and with None, all plans
+            count with `ratios`.
         reorder: whether ranks may exchange their parts of the schedule.
         share: whether pipelines may have uneven shares, if the job's replicas can be divided: with the best cut, or
             with the present one, which moves no layer.
@@ -99,7 +106,10 @@ def best(
     devices = profile.cluster.devices[: now.world_size]
     known = slowdowns if predicts else Known(tuple(device.slowdown for device in devices))
     schedule = without_recompute(schedule_after(replanner.schedule, now))
-    problem = Problem(profile, now, schedule, known, ratios)
+    programs = 0 if r_max is None else affordable_programs(schedule)
+    # Of the present plan and another one, or neither would compare with the other.
+    own = r_max if programs > 1 else None
+    problem = Problem(profile, now, schedule, known, ratios if own is None else evenly(now, own))
     judge = Judge(problem)
     blocks = blocks_of(problem) if blocks is None else blocks
     finals = _Finals(replanner, problem, domains)
@@ -113,13 +123,20 @@ def best(
         if choices and share and replanner.divisible and now.pipeline_count > 1:
             choices = finals.with_shares(choices)
         if choices:
+            present = finals.predicted(now)
+            if own is not None:
+                present = finals.with_own_ratios(present, own, ratios)
+                choices = finals.all_with_own_ratios(choices, own, ratios, programs - 1)
+                if not choices:
+                    break
             return Found(
-                now=finals.predicted(now),
+                now=present,
                 choices=choices,
                 blocks=len(blocks),
                 bounded=judge.bounded,
                 simulated=judge.simulated,
                 predicted=problem.slowdowns.predicted,
+                own_ratios=own is not None,
             )
         reserved = finals.unseen_bytes(judged[0], reserved or {})
         refusal = finals.refusal(judged[0])
@@ -160,6 +177,23 @@ class _Finals:
             if found.fits and found.plan.shares:
                 shared.append(found)
         return _fastest_first([(each, self._moved_bytes(each.plan)) for each in (*shared, *choices)])
+
+    def all_with_own_ratios(
+        self, choices: Sequence[Prediction], r_max: float, ratios: Ratios | None, most: int
+    ) -> tuple[Prediction, ...]:
+        """The first `most` of the choices, with one among them that keeps the order of the ranks, if there is one."""
+        chosen = list(range(min(most, len(choices))))
+        kept = [n for n, each in enumerate(choices) if each.plan.stage_ranks == self._problem.now.stage_ranks]
+        if len(chosen) > 1 and kept and kept[0] not in chosen:
+            chosen[-1] = kept[0]
+        found = [self.with_own_ratios(choices[number], r_max, ratios) for number in chosen]
+        return _fastest_first([(each, self._moved_bytes(each.plan)) for each in found if each.fits])
+
+    def with_own_ratios(self, choice: Prediction, r_max: float, ratios: Ratios | None) -> Prediction:
+        """The prediction with the solution of the freeze program for its plan; with `ratios` if there is none."""
+        plan, profile = choice.plan, choice.profile
+        schedule = self._problem.schedule_of(plan)
+        return predict(profile, plan, schedule, own_ratios(profile, plan, schedule, r_max) or ratios)
 
     def _moved_bytes(self, plan: Plan) -> int:
         problem = self._problem

@@ -10,6 +10,7 @@ import pytest
 import small_profile
 
 from planner.adapt.policy import IN_FORCE_STEPS, STALL_S, Decision, decide, move_cost_s, moved_bytes
+from planner.freeze.decision import profiled_ratios
 from planner.plan import Plan
 from planner.profile import Link
 from planner.schedule.expand import schedule_of
@@ -87,6 +88,25 @@ def test_a_slow_rank_is_relieved_as_well_as_any_cut_can(slow: int, factor: float
     back = decided(replanner, 1.0, 1.0, 1.0, now=decision.plan)
     assert back.plan is not None
     assert back.plan.layers == replanner.first.layers
+
+
+def test_each_plan_counts_with_its_own_freeze_ratios() -> None:
+    replanner = made(4, 4, 4)
+    # The first rank was the slow one: only its layers are frozen.
+    in_force = tuple((1.0 if layer < 4 else 0.0,) * 8 for layer in range(12))
+    slowdowns = (1.0, 1.0, 1.8)
+    kept = decided(replanner, *slowdowns, ratios=in_force)
+    joint = decided(replanner, *slowdowns, ratios=in_force, r_max=0.5)
+    assert joint.plan is not None
+    assert "with its own freeze ratios" in joint.reason
+    profile = replanner.profile_on("012", slowdowns)
+
+    def own_s(plan: Plan) -> float:
+        schedule = schedule_of(plan)
+        return predict(profile, plan, schedule, profiled_ratios(profile, plan, schedule, 0.5)).step_s
+
+    assert (joint.now_s, joint.then_s) == (own_s(replanner.first), own_s(joint.plan))
+    assert kept.plan is None or own_s(kept.plan) > joint.then_s
 
 
 def test_what_ends_soon_does_not_pay() -> None:

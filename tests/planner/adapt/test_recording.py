@@ -6,6 +6,7 @@ import gzip
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import small_profile
@@ -14,6 +15,7 @@ from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
 from planner.adapt.past import Past
 from planner.adapt.recording import (
     Answered,
+    Asked,
     Began,
     Ended,
     PlansWith,
@@ -67,8 +69,13 @@ def times(place: int, step: int, factor: float, plan: Plan = PLAN) -> StepTimes:
     )
 
 
-def question(step: int) -> Question:
-    return Question(now=PLAN, domains=("a", "b"), members=MEMBERS, step=step, remaining_steps=1000)
+def question(step: int, **freezing: Any) -> Question:
+    return Question(
+        now=PLAN, domains=("a", "b"), members=MEMBERS, step=step, remaining_steps=1000, **freezing
+    )
+
+
+FREEZING: dict[str, Any] = {"ratios": ((0.1, 1 / 3),) * 4, "r_max": 1 / 3}
 
 
 def live(planner: LivePlanner) -> list[Heard]:
@@ -83,6 +90,7 @@ def live(planner: LivePlanner) -> list[Heard]:
     )
     heard.append(planner.take([mad], [PLAN], MEMBERS))
     assert planner.decide(question(12)).plan is not None
+    assert "with its own freeze ratios" in planner.decide(question(12, **FREEZING)).reason
     planner.keep([9])
     heard.append(planner.take([times(1, 14, 1.0)], [PLAN], MEMBERS))
     return heard
@@ -104,7 +112,7 @@ def test_a_recorded_life_is_repeated_to_the_bit(recording: Path) -> None:
     observed = [answer for answer in answers if isinstance(answer, Observed)]
     decided = [answer for answer in answers if isinstance(answer, Decided)]
     assert len(observed) > 20
-    assert [answer.recorded == answer.decision for answer in decided] == [True, True]
+    assert [answer.recorded == answer.decision for answer in decided] == [True] * 4
     assert all(answer.same for answer in observed if not answer.took.heard.ignored)
     assert [answer.heard.changes for answer in observed if answer.heard.changes] == [
         answer.took.heard.changes for answer in observed if answer.took.heard.changes
@@ -120,7 +128,7 @@ def test_another_answer_than_the_recorded_one_is_noticed(recording: Path) -> Non
         replace(entry, decision=replace(entry.decision, plan=None)) if isinstance(entry, Answered) else entry
         for entry in entries(recording)
     ]
-    assert [type(answer) for answer in replayed(changed) if not answer.same] == [Decided]
+    assert [type(answer) for answer in replayed(changed) if not answer.same] == [Decided] * 2
 
 
 def test_entries_keep_every_value(recording: Path) -> None:
@@ -140,6 +148,13 @@ def test_entries_keep_every_value(recording: Path) -> None:
     plans_with = PlansWith.of(REPLANNER)
     assert entry_of(line_of(plans_with).decode()) == plans_with
     assert plans_with.replanner == REPLANNER
+
+
+def test_a_question_recorded_without_a_freeze_program_is_read() -> None:
+    asked = Asked(number=1, question=question(12))
+    line = line_of(asked).decode()
+    assert line.count(',"r_max":null') == 1
+    assert entry_of(line.replace(',"r_max":null', "")) == asked
 
 
 def test_what_a_killed_planner_left_half_written_is_left_out(recording: Path) -> None:
