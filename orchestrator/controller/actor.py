@@ -133,6 +133,7 @@ class Controller:
             self._reshaping.migrate,
             PlannerInRay,
             self._freezing.solve_again,
+            self._freezing.budget,
         )
         self._memory = MemoryRelief(
             self._setup,

@@ -66,6 +66,7 @@ class Adaptation:
             in a mode, or as the spec says.
         home: makes the planner's home from what a planner begins with and what takes its news.
         solve_again: has the freeze program solved for the ranks' speeds and cut as they are.
+        budget: r_max of that program; None: there is none.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Adaptation:
         migrate: Callable[[Plan, Job, Mode | None], Coroutine[Any, Any, str]],
         home: MakeHome,
         solve_again: Callable[[], None] = lambda: None,
+        budget: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._setup = setup
         self._steps = setup.config.steps
@@ -86,6 +88,7 @@ class Adaptation:
         self._planning = planning
         self._migrate = migrate
         self._solve_again = solve_again
+        self._budget = budget
         self._home: LivePlannerHome | None = None
         if setup.config.adapt.policy != "off" and setup.profile is not None:
             self._home = home(self._start, loop.post)
@@ -298,6 +301,7 @@ class Adaptation:
             step=step,
             remaining_steps=self._steps - step,
             ratios=self._ratios(job),
+            r_max=self._budget(),
         )
         try:
             await self._bring_replanner(home, job.membership.members)

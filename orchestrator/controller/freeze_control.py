@@ -18,6 +18,7 @@ from orchestrator.controller.requests.freeze_request import (
     Running,
     Solve,
     Wanted,
+    budget_in_force,
     decided,
     described,
     method_to_plan_for,
@@ -204,6 +205,11 @@ class FreezeControl:
         self._version += 1
         plan = decision.freeze_plan(job.plan, epoch=self._order.epoch, version=self._version, control=control)
         await self._loop.post_and_wait(Solved(solution_of(decision, plan, solve_s)))
+
+    def budget(self) -> float | None:
+        """r_max of the program that `solve_again` has solved; None: there is none."""
+        replayed = self._order.freezing.replayed
+        return budget_in_force(self._setup.config.freeze, self._view(), replayed=replayed)
 
     def again(self, entry: Entry) -> bool:
         """Whether a command of the previous controller needs no answer yet: the plan that it asked for, or one that

@@ -116,19 +116,16 @@ def question_for_new_times(job: Running, profile: Profile) -> tuple[FreezeQuesti
     Args:
         profile: of the ranks as they are now, a device for each place. The steps that were monitored do not count.
     """
-    newest = job.view.freeze.newest
-    if job.replayed or newest is None or job.view.freeze.proposed is not None:
+    r_max = budget_in_force(job.spec, job.view, replayed=job.replayed)
+    if r_max is None:
         return None
+    newest, phases, since = job.view.freeze.newest, job.spec.phases, 1
+    assert newest is not None, "ranks that follow a program have its plan"
     control = newest.control
-    method, r_max = _current(job)
-    if not method.startswith("timelyfreeze") or (control is not None and not control.solved):
-        return None
-    phases, since = job.spec.phases, 1
     if control is not None and control.phases is not None:
         phases, since = control.phases, control.since or newest.start or 1
         control = replace(control, since=since)
-    if phases is None:
-        return None
+    assert phases is not None, "a method with a program has phases"
     question = FreezeQuestion(
         plan=job.plan,
         schedule=job.schedule,
@@ -137,6 +134,19 @@ def question_for_new_times(job: Running, profile: Profile) -> tuple[FreezeQuesti
         profile=profile,
     )
     return question, control
+
+
+def budget_in_force(spec: FreezeConfig, view: JobView, *, replayed: bool) -> float | None:
+    """Return r_max of the freeze program that the ranks follow; None: they follow none, or will not for long."""
+    newest = view.freeze.newest
+    if replayed or newest is None or view.freeze.proposed is not None:
+        return None
+    control = newest.control
+    method, r_max = _current(spec, view)
+    if not method.startswith("timelyfreeze") or (control is not None and not control.solved):
+        return None
+    phases = spec.phases if control is None or control.phases is None else control.phases
+    return None if phases is None else r_max
 
 
 def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, Control | None] | None:
@@ -192,7 +202,7 @@ def _settled(wanted: Wanted, job: Running) -> tuple[str, float]:
     Raises:
         JobError: they are no settings, or those that the job has.
     """
-    now_method, now_r_max = _current(job)
+    now_method, now_r_max = _current(job.spec, job.view)
     if wanted.method is None and wanted.r_max is None:
         raise JobError("a freeze request names a method, r_max, or both")
     method = now_method if wanted.method is None else wanted.method
@@ -247,13 +257,13 @@ def _check_memory(method: str, job: Running) -> None:
         )
 
 
-def _current(job: Running) -> tuple[str, float]:
+def _current(spec: FreezeConfig, view: JobView) -> tuple[str, float]:
     """Return the newest method and r_max, whether or not the ranks follow them yet."""
-    proposed, newest = job.view.freeze.proposed, job.view.freeze.newest
+    proposed, newest = view.freeze.proposed, view.freeze.newest
     for plan in (proposed, newest):
         if plan is not None and plan.control is not None:
             return plan.control.method, plan.control.r_max
-    return job.spec.method, job.spec.r_max
+    return spec.method, spec.r_max
 
 
 def monitors(spec: FreezeConfig, view: JobView) -> bool:

@@ -37,6 +37,9 @@ from planner.adapt.speeds import Slowdowns
 from planner.freezing import Control, FreezePlan, Phases
 from planner.observed import StageTime, StepTimes
 from planner.plan import Plan
+from planner.repartition import repartition
+from planner.repartition.repartition import Found
+from planner.schedule.expand import schedule_after
 from workers.protocol import FreezeStarted, JobError, MemoryLow
 
 PASS_S = 0.01
@@ -431,6 +434,55 @@ def test_without_the_model_that_the_policy_asks_for_the_job_says_so(
 
     for policy in FOREST_MISSING:
         run(tmp_path / policy, monkeypatch, check, adapt={"policy": policy})
+
+
+def test_the_program_solved_after_a_move_says_what_the_move_was_decided_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[Found] = []
+    moved: list[Plan] = []
+    search = repartition.best
+
+    def best(*given: Any, **more: Any) -> Found:
+        searched.append(search(*given, **more))
+        return searched[-1]
+
+    async def migrate(plan: Plan, decided_for: Job, mode: object) -> str:
+        moved.append(plan)
+        return ""
+
+    async def check(controller: Controller) -> None:
+        state = controller._loop.state
+        assert isinstance(state, Training)
+        monkeypatch.setattr(repartition, "best", best)
+        monkeypatch.setattr(controller._adaptation, "_migrate", migrate)
+        plan = state.job.progress.plan
+        half = FreezePlan(
+            epoch=1, version=1, ratios=((0.5,) * plan.microbatches,) * plan.layers[-1][1], start=7
+        )
+        controller._view.step = 20
+        controller._view.take(Record(time_s=1.0, event=FreezeStarted(plan=half)))
+        await see(controller, range(1, 9), 1.0, 3.0)
+        await decided_on(controller)
+        (after,), (found,) = moved, searched
+        (chosen,) = [choice for choice in found.choices if choice.plan.same_work_as(after)]
+        assert chosen.ratios != half.ratios
+        solved: list[Solved] = []
+
+        async def post_and_wait(stimulus: object) -> None:
+            assert isinstance(stimulus, Solved)
+            solved.append(stimulus)
+
+        monkeypatch.setattr(controller._loop, "post_and_wait", post_and_wait)
+        schedule = schedule_after(state.job.progress.schedule, after)
+        progress = replace(state.job.progress, plan=after, schedule=schedule)
+        controller._loop.state = replace(state, job=replace(state.job, progress=progress))
+        controller._freezing.solve_again()
+        assert controller._freezing._solving is not None
+        await controller._freezing._solving
+        assert [each.solution.plan.ratios for each in solved] == [chosen.ratios]
+
+    run(tmp_path, monkeypatch, check, freeze=FREEZE, job={"steps": 100}, **MEASURED)
 
 
 def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
