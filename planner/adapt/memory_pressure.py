@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.plan import Plan, PlanError
-from planner.repartition import repartition
 from planner.search import recut
 from planner.search.recut import predicted
 from planner.search.replan import Replanner
@@ -43,11 +42,11 @@ def limit_after_fall(replanner: Replanner, now: Plan, place: int, lacking_bytes:
 def relieve(
     replanner: Replanner, now: Plan, domains: Sequence[str], slowdowns: Sequence[float | None]
 ) -> tuple[Plan | None, str]:
-    """The fastest cut for the same ranks that keeps within the limits of `replanner`, which `now` exceeds; where no cut
-    does, the fastest one for another order of the ranks. None if there is none, or no need. And why.
+    """The fastest cut for the same ranks that keeps within the limits of `replanner`, which `now` exceeds; None if
+    there is none, or no need. And why.
 
-    Another order moves whole stages, so that here a cut comes first, however slow. What order and shares then bring is
-    weighed against their move once there is time (`policy.py`).
+    The order of the ranks stays: a rank that is short has no room for other layers beside its own. What orders and
+    shares bring to the other ranks is weighed once there is time (`policy.py`).
 
     Args:
         domains: failure domain by place.
@@ -59,10 +58,7 @@ def relieve(
     try:
         best, _ = recut.best(replanner, now, domains, slowdowns)
     except PlanError as error:
-        try:
-            best = repartition.best(replanner, now, domains, slowdowns).best.plan
-        except PlanError:
-            return None, f"no other cut keeps within the memory that the ranks have: {error}"
+        return None, f"no other cut keeps within the memory that the ranks have: {error}"
     best = replanner.with_standbys(best, domains)
     after = predicted(replanner, best, domains, slowdowns)
     assert after is not None, "there is a profile"
@@ -73,7 +69,7 @@ def relieve(
         )
     over = max(range(len(before.excess_bytes)), key=lambda rank: before.excess_bytes[rank])
     taken = f"{before.memory.peak_bytes[over]:,} -> {after.memory.peak_bytes[over]:,} bytes"
-    said = f"place {over} has less memory than it takes: {taken} with {list(best.layers_per_stage)} layers"
-    if best.stage_ranks != now.stage_ranks:
-        said += f" on ranks {list(best.stage_ranks)}"
-    return best, f"{said}; expected step {seconds(before.step_s)} -> {seconds(after.step_s)}"
+    return best, (
+        f"place {over} has less memory than it takes: {taken} with {list(best.layers_per_stage)} layers; expected step"
+        f" {seconds(before.step_s)} -> {seconds(after.step_s)}"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.arrivals import arrivals, new_copies
+from planner.arrivals import arrivals, copied_ahead, new_copies
 from planner.freezing import Ratios
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
@@ -68,8 +68,8 @@ def decide(
     r_max: float | None = None,
 ) -> Decision:
     """Search the best cut, order of the ranks and shares of pipelines for the known speeds, and weigh them against the
-    present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts
-    that saves most beyond what its move costs.
+    present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts that saves most beyond what its
+    move costs, and for whose layers there is room beside those that places hold until they have moved.
 
     A plan saves over the steps for which the present speeds will last. If the speeds were others before, they will be
     so again, as beside a neighbour that comes and goes: the plan is then the wrong one until the next is in force, and
@@ -107,7 +107,16 @@ def decide(
     least_gain = max(LEAST_GAIN, SURE * uncertainty)
     faster = [choice for choice in search.choices if choice.step_s < (1 - least_gain) * present.step_s]
     weighed = [(choice, worth(present, choice)) for choice in faster or search.choices[:1]]
-    after, (worth_s, cost_s, over) = max(weighed, key=lambda each: each[1][0])
+    weighed.sort(key=lambda each: each[1][0], reverse=True)
+    chosen = next(
+        (
+            (choice, value)
+            for choice, value in weighed
+            if not faster or value[0] <= 0 or _has_room(replanner, now, choice.plan, domains)
+        ),
+        None,
+    )
+    after, (worth_s, cost_s, over) = chosen or weighed[0]
     best = after.plan
     found = Decision(
         plan=None,
@@ -137,7 +146,20 @@ def decide(
             reason=f"{said}; {over}: it does not pay",
             too_soon=gain_s * max(0, remaining_steps - IN_FORCE_STEPS) > cost_s,
         )
+    if chosen is None:
+        lacking = "but places have no room for the layers that would come beside their own"
+        return replace(found, reason=f"{said}; {over}; {lacking}")
     return replace(found, plan=best, reason=f"{said}; {over}")
+
+
+def _has_room(replanner: Replanner, now: Plan, then: Plan, domains: Sequence[str]) -> bool:
+    """Whether the places of `now` can hold what they own and keep under `then` beside their present layers."""
+    places = range(now.world_size)
+    try:
+        replanner.check_memory(copied_ahead(now, places, then, places), domains, now)
+    except PlanError:
+        return False
+    return True
 
 
 class _Worth:

@@ -10,7 +10,6 @@ from small_profile import DEVICE, layer, plan, profile
 from planner.adapt.memory_pressure import limit_after_failure, limit_after_fall, relieve
 from planner.plan import Plan, PlanError
 from planner.schedule.expand import schedule_of
-from planner.search import recut
 from planner.search.recut import predicted
 from planner.search.replan import Replanner
 from planner.simulation.predict import Prediction
@@ -136,23 +135,6 @@ def test_relief_is_the_fastest_cut_within_the_limits_or_none_with_the_numbers() 
     none, why = relieve(replace(planner, limits=(10,) * 4), planner.first, PLACES, (None,) * 4)
     assert none is None
     assert "more than the 10 it may use" in why
-
-
-def test_where_no_cut_fits_ranks_exchange_their_parts() -> None:
-    """The last place holds one microbatch at a time, the first one four."""
-    planner = replanner()
-    least = predicted(planner, plan(1, 3, 2, 2, microbatches=4), PLACES)
-    assert least is not None
-    limited = replace(planner, limits=(least.memory.peak_bytes[0] - 1,))
-    with pytest.raises(PlanError):
-        recut.best(limited, planner.first, PLACES)
-    found, why = relieve(limited, planner.first, PLACES, (None,) * 4)
-    assert found is not None
-    assert found.stage_ranks[0] != 0
-    after = predicted(limited, found, PLACES)
-    assert after is not None
-    assert after.fits
-    assert f"{list(found.layers_per_stage)} layers on ranks {list(found.stage_ranks)}; expected step" in why
 
 
 def test_on_the_way_a_place_may_take_what_it_takes_now() -> None:

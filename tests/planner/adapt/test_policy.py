@@ -14,6 +14,7 @@ from planner.freeze.decision import profiled_ratios
 from planner.plan import Plan
 from planner.profile import Link
 from planner.schedule.expand import schedule_of
+from planner.search.recut import predicted
 from planner.search.replan import Replanner
 from planner.simulation.predict import predict
 
@@ -69,6 +70,26 @@ def test_equal_ranks_keep_their_cut() -> None:
     decision = decided(made(4, 4, 4), 1.0, None, 1.0)
     assert decision.plan is None
     assert decision.reason.startswith("no cut saves 3% of a step: expected step ")
+
+
+def test_a_plan_whose_layers_have_no_room_beside_those_that_leave_is_not_decided_on() -> None:
+    replanner = made(2, 2, 2, 2, microbatches=4)
+    now = replace(replanner.first, layers=((0, 2), (2, 3), (3, 6), (6, 8)))
+    free = decided(replanner, *(1.0,) * 4, now=now)
+    assert free.plan is not None
+    prediction = predicted(replanner, now, "0123")
+    assert prediction is not None
+    # Place 1 is full: it can take no other layer before its own has left, and is no bottleneck.
+    full = replace(replanner, limits=(None, prediction.memory.peak_bytes[1]))
+    decision = decided(full, *(1.0,) * 4, now=now)
+    assert decision.plan is None
+    assert decision.then_s < decision.now_s
+    assert decision.reason.endswith("but places have no room for the layers that would come beside their own")
+    assert not decision.too_soon
+    # What leaves the place alone is decided on, though other plans are faster.
+    relieved = decided(full, 1.0, 1.0, 3.0, 1.0, now=now)
+    assert relieved.plan is not None
+    assert set(relieved.plan.layers_of_place(1)) <= {2}
 
 
 @pytest.mark.parametrize("factor", [1.8, 3.2])
