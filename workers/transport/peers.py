@@ -37,6 +37,10 @@ class Peers:
         store: shared by the generation.
         rank: among its members.
         connections: of this rank.
+
+    Raises:
+        OSError: this machine has no port left.
+        RuntimeError: the store is gone.
     """
 
     def __init__(self, store: dist.Store, rank: int, connections: Sequence[Socket]) -> None:
@@ -56,7 +60,11 @@ class Peers:
             self._door = socket.create_server((host, 0), family=family, backlog=WAITING)
             self._door.setblocking(False)
             said = {"near": sorted(near), "door": [host, self._door.getsockname()[1]]}
-            store.set(f"ways/{rank}", json.dumps(said))
+            try:
+                store.set(f"ways/{rank}", json.dumps(said))
+            except RuntimeError:
+                self._door.close()
+                raise
 
     def way(self, peer: int) -> Way | None:
         """The way to `peer`; None as long as it has not told.

@@ -172,7 +172,9 @@ class ProcessGroupChannel(Channel):
     def watch_links(self) -> None:
         with self._closing:
             if self._meter is None and not self._closed:
-                self._meter = LinkMeter(Peers(self._store, self.rank, self._queues.sockets))
+                # A rank that cannot measure trains all the same, until it misses whoever took the store along.
+                with suppress(OSError, RuntimeError):
+                    self._meter = LinkMeter(Peers(self._store, self.rank, self._queues.sockets))
 
     def link_times(self) -> tuple[LinkTime, ...]:
         return () if self._meter is None else self._meter.take()
@@ -181,8 +183,10 @@ class ProcessGroupChannel(Channel):
         if bytes_per_s == self._pace:
             return True
         paced = [pace(one, bytes_per_s) for one in self._queues.sockets if one.is_open]
-        self._pace = bytes_per_s if all(paced) else None
-        return bool(paced) and all(paced)
+        if not paced or not all(paced):
+            return False
+        self._pace = bytes_per_s
+        return True
 
     def all_gather(self, record: bytes) -> list[bytes]:
         self._gathers.put(partial(_gather_records, self._group, self.size, record))

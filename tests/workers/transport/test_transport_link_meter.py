@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+from typing import Any, cast
 
 import pytest
 
+from workers.transport.connections import Socket
 from workers.transport.link_meter import Look, passage
+from workers.transport.peers import Peers
 from workers.transport.tcp_state import TcpState, tcp_state
 
 
@@ -92,3 +97,24 @@ def test_a_connection_tells_what_has_arrived() -> None:
         assert after is not None
         assert after.acked_bytes - before.acked_bytes == 100
         assert not after.waiting
+
+
+def test_a_rank_whose_store_is_gone_leaves_no_port_behind() -> None:
+    class Gone:
+        door: tuple[str, int] | None = None
+
+        def set(self, key: str, said: str) -> None:
+            self.door = tuple(json.loads(said)["door"])
+            raise RuntimeError("broken pipe")
+
+    store = Gone()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+    ):
+        mine = Socket(near.fileno(), os.fstat(near.fileno()).st_ino)
+        with pytest.raises(RuntimeError, match="broken pipe"):
+            Peers(cast("Any", store), 0, [mine])
+    assert store.door is not None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(store.door)

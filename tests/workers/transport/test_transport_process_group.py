@@ -101,6 +101,25 @@ def test_leaving_twice_and_alone_is_nothing() -> None:
                 alone.all_gather(b"record")
 
 
+def test_a_channel_without_connections_holds_nothing_up() -> None:
+    with ends(1) as (alone,):
+        assert [alone.pace(1e6), alone.pace(1e6)] == [False, False]
+    with ends(2) as channels:
+        assert [channels[0].pace(rate) for rate in (1e6, 1e6, None)] == [True, True, True]
+
+
+def test_a_rank_that_cannot_measure_its_links_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*given: object) -> None:
+        raise dist.DistNetworkError("the store is gone")
+
+    monkeypatch.setattr("workers.transport.process_group.Peers", gone)
+    with ends(2) as channels:
+        channels[0].watch_links()
+        channels[0].send(STREAM, (torch.ones(2),))
+        assert channels[1].receive(STREAM)[0].tolist() == [1.0, 1.0]
+        assert channels[0].link_times() == ()
+
+
 def test_what_is_begun_after_a_peer_has_gone_is_an_error_of_the_channel() -> None:
     back = Stream(1, 0, 3, "backward stage 1 -> 0")
     with ends(2) as channels:
