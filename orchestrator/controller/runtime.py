@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ class Runtime:
             case Save():
                 return self._save(command)
             case MakePlan():
-                return self._tell_of(self._precomputed.make(command))
+                return self._tell_of(partial(self._precomputed.make, command))
             case Follow(assignments, number):
                 return self._each(
                     {rank: ("follow", assignment) for rank, assignment in assignments.items()},
@@ -210,9 +211,9 @@ class Runtime:
             case CopyAside():
                 return self._copy_aside(command)
             case PlanAhead():
-                return self._tell_of(self._precomputed.plan_ahead(command))
+                return self._tell_of(partial(self._precomputed.plan_ahead, command))
             case Weigh():
-                return self._tell_of(self._precomputed.weigh(command))
+                return self._tell_of(partial(self._precomputed.weigh, command))
             case Dismiss(ranks):
                 return self._dismiss(ranks)
             case _:
@@ -644,8 +645,9 @@ class Runtime:
             patience_s=command.patience_s,
         )
 
-    async def _tell_of(self, answer: Awaitable[Stimulus]) -> None:
-        self._post(await answer)
+    async def _tell_of(self, ask: Callable[[], Awaitable[Stimulus]]) -> None:
+        # It asks itself: a job that ends may cancel it before its first turn, and nobody else would await the answer.
+        self._post(await ask())
 
     async def _unawaited(self, rank: int, method: str, *arguments: Any) -> None:
         """Make a call and ignore errors: other calls report a rank that failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from orchestrator.controller.reshaping import Reshaping
 from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
+from orchestrator.lifecycle.commands import Weigh
 from orchestrator.lifecycle.states import Job, Membership, Progress, Size, Training
 from orchestrator.lifecycle.stimuli import Aborted, RanksOverdue, Reclaimed, Scale, Start, Stimulus
 from orchestrator.lifecycle.takeover import taken_over
@@ -118,6 +120,18 @@ def test_a_scale_keeps_its_time_limit_after_other_spares_and_a_takeover(
     assert (answer.id, answer.done) == ("a", False)
     assert answer.text.startswith("3 of 5 ranks were up after 60 s")
     assert after.has.membership.size == Size(places=3, spares=1)
+
+
+def test_a_plan_that_nobody_waits_for_any_more_is_not_asked_for(tmp_path: Path) -> None:
+    job = ElasticJob(resolved(tiny(tmp_path, "ended")))
+    weigh = Weigh(job.order.plan, (0,), ("a",), step=1, round=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        work = job.runtime.carry_out(weigh)
+        assert work is not None
+        work.close()  # as when the job ends before the work's first turn
+        del work
+    assert [str(each.message) for each in caught] == []
 
 
 class Slow(Replanner):
