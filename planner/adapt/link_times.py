@@ -104,8 +104,8 @@ class LinkTimes:
         """Whether a link has become another one since this was so last, at `step`."""
         found = False
         for known in self._known.values():
-            if known.measured is None:
-                known.measured = step
+            # Of a link that is known from the log, no measurement counts as old before there is a step to count from.
+            known.measured = known.measured or step
             if max(known.levels) > MATERIAL and step - known.measured > STALE_STEPS:
                 known.rate, known.latency = Watch(level=1.0), Watch(level=1.0)
             pairs = zip(known.levels, known.given, strict=True)

@@ -91,6 +91,9 @@ def test_a_link_that_nobody_uses_any_more_counts_as_before_after_a_while_and_los
     assert known.changed(6 + STALE_STEPS)
     assert known.links() == ()
     known = LinkTimes(PROFILE, (slow,))
+    # Nothing has been reported yet.
+    assert not known.changed(0)
+    assert not known.changed(9 + STALE_STEPS)
     known.keep([0, 2])
     assert known.links() == ()
 
