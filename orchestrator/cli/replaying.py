@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from orchestrator.events.folder import PLANNER
+from planner.adapt.live import Heard
 from planner.adapt.recording import entries
 from planner.adapt.replaying import Decided, Observed, replayed
 from planner.wording import counted
@@ -35,7 +37,8 @@ def replay_command(recording: Path) -> None:
     except ValueError as error:
         raise JobError(str(error)) from error
     if different:
-        raise JobError(f"{path}: {counted(different, 'answer')} of the planner's are not as recorded")
+        verb = "differs" if different == 1 else "differ"
+        raise JobError(f"{path}: {counted(different, 'answer')} of the planner {verb} from those recorded")
     print("all answers are as recorded")
 
 
@@ -46,10 +49,10 @@ def lines(answer: Observed | Decided) -> Iterator[str]:
         return
     step = max((seen.step for seen in answer.took.batch), default=0)
     then, now = answer.took.heard, answer.heard
-    yield from (f"step {step}: {change}" for change in then.changes)
+    yield from (f"step {step}: {change}" for change in (*then.changes, *then.link_changes))
     yield from (f"step {step}: ignored: {why}" for _, why in then.ignored)
     if not answer.same:
-        yield f"step {step}: DIFFERS: {_difference(then.changes, now.changes)}"
+        yield f"step {step}: DIFFERS: {_difference(then, now)}"
 
 
 def _lost(size: int) -> None:
@@ -64,8 +67,11 @@ def _decision(answer: Decided) -> Iterator[str]:
         yield f"step {step}: DIFFERS: recorded: {'moves' if then.plan is not None else 'stays'}: {then.reason}"
 
 
-def _difference(then: Iterable[str], now: Iterable[str]) -> str:
-    recorded, repeated = "; ".join(then) or "no change", "; ".join(now) or "no change"
-    if recorded == repeated:
-        return "what is known of the ranks' speeds"
-    return f"recorded {recorded}, now {repeated}"
+def _difference(then: Heard, now: Heard) -> str:
+    recorded, repeated = (
+        "; ".join((*heard.changes, *heard.link_changes)) or "no change" for heard in (then, now)
+    )
+    if recorded != repeated:
+        return f"recorded {recorded}, now {repeated}"
+    other = [field.name for field in fields(Heard) if getattr(then, field.name) != getattr(now, field.name)]
+    return f"in {', '.join(other)}"

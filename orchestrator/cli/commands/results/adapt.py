@@ -7,11 +7,7 @@ from typing import Annotated
 
 import typer
 
-adapt = typer.Typer(
-    name="adapt",
-    help="Repeat what the planner of a job that adapts decided.",
-    no_args_is_help=True,
-)
+adapt = typer.Typer(name="adapt", no_args_is_help=True)
 
 
 @adapt.callback()
