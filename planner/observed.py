@@ -33,7 +33,7 @@ class LinkTime:
     at_least: bool
     """Whether they had passed before it could be told how fast: the link may be faster."""
     round_trip_s: float | None
-    """Of a small packet, the shortest seen of late; None: unknown."""
+    """Of a small packet, the shortest of the newest few; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,10 +79,4 @@ def _chart(run: JobView, samples: list[Sampled], shown: _Shown) -> Chart | None:
 
 
 def _value(rank: Surroundings, feature: str) -> float | None:
-    match feature:
-        case "slowdown":
-            return rank.slowdown
-        case "waited":
-            return rank.waited_s
-        case _:
-            return dict(rank.values).get(feature)
+    return {SLOWDOWN: rank.slowdown, WAITED: rank.waited_s, **dict(rank.values)}.get(feature)

@@ -75,7 +75,7 @@ class LinkMeter:
         """Of the ranks that are sent to; None: not known yet."""
         self._due_s: dict[int, float] = {}
         self._largest: dict[int, int] = {}
-        """Bytes of the largest message of late, by target."""
+        """Bytes of the largest recent message, by target."""
         self._shaken_s: dict[int, float] = {}
         self._round_trips: dict[int, deque[float]] = {}
         self._found: dict[int, LinkTime] = {}

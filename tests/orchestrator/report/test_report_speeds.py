@@ -7,12 +7,13 @@ from dataclasses import replace
 from eventful_run import eventful
 
 from orchestrator.events.rehearsed import Disturbed, Visit
-from orchestrator.events.types import Adapted, Event, Record, SpeedsChanged
+from orchestrator.events.types import Adapted, Event, LinksTimed, Record, SpeedsChanged
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.decision_log import decision_log
 from orchestrator.report.page import render
 from orchestrator.report.parts import Explained
 from orchestrator.report.speeds import speeds
+from planner.simulation.slow_links import SlowLink
 
 KNOWN = SpeedsChanged(step=4, slowdowns=((0, 1.0), (1, 1.1)), changes=(), lasting_steps=200, since=4)
 SLOW = SpeedsChanged(
@@ -64,6 +65,18 @@ def test_decisions_stand_with_predicted_and_measured_times_newest_first() -> Non
     page = render(run)
     assert "Speeds of the ranks" in page
     assert "it pays" in page
+
+
+def test_slow_links_are_listed_until_they_are_fast_again() -> None:
+    slow = SlowLink(source=0, target=1, latency_s=0.0012, bytes_per_s=1.234e9)
+    part = speeds(run := run_with(KNOWN, LinksTimed(step=9, links=(slow,))))
+    assert part is not None
+    assert part.links is not None
+    assert part.links.rows == (("0", "1", "1,234 MB/s", "1.20 ms"),)
+    assert "1,234 MB/s" in render(run)
+    part = speeds(run_with(KNOWN, LinksTimed(step=9, links=(slow,)), LinksTimed(step=12, links=())))
+    assert part is not None
+    assert part.links is None
 
 
 def test_decisions_in_a_row_that_keep_the_cut_are_one_row() -> None:

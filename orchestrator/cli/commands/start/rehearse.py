@@ -28,7 +28,12 @@ def rehearse(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of the job, one on each node; unset: as many as nodes.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Ranks of the job; unset: one on each node of a trace, else pipeline.ranks (real ranks beside a"
+            " neighbour: at most one per core).",
+        ),
     ] = None,
     speedup: Annotated[
         float | None,
@@ -99,6 +104,7 @@ def rehearse(
         Path | None,
         typer.Option(
             help="The job's folder; unset: that of --set job.output, else runs/NAME-rehearsal, or the next free one."
+            " --interference: the folder of all jobs' folders; unset: runs/NAME-interference, or the next free one."
         ),
     ] = None,
     finish: Annotated[
