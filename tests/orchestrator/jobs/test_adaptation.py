@@ -83,23 +83,25 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
         if at_step(KILLED_AT)(event):
             running.signal(0)
 
-    resolved = made(tmp_path / "slow", record=True)
+    resolved = made(tmp_path / "slow", steps=50, record=True)
     ran = adapting(resolved, act).run()
     assert isinstance(ran.state, Finished)
-    assert ran.steps == list(range(1, STEPS + 1))
-    assert ran.state_sha256 == quiet(tmp_path / "quiet")
+    assert ran.steps == list(range(1, 51))
+    assert ran.state_sha256 == quiet(tmp_path / "quiet", steps=50)
 
     first, *changed = ran.of(events.SpeedsChanged)
     assert not first.changes
     assert [rank for rank, _ in first.slowdowns] == [0, 1, 2, 3]
-    # A busy machine may slow ranks down before and meanwhile.
+    # A busy machine may slow ranks down before and meanwhile, and the first step after a move tells nothing.
     (fault,) = ran.of(FaultReport)
     slower = next(event for event in changed if dict(event.slowdowns)[SLOW] > 2)
-    assert slower.step - fault.step <= 2
+    moves = [event.step for event in ran.of(events.Migrated) if event.step < slower.step]
+    tells = max([fault.step, *moves])
+    assert slower.step - tells <= 2
     assert any(f"rank {SLOW} is " in said and " times slower since step " in said for said in slower.changes)
     decisions = [decision for decision in ran.of(events.Adapted) if decision.moves]
     away = next(decision for decision in decisions if decision.step >= slower.step)
-    assert away.step - fault.step <= 3
+    assert away.step - tells <= 3
     assert away.then_s < 0.8 * away.now_s
     # Copies come before the layers.
     *_, relieved = (event.plan for event in ran.of(events.Issued) if event.plan.reason == away.reason)
