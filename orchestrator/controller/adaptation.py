@@ -107,7 +107,11 @@ class Adaptation:
         self._changes: list[str] = []
         """Changes that are not logged yet, in words."""
         self._due = False
-        """Whether a decision waits for the move under way, or for the freeze program."""
+        """Whether a decision waits for the move under way, for the freeze program, or for what other ranks report."""
+        self._reported: dict[int, int] = {}
+        """Rank -> the newest step of which the planner has its times."""
+        self._awaited: int | None = None
+        """The step of which all ranks' times are waited for, since a decision is due; None: none is."""
         self._again_at: int | None = None
         """The step at which to decide again, if the speeds lasted too short for a move so far, or it was refused."""
         self._deciding: asyncio.Task[None] | None = None
@@ -189,9 +193,10 @@ class Adaptation:
         """Pass on what waits, up to the next generation's beginning."""
         first = self._waiting.popleft()
         if isinstance(first, tuple):
+            self._reported = {}
             await home.keep(first)
             return
-        batch = [first]
+        batch: list[StepTimes] = [first]
         while self._waiting and not isinstance(self._waiting[0], tuple):
             batch.append(self._waiting.popleft())  # pyright: ignore[reportArgumentType]
         state = self._loop.state
@@ -201,6 +206,7 @@ class Adaptation:
         coming = () if migration is None else migration.path[:1]
         members = state.job.membership.members
         heard = await home.take(batch, (state.job.progress.plan, *coming), members)
+        self._reported |= {times.rank: times.step for times in batch}
         self._hear(heard)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
@@ -243,8 +249,18 @@ class Adaptation:
         if sampled is not None:
             self._loop.post(Noted(sampled))
         step = state.job.progress.step
-        if self._turn(step) and (self._due or (self._again_at is not None and step >= self._again_at)):
+        if not self._turn(step) or not (self._due or (self._again_at is not None and step >= self._again_at)):
+            return
+        if self._epoch_steps is not None or not self._others_to_come(state.job.membership.members):
             self._consider(heard, state.job)
+
+    def _others_to_come(self, members: Sequence[int]) -> bool:
+        """Whether to wait for the other ranks' times of the step after which a decision is due: what slows one rank
+        down may slow down others. Until somebody reports a later step."""
+        newest = max(self._reported.values(), default=0)
+        if self._awaited is None:
+            self._awaited = newest
+        return newest == self._awaited and any(self._reported.get(rank, 0) < newest for rank in members)
 
     def _turn(self, step: int) -> bool:
         """Whether plans may change after `step`."""
@@ -282,7 +298,7 @@ class Adaptation:
         busy = intents.migration is not None or intents.moves or intents.asked is not None or intents.stopping
         if self._deciding is not None or busy or monitors(self._freeze, self._view()):
             return
-        self._due, self._again_at = False, None
+        self._due, self._again_at, self._awaited = False, None, None
         if known.by_rank and self._home is not None:
             self._deciding = self._loop.spawn(self._decide(self._home, heard, job))
 

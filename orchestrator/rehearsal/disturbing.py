@@ -48,8 +48,9 @@ def visits_of(steps: int, every: int | None) -> tuple[Visit, ...]:
     Raises:
         JobError: it would be there too briefly, or never.
     """
+    most = steps
     if every is None:
-        every = steps // (2 * VISITS + 1)
+        most, every = VISITS, steps // (2 * VISITS + 1)
         if every < LEAST_STEPS:
             least = LEAST_STEPS * (2 * VISITS + 1)
             raise JobError(
@@ -61,7 +62,7 @@ def visits_of(steps: int, every: int | None) -> tuple[Visit, ...]:
     found = tuple(
         Visit(first=first, last=min(first + every - 1, steps))
         for first in range(every + 1, steps + 1, 2 * every)
-    )
+    )[:most]
     if not found:
         raise JobError(f"--every {every}: the job has {steps} steps, and the neighbour would never come")
     return found

@@ -129,6 +129,36 @@ def test_speeds_are_told_once_they_are_complete_and_again_when_they_change(
     run(tmp_path, monkeypatch, check, **MEASURED)
 
 
+def test_a_decision_waits_for_all_that_ranks_say_of_the_step_in_which_one_became_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(controller: Controller) -> None:
+        monkeypatch.setattr(controller._adaptation, "_migrate", nothing_moves)
+        await see(controller, range(1, 10), 1.0, 1.0)
+        await decided_on(controller)
+        told(controller)
+        for place in (0, 1, 0, 1):
+            step = 10 + len(said) // 2
+            controller._adaptation.observe([times(controller, place, step, 2.5)])
+            await controller._adaptation.idle()
+            await decided_on(controller)
+            said.append([event for event in told(controller) if isinstance(event, Adapted)])
+        # Both are slow: nothing moves from one to the other.
+        assert said[:3] == [[], [], []]
+        (adapted,) = said[3]
+        assert not adapted.moves
+        assert "no cut saves 3%" in adapted.reason
+        # A rank that says nothing of that step is not waited for any longer.
+        await see(controller, [12, 13], 1.0)
+        assert controller._adaptation._deciding is None
+        await see(controller, [14], 1.0)
+        await decided_on(controller)
+        assert [event.moves for event in told(controller) if isinstance(event, Adapted)] == [True]
+
+    said: list[list[Adapted]] = []
+    run(tmp_path, monkeypatch, check, **MEASURED)
+
+
 def test_off_or_without_training_ranks_nothing_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

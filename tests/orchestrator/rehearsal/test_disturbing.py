@@ -131,6 +131,7 @@ def test_a_fault_is_armed_for_each_visit_once_the_job_trains() -> None:
 
 def test_visits_are_as_long_as_the_time_between_them() -> None:
     assert visits_of(300, None) == (Visit(first=61, last=120), Visit(first=181, last=240))
+    assert visits_of(304, None) == visits_of(300, None)
     assert visits_of(75, 25) == (Visit(first=26, last=50),)
     assert visits_of(40, 25) == (Visit(first=26, last=40),)
     for steps, every, said in (
