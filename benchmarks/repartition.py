@@ -3,8 +3,8 @@
     python -m benchmarks.repartition [--rounds N] [--layers N] [--ranks N] [--microbatches N] [--instances N]
 
 First random layers on many ranks, two of which are slow: the search over the condensed model beside the search over
-all layers, in the present order of the ranks and in others. Then random pipelines of 2 to 4 ranks, of every schedule
-family, beside every cut in every order.
+all layers, in the present order of the ranks and in others, and the whole decision: the search, and what a move is
+worth. Then random pipelines of 2 to 4 ranks, of every schedule family, beside every cut in every order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from random import Random
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 from benchmarks.parts.random_pipelines import random_profile
 from benchmarks.parts.targets import at_most, under
+from planner.adapt.policy import Decision, decide
 from planner.plan import Plan
 from planner.repartition.repartition import Found, best
 from planner.schedule.expand import schedule_of
@@ -36,6 +38,8 @@ SLOWDOWNS = (3.2, 1.8)
 MOST_S = 1.0
 MOST_LOSS = 1.02
 
+T = TypeVar("T")
+
 
 def large(layers: int, ranks: int, microbatches: int) -> tuple[Replanner, Plan]:
     """A pipeline of random layers."""
@@ -48,7 +52,7 @@ def large(layers: int, ranks: int, microbatches: int) -> tuple[Replanner, Plan]:
     ), now
 
 
-def timed(search: Callable[[], Found], rounds: int) -> tuple[float, Found]:
+def timed(search: Callable[[], T], rounds: int) -> tuple[float, T]:
     """Median seconds of a search, and what it found."""
     took_s = []
     for _ in range(rounds):
@@ -86,6 +90,20 @@ def show_large(given: argparse.Namespace) -> None:
             f" search takes {full_s:.2f} s and the step {whole.best.step_s / found.best.step_s:.4f} of that",
             flush=True,
         )
+
+    def decision() -> Decision:
+        return decide(
+            replanner,
+            now,
+            domains,
+            slowdowns,
+            remaining_steps=1000,
+            lasting_steps=100,
+            before=[1.0] * given.ranks,
+        )
+
+    took_s, decided = timed(decision, given.rounds)
+    print(f"  a decision: {under(f'{took_s:.2f} s', took_s, MOST_S)}; {decided.reason}", flush=True)
 
 
 def loss_of(job: Pipeline) -> float:

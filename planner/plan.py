@@ -146,10 +146,13 @@ class Plan:
         return held
 
     def stage_of_layer(self, layer: int) -> int:
-        for stage, (first, stop) in enumerate(self.layers):
-            if first <= layer < stop:
-                return stage
-        raise KeyError(layer)
+        return self._stage_by_layer[layer]
+
+    @cached_property
+    def _stage_by_layer(self) -> dict[int, int]:
+        return {
+            layer: stage for stage, (first, stop) in enumerate(self.layers) for layer in range(first, stop)
+        }
 
     def rank_of_layer(self, layer: int) -> int:
         """The pipeline rank that holds `layer`."""

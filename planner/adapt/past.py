@@ -5,6 +5,7 @@ It outlives the planner and the controller: the log keeps it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
@@ -16,6 +17,8 @@ LASTING_STEPS = 200
 """How long speeds are taken to last before the job has seen it."""
 REMEMBERED = 8
 """Newest durations of higher and of lower speeds of which the median is taken, with `LASTING_STEPS` beside them."""
+COMPARABLE = 0.5
+"""Share of the logarithm of a change's factor: what lesser changes began or ended says nothing of how long it lasts."""
 TOGETHER_STEPS = 3
 """Ranks that change within fewer steps are taken to change back together."""
 
@@ -28,12 +31,15 @@ class Past:
     """(rank, the step since which its speed has been what it is), ascending."""
     before: tuple[tuple[int, float], ...] = ()
     """(rank, its slowdown before its last change), ascending; ranks that have not changed are left out."""
-    slow_steps: tuple[int, ...] = ()
-    """How long the newest speeds lasted of ranks that had become slower; the newest last."""
-    fast_steps: tuple[int, ...] = ()
+    slow_steps: tuple[tuple[int, float], ...] = ()
+    """(how long it lasted, the lesser factor of the changes that began and ended it), of the newest speeds of ranks
+    that had become slower; the newest last."""
+    fast_steps: tuple[tuple[int, float], ...] = ()
     """The same of ranks that had become faster, or whose speed was their first."""
     slower: bool = True
     """Whether the last change was one to a lower speed."""
+    factor: float = 1.0
+    """Of the last change, at least 1."""
     links_changed: int | None = None
     """The step at which a link changed last."""
     watched: tuple[tuple[int, float, int], ...] = ()
@@ -48,16 +54,20 @@ class Past:
             changed.setdefault(rank, change.since)
             return replace(self, changed=tuple(sorted(changed.items())))
         changed[rank] = change.since
-        slower = change.after > change.before
+        slower, factor = change.after > change.before, _factor(change.before, change.after)
+        before = dict(self.before)
         past = replace(
             self,
             changed=tuple(sorted(changed.items())),
-            before=tuple(sorted({**dict(self.before), rank: change.before}.items())),
+            before=tuple(sorted({**before, rank: change.before}.items())),
             slower=slower,
+            factor=factor,
         )
         if began is None:
             return past
-        lasted = max(1, change.since - began)
+        if rank in before:
+            factor = min(factor, _factor(before[rank], change.before))
+        lasted = max(1, change.since - began), factor
         if slower:
             return replace(past, fast_steps=(*self.fast_steps, lasted)[-REMEMBERED:])
         return replace(past, slow_steps=(*self.slow_steps, lasted)[-REMEMBERED:])
@@ -105,7 +115,15 @@ class Past:
         )
 
     def _usual_steps(self, slower: bool) -> float:
-        return median((LASTING_STEPS, *(self.slow_steps if slower else self.fast_steps)))
+        least = math.exp(COMPARABLE * math.log(self.factor))
+        seen = [
+            steps for steps, factor in (self.slow_steps if slower else self.fast_steps) if factor >= least
+        ]
+        return median((LASTING_STEPS, *seen))
+
+
+def _factor(one: float, other: float) -> float:
+    return max(one, other) / min(one, other)
 
 
 NO_PAST = Past()

@@ -103,10 +103,10 @@ def decide(
         assert known is not None, "there is a profile"
         return Decision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
     present = search.now
-    worth = _Worth(replanner, now, domains, remaining_steps, lasting_steps, before, share)
+    worth = _Worth(replanner, present, domains, remaining_steps, lasting_steps, before, share)
     least_gain = max(LEAST_GAIN, SURE * uncertainty)
     faster = [choice for choice in search.choices if choice.step_s < (1 - least_gain) * present.step_s]
-    weighed = [(choice, worth(present, choice)) for choice in faster or search.choices[:1]]
+    weighed = [(choice, worth(choice)) for choice in faster or search.choices[:1]]
     weighed.sort(key=lambda each: each[1][0], reverse=True)
     chosen = next(
         (
@@ -168,32 +168,34 @@ class _Worth:
     def __init__(
         self,
         replanner: Replanner,
-        now: Plan,
+        present: Prediction,
         domains: Sequence[str],
         remaining_steps: int,
         lasting_steps: int,
         before: Sequence[float | None] | None,
         share: float,
     ) -> None:
-        self._replanner, self._now = replanner, now
+        self._replanner, self._present = replanner, present
         self._steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
         self._both_steps = max(0, min(remaining_steps, BOTH_STEPS) - IN_FORCE_STEPS)
         self._share = share
         self._before = None
         if before is not None and lasting_steps < remaining_steps:
             self._before = replanner.profile_on(domains, before)
+            # What is frozen is still what suits the present speeds, until the next plan is in force.
+            self._before_s = self._step_s(self._before, present)
 
-    def __call__(self, present: Prediction, choice: Prediction) -> tuple[float, float, str]:
+    def __call__(self, choice: Prediction) -> tuple[float, float, str]:
         """(seconds saved beyond all costs, seconds that the move takes, both in words)."""
+        present = self._present
         gain_s = present.step_s - choice.step_s
-        cost_s = move_cost_s(choice.profile, self._now, choice.plan)
+        cost_s = move_cost_s(choice.profile, present.plan, choice.plan)
         saved = f"that saves {gain_s * self._steps:.2f} s, and the move costs {cost_s:.2f} s"
         over = f"over {counted(self._steps, 'step')} {saved}"
         worth_s = gain_s * self._steps - cost_s
         if self._before is None:
             return worth_s, cost_s, over
-        # What is frozen is still what suits the present speeds, until the next plan is in force.
-        before_s = self._step_s(self._before, present)
+        before_s = self._before_s
         lost_s = self._step_s(self._before, choice) - before_s
         # Of both speeds in turn. With equal shares, what is gained by staying is lost by moving back.
         mean_s = self._share * gain_s - (1 - self._share) * lost_s

@@ -543,16 +543,17 @@ def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
 PAST = Past(
     changed=((0, 0), (1, 3)),
     before=((1, 1.0),),
-    slow_steps=(20, 30),
-    fast_steps=(3,),
+    slow_steps=((20, 2.4), (30, 2.6)),
+    fast_steps=((3, 2.5),),
     slower=True,
+    factor=2.5,
     watched=((0, 0.02, 3), (1, 0.03, 1)),
 )
 
 
-@pytest.mark.parametrize(("past", "slow_steps"), [(PAST, (20, 30, 4)), (None, (4,))])
+@pytest.mark.parametrize(("past", "slow_steps"), [(PAST, [20, 30, 4]), (None, [4])])
 def test_the_next_controller_knows_what_this_one_knew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past: Past | None, slow_steps: tuple[int, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past: Past | None, slow_steps: list[int]
 ) -> None:
     """Also from a log that does not tell the past."""
 
@@ -582,7 +583,9 @@ def test_the_next_controller_knows_what_this_one_knew(
         ]
         told_past = changed[0].past
         assert told_past is not None
-        assert (told_past.slow_steps, told_past.slower) == (slow_steps, False)
+        assert [steps for steps, _ in told_past.slow_steps] == slow_steps
+        assert not told_past.slower
+        assert told_past.factor == pytest.approx(2.5)
         assert told_past.fast_steps == (() if past is None else past.fast_steps)
         assert dict(told_past.changed)[1] == 7
 

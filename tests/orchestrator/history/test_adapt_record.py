@@ -7,7 +7,7 @@ from orchestrator.history.adapt_record import AdaptRecord
 from planner.adapt.past import Past
 from planner.simulation.slow_links import SlowLink
 
-PAST = Past(changed=((0, 1), (3, 5)), before=((3, 1.0),), fast_steps=(4,), links_changed=2)
+PAST = Past(changed=((0, 1), (3, 5)), before=((3, 1.0),), fast_steps=((4, 2.0),), links_changed=2)
 SPEEDS = SpeedsChanged(
     step=7, slowdowns=((0, 1.0), (3, 2.5)), changes=(), lasting_steps=200, since=5, past=PAST
 )

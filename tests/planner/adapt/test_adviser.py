@@ -174,10 +174,23 @@ def test_the_next_adviser_knows_how_long_speeds_last_and_how_sure_their_levels_a
         change, _ = take(after, times(0, step, 3.0 if step < 90 else 1.0))
         assert change is None or step >= 90
     assert len(after.past.slow_steps) == 2
-    assert after.past.slow_steps[-1] == pytest.approx(30, abs=1)
+    assert after.past.slow_steps[-1] == (pytest.approx(30, abs=1), pytest.approx(3.0, rel=0.1))
     after.keep([9])
     assert [rank for rank, *_ in after.past.watched] == [9]
     assert len(after.past.slow_steps) == 2
+
+
+def test_how_long_small_changes_lasted_says_nothing_of_a_large_one() -> None:
+    past = Past(slow_steps=((5, 1.3),) * 4, fast_steps=((7, 1.3),) * 4, changed=((7, 100), (9, 100)))
+    small = past.after(7, Change(before=1.0, after=1.3, since=110))
+    assert small.lasting_steps(110) == 5
+    large = past.after(7, Change(before=1.0, after=3.0, since=110))
+    assert large.lasting_steps(110) == 200
+    # What a large change began and a small one ended is no longer than the small one lets it be.
+    ended = large.after(7, Change(before=3.0, after=2.2, since=120))
+    assert ended.slow_steps[-1] == (10, pytest.approx(3.0 / 2.2))
+    back = large.after(7, Change(before=3.0, after=1.0, since=130))
+    assert back.slow_steps[-1] == (20, pytest.approx(3.0))
 
 
 def test_updates_tell_nothing() -> None:

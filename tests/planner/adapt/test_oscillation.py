@@ -1,13 +1,16 @@
 """Neighbours that come and go make no plan go to and fro; what lasts is followed at once.
 
-A loop that is made up: what ranks observe is drawn, and a step takes what the simulator predicts for the true speeds.
+A loop that is made up: what ranks observe is drawn, or was recorded, and a step takes what the simulator predicts for
+the true speeds.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -42,6 +45,9 @@ REPLANNER = Replanner(
 )
 MEMBERS = tuple(range(RANKS))
 DOMAINS = ("a", "b", "c", "d")
+RECORDED: list[list[list[float]]] = json.loads((Path(__file__).parent / "recorded_noise.json").read_text())
+"""Rank -> step -> slowdown in both halves, of two real ranks beside no neighbour: from a recording of `python -m
+benchmarks.ordinary_noise`. Each stands for two ranks here."""
 
 
 @cache
@@ -51,8 +57,9 @@ def step_s(plan: Plan, factor: float) -> float:
     return predict(profile, plan, schedule_of(plan)).step_s
 
 
-def observed(plan: Plan, rank: int, step: int, factor: float, draw: Random, noise: float) -> StepTimes:
-    """What `rank` reports: each half of the step has noise of its own, `noise` is its standard deviation."""
+def observed(plan: Plan, rank: int, step: int, factor: float, draw: Random, noise: float | None) -> StepTimes:
+    """What `rank` reports: each half of the step has noise of its own, `noise` is its standard deviation; None: it is
+    as recorded."""
 
     def times(count: int, of_half: float) -> tuple[StageTime, ...]:
         layers = sum(
@@ -66,7 +73,10 @@ def observed(plan: Plan, rank: int, step: int, factor: float, draw: Random, nois
             for kind, once_s in (("F", FORWARD_S), ("B", BACKWARD_S))
         )
 
-    early, late = (factor * math.exp(draw.gauss(0.0, noise)) for _ in range(2))
+    noises = RECORDED[rank % len(RECORDED)][step - 1]
+    if noise is not None:
+        noises = [math.exp(draw.gauss(0.0, noise)) for _ in range(2)]
+    early, late = (factor * each for each in noises)
     return StepTimes(
         rank=rank,
         place=rank,
@@ -92,7 +102,7 @@ class Ran:
 def ran(
     *runs: int,
     factor: float,
-    noise: float,
+    noise: float | None,
     seed: int = 1,
     killed_before: range = range(0),
     forgets: bool = False,
@@ -206,3 +216,13 @@ def test_a_planner_that_forgets_takes_a_neighbour_that_comes_and_goes_for_a_new_
     forgot = ran(10, 10, factor=3.2, noise=0.02, killed_before=killed_often(10), forgets=True)
     assert len(forgot.moves) > 2 * len(lives.moves)
     assert forgot.of_off > lives.of_off
+
+
+def test_what_real_ranks_measured_beside_no_neighbour_moves_nothing() -> None:
+    assert ran(STEPS, factor=1.0, noise=None).moves == ()
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(1.8, 4), (3.2, 2)])
+def test_a_rank_that_becomes_slow_amid_recorded_noise_is_relieved_soon(factor: float, steps: int) -> None:
+    first, *_ = ran(STEPS // 2, STEPS // 2, factor=factor, noise=None).moves
+    assert 0 < first - STEPS // 2 <= steps

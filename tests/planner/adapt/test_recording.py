@@ -136,8 +136,8 @@ def test_entries_keep_every_value(recording: Path) -> None:
     past = Past(
         changed=((0, 3), (7, 9)),
         before=((7, 1 / 3),),
-        slow_steps=(4, 5),
-        fast_steps=(17,),
+        slow_steps=((4, 1.9), (5, 2.1)),
+        fast_steps=((17, 2.0),),
         slower=False,
         links_changed=8,
         watched=((0, 0.1, 40), (7, 1 / 7, 0)),
