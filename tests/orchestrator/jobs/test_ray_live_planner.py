@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -72,18 +73,19 @@ def test_a_planner_that_is_killed_is_replaced_by_one_that_knows_the_ranks(tmp_pa
     assert warned.endswith("killed, out of memory, or its node is gone; another one takes its place")
     (fault,) = log.of(FaultReport)
     # The second planner had no first level to find: it tells a change.
-    known, *changed = log.of(events.SpeedsChanged)
-    # The fault may come late in its step.
-    (told, since), *_ = [
-        (event, step)
-        for event in changed
+    said = log.of(events.SpeedsChanged)
+    # The fault may come late in its step, and a busy machine may slow ranks down before.
+    (before, told, since), *_ = [
+        (before, event, step)
+        for before, event in pairwise(said)
         for step in (fault.step, fault.step + 1)
-        if any(said.startswith("rank 1 is ") and f"since step {step} " in said for said in event.changes)
+        if any(each.startswith("rank 1 is ") and f"since step {step} " in each for each in event.changes)
     ]
-    assert known.past is not None
+    assert before.past is not None
     assert told.past is not None
     # The first planner saw the speed begin that the second one saw end.
-    assert [steps for steps, _ in told.past.fast_steps] == [since - dict(known.past.changed)[1]]
+    lasted = since - dict(before.past.changed)[1]
+    assert lasted in [steps for steps, _ in told.past.fast_steps + told.past.slow_steps]
     moved = [event for event in log.of(events.Migrated) if event.step >= fault.step]
     assert moved
     assert log.of(events.Issued)[-1].plan.layers_per_stage[1] < 4
