@@ -193,7 +193,7 @@ class Adaptation:
         """Pass on what waits, up to the next generation's beginning."""
         first = self._waiting.popleft()
         if isinstance(first, tuple):
-            self._reported = {}
+            self._reported, self._awaited = {}, None
             await home.keep(first)
             return
         batch: list[StepTimes] = [first]
@@ -251,16 +251,14 @@ class Adaptation:
         step = state.job.progress.step
         if not self._turn(step) or not (self._due or (self._again_at is not None and step >= self._again_at)):
             return
-        if self._epoch_steps is not None or not self._others_to_come(state.job.membership.members):
-            self._consider(heard, state.job)
-
-    def _others_to_come(self, members: Sequence[int]) -> bool:
-        """Whether to wait for the other ranks' times of the step after which a decision is due: what slows one rank
-        down may slow down others. Until somebody reports a later step."""
         newest = max(self._reported.values(), default=0)
         if self._awaited is None:
             self._awaited = newest
-        return newest == self._awaited and any(self._reported.get(rank, 0) < newest for rank in members)
+        # What slows one rank down may slow down others: all tell of that step, or somebody tells of a later one.
+        members = state.job.membership.members
+        lacking = any(self._reported.get(rank, 0) < newest for rank in members)
+        if self._epoch_steps is not None or newest > self._awaited or not lacking:
+            self._consider(heard, state.job)
 
     def _turn(self, step: int) -> bool:
         """Whether plans may change after `step`."""

@@ -5,7 +5,6 @@ It outlives the planner and the controller: the log keeps it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
@@ -115,10 +114,9 @@ class Past:
         )
 
     def _usual_steps(self, slower: bool) -> float:
-        least = math.exp(COMPARABLE * math.log(self.factor))
-        seen = [
-            steps for steps, factor in (self.slow_steps if slower else self.fast_steps) if factor >= least
-        ]
+        least = self.factor**COMPARABLE
+        lasted = self.slow_steps if slower else self.fast_steps
+        seen = [steps for steps, factor in lasted if factor >= least]
         return median((LASTING_STEPS, *seen))
 
 

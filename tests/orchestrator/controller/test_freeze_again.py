@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from bare_controller import controller_of, told
+from eventful_run import migrated
 
 from orchestrator.controller import freeze_control
 from orchestrator.controller.actor import Controller
-from orchestrator.events.types import Migrated, Record, Warned
+from orchestrator.events.types import Record, Warned
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Solved
 from planner.adapt.speeds import Slowdowns
@@ -25,18 +26,7 @@ from planner.simulation.slow_links import SlowLink
 from workers.protocol import FreezeStarted
 
 FREEZE = {"method": "timelyfreeze", "r_max": 0.5, "warm_up": 2, "monitoring": 6, "ramp": 10}
-MOVED = Migrated(
-    version=2,
-    layers=(1,),
-    source=(0,),
-    target=(1,),
-    mode="live",
-    bytes=1,
-    seconds=1.0,
-    steps=2,
-    stall_s=0.0,
-    step=19,
-)
+MOVED = migrated(19)
 
 
 class Solver:
