@@ -1,4 +1,8 @@
-"""Decisions on the ranks' speeds, each with the time of a step as predicted and as measured. Pure: a view in."""
+"""Decisions on the ranks' speeds, each with the time of a step as predicted and as measured. Pure: a view in.
+
+A prediction is one for the speeds that were known. So only steps with these speeds are measured: none from the step on
+in which a neighbour came or went, whenever the job noticed it.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,23 @@ from orchestrator.history.job_view import JobView
 
 MEASURED_STEPS = 50
 """Most steps of which a plan's measured time is the median."""
+OVERTAKEN = "the speeds changed before a step with it"
+"""Why a plan was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecidedPlan:
-    """A plan that was decided upon, once or several times in a row."""
+    """A plan that was decided upon, once or several times in a row at the same speeds."""
 
     decisions: tuple[Adapted, ...]
     """Oldest first: one that changes the plan, or all in a row that keep it with the same best cut."""
     moves: tuple[Migrated, ...]
     """What it led to."""
     measured_s: float | None
-    """Median step with the plan until the next decision, or until a neighbour came or went; None: there was no such
-    step."""
+    """Median step with the plan at the speeds for which it was predicted, until the next decision; None: there was no
+    such step."""
+    unmeasured: str
+    """Why there was none, in words; empty: it was measured, or there was no step at all."""
 
     @property
     def changes(self) -> bool:
@@ -47,42 +55,70 @@ class DecidedPlan:
 
 def decided_plans(run: JobView) -> tuple[DecidedPlan, ...]:
     """The plans that `run` decided upon, oldest first."""
-    runs = _runs(run.adapt.decisions)
+    runs = _runs(run)
     return tuple(_decided(run, each, _end(run, runs[number:])) for number, each in enumerate(runs))
 
 
-def _runs(decisions: Sequence[Decided]) -> list[list[Adapted]]:
-    runs: list[list[Adapted]] = []
-    for each in decisions:
+def _runs(run: JobView) -> list[list[Decided]]:
+    runs: list[list[Decided]] = []
+    for each in run.adapt.decisions:
         before = runs[-1][-1] if runs else None
-        if before and not each.event.moves and not before.moves and before.layers == each.event.layers:
-            runs[-1].append(each.event)
+        if before is not None and _repeats(run, before, each):
+            runs[-1].append(each)
         else:
-            runs.append([each.event])
+            runs.append([each])
     return runs
 
 
-def _end(run: JobView, runs: Sequence[list[Adapted]]) -> int:
+def _repeats(run: JobView, before: Decided, again: Decided) -> bool:
+    """Whether a decision is the one before it once more, for the same ranks at the same speeds."""
+    first, second = before.event, again.event
+    same = not first.moves and not second.moves and first.layers == second.layers
+    return same and min((_lasts(run, before), *_formed(run, first.step))) >= second.step
+
+
+def _end(run: JobView, runs: Sequence[list[Decided]]) -> int:
     """The last step of the first of `runs`: of a move, that before the next move; otherwise that before the next
     decision."""
-    moves = runs[0][-1].moves
-    later = [each[0].step for each in runs[1:] if each[-1].moves or not moves]
+    moves = runs[0][-1].event.moves
+    later = [each[0].event.step for each in runs[1:] if each[-1].event.moves or not moves]
     return later[0] if later else run.step
 
 
-def _regime_ends(run: JobView) -> list[int]:
-    """The last steps before a neighbour came or went, of a rehearsal: other speeds than those that were decided on."""
+def _lasts(run: JobView, decided: Decided) -> int:
+    """The last step at the speeds that were known for the decision; it may have been before it."""
+    step = decided.event.step
+    noticed = [change.since - 1 for change in run.adapt.changes if change.time_s > decided.time_s]
+    # A rehearsal knows also of neighbours that the job never noticed.
     visits = run.disturbed.visits if run.disturbed is not None else ()
-    return [step for visit in visits for step in (visit.first - 1, visit.last)]
+    came_or_went = [last for visit in visits for last in (visit.first - 1, visit.last) if last >= step]
+    return min((*noticed, *came_or_went), default=run.step)
 
 
-def _decided(run: JobView, decisions: Sequence[Adapted], end: int) -> DecidedPlan:
-    begin = decisions[0].step
-    moves: tuple[Migrated, ...] = ()
-    if decisions[-1].moves:
-        moves = tuple(move for move in run.moves if begin < move.step <= end)
-        begin = min((move.step for move in moves), default=begin)
-    begin += 1
-    end = min([end, *(last for last in _regime_ends(run) if last >= begin)])
-    took = [run.steps[step].step_s for step in range(begin, end + 1)[:MEASURED_STEPS] if step in run.steps]
-    return DecidedPlan(decisions=tuple(decisions), moves=moves, measured_s=median(took) if took else None)
+def _formed(run: JobView, step: int) -> list[int]:
+    """The steps from `step` on after which a generation formed, with a plan of its own."""
+    return [generation.step for generation in run.recovery.generations if generation.step >= step]
+
+
+def _decided(run: JobView, decided: Sequence[Decided], end: int) -> DecidedPlan:
+    newest = decided[-1]
+    begin, changes = decided[0].event.step, newest.event.moves
+    moved = [move for move in run.moves if begin < move.step <= end]
+    ours = moved[:1] if changes else []
+    # Other moves are requested ones, or lead away from a rank without memory.
+    later = [move.step for move in moved[len(ours) :]]
+    begin = ours[0].step if ours else begin
+    # A move that stops training forms a generation itself.
+    later += _formed(run, begin + len(ours))
+    lasts = _lasts(run, newest)
+    took = [
+        run.steps[step].step_s
+        for step in range(begin + 1, min(end, lasts, *later) + 1)[:MEASURED_STEPS]
+        if step in run.steps and (ours or not changes)
+    ]
+    return DecidedPlan(
+        decisions=tuple(each.event for each in decided),
+        moves=tuple(ours),
+        measured_s=median(took) if took else None,
+        unmeasured=OVERTAKEN if not took and lasts < min(end, run.step) else "",
+    )

@@ -50,7 +50,10 @@ class PlanChange:
     predicted_s: float
     """A step with it."""
     measured_s: float | None
-    """The same as measured until the next change; None: there was no such step."""
+    """The same as measured at the speeds for which it was predicted, until the next change; None: there was no such
+    step."""
+    unmeasured: str
+    """Why there was none, in words; empty: it was measured, or there was no step at all."""
     off_by: float | None
     """Measured over predicted, less 1."""
 
@@ -192,6 +195,7 @@ def _change(plan: DecidedPlan) -> PlanChange:
         layers=plan.decisions[0].layers,
         predicted_s=plan.predicted_s,
         measured_s=plan.measured_s,
+        unmeasured=plan.unmeasured,
         off_by=plan.off_by,
     )
 

@@ -26,6 +26,16 @@ class Speeds:
 
 
 @dataclass(frozen=True)
+class SpeedChange:
+    """The ranks or their links got other speeds."""
+
+    time_s: float
+    """When the job knew."""
+    since: int
+    """The first step with them."""
+
+
+@dataclass(frozen=True)
 class Decided:
     """A decision, and when it was made."""
 
@@ -49,6 +59,8 @@ class AdaptRecord:
     """What surrounded the ranks; ascending steps, every second one dropped where they are too many."""
     speeds: list[Speeds] = field(default_factory=list)
     """Ascending steps."""
+    changes: list[SpeedChange] = field(default_factory=list)
+    """Ascending times."""
     decisions: list[Decided] = field(default_factory=list)
 
     def take(
@@ -63,6 +75,7 @@ class AdaptRecord:
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.speeds if each.step < event.step]
                 self.speeds = [*kept, Speeds(event.step, max(slowdowns), median(slowdowns))][-KEPT:]
+                self._change(time_s, event.since)
             case Sampled():
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.samples if each.step < event.step]
@@ -71,5 +84,11 @@ class AdaptRecord:
                 self.factors = factors
             case LinksTimed(links=links):
                 self.links, self.past = links, replace(self.past, links_changed=event.step)
+                self._change(time_s, event.step)
             case Adapted():
                 self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]
+
+    def _change(self, time_s: float, since: int) -> None:
+        """Note a change, unless the speeds have only drifted since the last one."""
+        if not self.changes or self.changes[-1].since != since:
+            self.changes = [*self.changes, SpeedChange(time_s, since)][-KEPT:]

@@ -56,7 +56,7 @@ def _answered(answer: Answer, looked: bool) -> str:
 
 def _changed(plan: PlanChange) -> str:
     layers = f"plan after step {plan.step:,}, {' + '.join(map(str, plan.layers))} layers"
-    measured = "not measured"
+    measured = f"not measured: {plan.unmeasured}" if plan.unmeasured else "not measured"
     if plan.measured_s is not None:
         measured = f"{seconds(plan.measured_s)} measured"
     over = f" ({deviation(plan.off_by)})" if plan.off_by is not None else ""

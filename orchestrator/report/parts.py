@@ -71,4 +71,4 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     more: str = ""
-    """A line below, on rows that are left out."""
+    """A line below, on rows that are left out or on what the cells mean."""

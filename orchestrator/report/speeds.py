@@ -15,6 +15,10 @@ from orchestrator.report.what_ran import plan_changes, visit_bands
 from planner.wording import link_rate
 
 MOST_ROWS = 30
+MEASURED = (
+    "Measured: the median step that was trained with the plan at the speeds for which it was predicted, not those after"
+    " a speed changed."
+)
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,11 @@ def _decisions(run: JobView) -> Table | None:
             Column("Layers moved", "text"),
             Column("Predicted without", "number"),
             Column("Predicted with it", "number"),
-            Column("Measured after", "number"),
+            Column("Measured", "number"),
             Column("Over predicted", "number"),
         ),
         rows=tuple(_row(plan) for plan in reversed(plans)),
+        more=MEASURED,
     )
 
 
@@ -109,6 +114,6 @@ def _row(plan: DecidedPlan) -> tuple[Cell, ...]:
         moved or "–",
         seconds(newest.now_s),
         seconds(newest.then_s),
-        "–" if plan.measured_s is None else seconds(plan.measured_s),
+        plan.unmeasured or "–" if plan.measured_s is None else seconds(plan.measured_s),
         "–" if plan.off_by is None else deviation(plan.off_by),
     )

@@ -33,7 +33,7 @@ class Windows:
     kinds: tuple[str, ...]
     """The neighbour of each window, such as `memory`; `alone` without one."""
     levels: tuple[str, ...]
-    """How heavy it was: `light` or `heavy`; empty without one."""
+    """How heavy it was and where, such as `light on the same core`; empty without one."""
     version: int = VERSION
     """Of the features."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from synthetic_run import START_S, plan, spec
 
@@ -66,9 +66,20 @@ def known(step: int, slowest: float) -> SpeedsChanged:
 
 
 def disturbed(
-    policy: str, *, last: int = STEPS, state: str = STATE, visits: Sequence[Visit] = VISITS
+    policy: str,
+    *,
+    last: int = STEPS,
+    state: str = STATE,
+    visits: Sequence[Visit] = VISITS,
+    logged: Mapping[int, tuple[Event, ...]] | None = None,
+    told: bool = True,
 ) -> JobView:
-    """The job that follows `policy`; it ends after step `last`."""
+    """The job that follows `policy`; it ends after step `last`.
+
+    Args:
+        logged: events after steps, instead of those of the policy.
+        told: whether its log says when it was disturbed.
+    """
     adapts = policy != "off"
     given = {**spec(), "adapt": {"policy": policy}}
     given["job"] = {**given["job"], "name": f"gpt-{policy}", "steps": STEPS}
@@ -83,6 +94,7 @@ def disturbed(
             60: (known(60, 2.8),),
             63: moved(63, 3, 1, 0),
         }
+    at = dict(logged) if logged is not None else at
     clock_s = START_S
     records = [
         Record(time_s=clock_s, event=event)
@@ -107,9 +119,9 @@ def disturbed(
             committed_s=clock_s,
         )
         records += [Record(time_s=clock_s, event=event) for event in (report, *at.get(step, ()))]
-    ends = (
-        Finished(step=last, stopped=last < STEPS, state_sha256=state),
-        Disturbed(by="a heavy neighbour (compute) on core 1", rank=1, visits=tuple(visits)),
-    )
+    ends: list[Event] = [Finished(step=last, stopped=last < STEPS, state_sha256=state)]
+    if told:
+        by = "a heavy neighbour (compute) on core 1"
+        ends.append(Disturbed(by=by, rank=1, visits=tuple(visits)))
     records += [Record(time_s=clock_s, event=event) for event in ends]
     return fold(records)

@@ -18,7 +18,7 @@ def options() -> None:
 @adapt.command()
 def replay(
     recording: Annotated[
-        Path, typer.Argument(help="A planner's recording, or the folder of a job with [adapt] record = true.")
+        Path, typer.Argument(help="A planner's recording, or the folder of a job with adapt.record = true.")
     ],
 ) -> None:
     """Feed a planner with what a job's planner was told, and say whether it decides the same."""

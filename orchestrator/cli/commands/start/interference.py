@@ -38,7 +38,7 @@ def collect(
     device: Device = "cpu",
 ) -> None:
     """Measure stages alone and beside real neighbours: of cores, memory, caches, network, disk; on CUDA also matrix
-    products and copies; light and heavy."""
+    products and copies; light, steady and heavy."""
     from orchestrator.cli.interference import collect_command
 
     collect_command(windows, rounds, brief, device)
