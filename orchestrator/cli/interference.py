@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +23,12 @@ from planner.wording import counted
 from workers.protocol import JobError
 
 
-def collect_command(windows: Path | None, rounds: int, brief: bool, device: str) -> None:
+def collect_command(windows: Path | None, rounds: int | None, brief: bool, device: str) -> None:
     """Measure windows of stages on `device` and write them.
+
+    Args:
+        windows: None: those of `device` in the user's cache.
+        rounds: windows of each stage beside each neighbour; None: as many as suit `brief`.
 
     Raises:
         JobError: torch sees no such device, a neighbour does not work here, the machine tells nothing, or `windows`
@@ -31,7 +36,7 @@ def collect_command(windows: Path | None, rounds: int, brief: bool, device: str)
     """
     import torch
 
-    from orchestrator.prepare.collecting import brief_conditions, collect, conditions, usable_cores
+    from orchestrator.prepare.collecting import ROUNDS, brief_conditions, collect, conditions, usable_cores
     from workers.sampling.sampler import sampler_of
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -42,8 +47,7 @@ def collect_command(windows: Path | None, rounds: int, brief: bool, device: str)
         )
     accelerator = "cuda:0" if device == "cuda" else None
     path = windows or model_folder(device) / WINDOWS
-    with _writing(path):  # it takes minutes until there is something to write
-        path.parent.mkdir(parents=True, exist_ok=True)
+    _refuse(path)  # it takes minutes until there is something to write
     sampler = sampler_of(torch.device(accelerator or "cpu"))
     try:
         collected = collect(
@@ -51,7 +55,8 @@ def collect_command(windows: Path | None, rounds: int, brief: bool, device: str)
             lambda what: print(f"measuring {what}", flush=True),
             accelerator=accelerator,
             beside=(brief_conditions if brief else conditions)(usable_cores(), accelerator),
-            rounds=1 if brief else rounds,
+            rounds=rounds or (1 if brief else ROUNDS),
+            warn=lambda what: print(f"warning: {what}", flush=True),
         )
     except (OSError, RuntimeError) as error:
         raise JobError(f"the windows could not be measured: {error}") from error
@@ -62,8 +67,6 @@ def collect_command(windows: Path | None, rounds: int, brief: bool, device: str)
     )
     with _writing(path):
         save_windows(path, stored)
-    for warning in collected.warnings:
-        print(f"warning: {warning}")
     print(f"{counted(len(collected.windows), 'window')}: {path}")
 
 
@@ -104,6 +107,22 @@ def report_command(model: Path | None, out: Path, device: str) -> None:
         raise JobError(str(error)) from error
     with _writing(out):
         print(f"page: {write_model_page(stored, out)}")
+
+
+def _refuse(path: Path) -> None:
+    """Raise what writing `path` would raise.
+
+    Raises:
+        JobError: it cannot be written.
+    """
+    if path.parent.exists() and not path.parent.is_dir():
+        raise JobError(f"cannot write {path}: {path.parent} is no folder")
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise JobError(f"cannot write {path}: it is a folder; name a file, such as {path / WINDOWS}")
+    if not os.access(path.parent, os.W_OK):
+        raise JobError(f"cannot write {path}: this user may not write to {path.parent}")
 
 
 @contextmanager

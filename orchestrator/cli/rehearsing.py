@@ -61,8 +61,7 @@ def rehearse_command(options: Options) -> int:
     """
     spec = load(options.spec, options.overrides)
     performance = performance_of(options, spec)
-    if options.write_trace is not None:
-        _write_trace(options.write_trace, performance.trace)
+    write_trace(options, performance.trace)
     # Standard output is for JSON alone; progress goes to standard error.
     console = Console(file=sys.stderr if options.as_json else sys.stdout)
     with open_progress(console, spec.job.name, spec.job.steps) as progress, without_ray():
@@ -176,7 +175,15 @@ def _folder(spec: Spec, overrides: Sequence[str]) -> str:
     raise AssertionError("numbers do not end")
 
 
-def _write_trace(path: Path, trace: Trace) -> None:
+def write_trace(options: Options, trace: Trace) -> None:
+    """Write `trace` to the file that `options` name, if they name one.
+
+    Raises:
+        JobError: it cannot be written.
+    """
+    path = options.write_trace
+    if path is None:
+        return
     try:
         path.write_text(to_csv(trace), encoding="utf-8")
     except OSError as error:

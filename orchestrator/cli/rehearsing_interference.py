@@ -15,7 +15,7 @@ from rich.console import Console
 from orchestrator.analysis.interference_time import interference_time
 from orchestrator.cli.beside import beside
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
-from orchestrator.cli.rehearsing import Options, performance_of, without_ray
+from orchestrator.cli.rehearsing import Options, performance_of, without_ray, write_trace
 from orchestrator.cli.text.progress import open_progress
 from orchestrator.cli.text.training_lines import observer
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -27,6 +27,7 @@ from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import profile_of, write
+from orchestrator.prepare.resolve import check_stages
 from orchestrator.rehearsal.disturbing import Interference
 from orchestrator.rehearsal.interference import Say, disturbable, drill_of, interference, train_disturbed
 from orchestrator.rehearsal.rehearsal import Performance, rehearse
@@ -51,7 +52,8 @@ class InterferenceOptions:
     kind: str | None = None
     rank: int | None = None
     every: int | None = None
-    policies: tuple[str, ...] = ("measured",)
+    policies: tuple[str, ...] = ()
+    """Empty: the job's own, or `measured` if that is off."""
     beside_off: bool = True
     dashboard: bool = False
 
@@ -84,6 +86,8 @@ def interference_command(options: Options, given: InterferenceOptions) -> int:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     trials = trials_of(options, given, len(os.sched_getaffinity(0)), say)
+    if trials.trace is not None:
+        write_trace(options, trials.trace.trace)
     say("measuring the job before any neighbour comes")
     profile = _measured(trials, say)
     done: list[Run] = []
@@ -110,7 +114,9 @@ def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say
         raise JobError("--policy off adapts nothing: it is the job that the other one is compared with")
     if len({*given.policies}) < len(given.policies):
         raise JobError(f"--policy {', '.join(given.policies)}: one of them is named twice")
-    policies = (OFF, *given.policies) if given.beside_off else given.policies
+    own = load(options.spec, options.overrides).adapt.policy
+    policies = given.policies or (own if own != OFF else "measured",)
+    policies = (OFF, *policies) if given.beside_off else policies
     loaded = [load(options.spec, (*options.overrides, f"adapt.policy={policy}")) for policy in policies]
     first, trace = loaded[0], None
     ranks = options.ranks
@@ -124,7 +130,8 @@ def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say
         ):
             ranks = first.pipeline.ranks if isinstance(first.pipeline.ranks, int) else None
     folder = _folder(options, first)
-    apt = disturbable(first, ranks, cores, say)
+    notes: list[str] = []
+    apt = disturbable(first, ranks, cores, notes.append)
     plan = interference(apt, given.level, given.kind, given.rank, given.every)
     specs = []
     for policy, spec in zip(policies, loaded, strict=True):
@@ -132,6 +139,8 @@ def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say
         job = apt.job.model_copy(update={"name": name, "output": str(folder / policy)})
         specs.append(apt.model_copy(update={"job": job, "adapt": spec.adapt}))
         JobFolder(str(folder / policy)).admit(name, resume=False)
+    for note in notes:
+        say(note)
     return Trials(name=first.job.name, folder=folder, specs=tuple(specs), interference=plan, trace=trace)
 
 
@@ -167,12 +176,18 @@ def _measured(trials: Trials, say: Say) -> Path:
         JobError: the job cannot be measured, or the folder not be written to.
     """
     checked = check(absolute(trials.specs[-1]))
-    _, profile = profile_of(checked, outline_model(checked.spec), afresh=True, say=say)
     path = trials.folder / PROFILE
     try:
+        trials.folder.mkdir(parents=True, exist_ok=True)
+        found = outline_model(checked.spec)
+        if checked.schedule is not None:
+            check_stages(checked.spec, checked.schedule, found)
+        _, profile = profile_of(checked, found, afresh=True, say=say)
         write(profile, path)
     except OSError as error:
-        raise JobError(f"cannot write {path}: {error.strerror or error}") from error
+        raise JobError(
+            f"cannot write {path}: {error.strerror or error}; --out names another folder"
+        ) from error
     return path
 
 

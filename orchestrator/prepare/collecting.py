@@ -117,6 +117,7 @@ def collect(
     beside: Sequence[Condition] | None = None,
     sizes: Sequence[Size] | None = None,
     rounds: int = ROUNDS,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Collected:
     """Measure stages of each size, alone and beside each neighbour. A window is what one sample covers.
 
@@ -127,6 +128,7 @@ def collect(
         beside: the neighbours; None: see `conditions`.
         sizes: of the stages; None: as the device suggests.
         rounds: windows of each stage beside each neighbour.
+        warn: receives what makes the windows less trustworthy, in words, as soon as it shows.
 
     Raises:
         ValueError: a neighbour works on the stage's device, and that is the CPU.
@@ -139,6 +141,8 @@ def collect(
     stages = [MeasuredStage(size, device) for size in sizes]
     measuring = _Measuring(sampler, stages, accelerator)
     warnings = [*_busy(sampler)]
+    for text in warnings:
+        warn(text)
     say("alone")
     places = sorted({condition.ours for condition in beside})
     blocks = [
@@ -151,7 +155,10 @@ def collect(
         if number % ALONE_EVERY == 0:
             alone = Condition(ALONE, "", places[number // ALONE_EVERY % len(places)])
             blocks.append((alone, measuring.windows(alone, rounds)))
-    warnings += _noisy([windows for condition, windows in blocks if condition.kind == ALONE], len(stages))
+    noisy = [*_noisy([windows for condition, windows in blocks if condition.kind == ALONE], len(stages))]
+    for text in noisy:
+        warn(text)
+    warnings += noisy
     return Collected(windows=_windows(stages, blocks), warnings=tuple(warnings))
 
 

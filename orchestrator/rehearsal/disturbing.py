@@ -64,7 +64,10 @@ def visits_of(steps: int, every: int | None) -> tuple[Visit, ...]:
         for first in range(every + 1, steps + 1, 2 * every)
     )[:most]
     if not found:
-        raise JobError(f"--every {every}: the job has {steps} steps, and the neighbour would never come")
+        raise JobError(
+            f"--every {every}: the job has {counted(steps, 'step')}, and the neighbour would never come; set it below"
+            f" {steps}, or more steps with --set job.steps={2 * every}"
+        )
     return found
 
 

@@ -51,7 +51,8 @@ def model_page(stored: StoredForest) -> ModelPage:
         summary=f"{stored.forest.trees} trees · {judgement.windows:,} windows · {len(FEATURES)} features,"
         f" version {VERSION} · device {stored.device} · made on {stored.made}",
         notes=tuple(
-            Note("warn", "Warning", f"When the windows were measured, {text}.") for text in judgement.warnings
+            Note("warn", "Warning", f"While the windows were measured: {text}.")
+            for text in judgement.warnings
         ),
         tiles=(
             tile("Median error", percent(forest.median_error), "neighbours never seen"),
@@ -127,7 +128,8 @@ def _calibration(judgement: Judgement) -> Chart:
 
 
 def _importances(judgement: Judgement) -> Table:
-    meanings = {feature.name: feature.meaning for feature in FEATURES}
+    # The names of other features are marked as code, which a page's cell does not show.
+    meanings = {feature.name: feature.meaning.replace("`", "") for feature in FEATURES}
     return Table(
         label="What the forest goes by",
         columns=(Column("Feature"), Column("Importance", "number"), Column("Meaning", "text")),

@@ -84,14 +84,18 @@ def check(windows: Windows) -> None:
     """
     if windows.version != VERSION:
         raise DatasetError(
-            f"the windows have features of version {windows.version}, this program those of {VERSION}: collect again"
+            f"the windows have features of version {windows.version}, this program those of {VERSION}: measure others"
+            " with `freshet interference collect`"
         )
     if len(windows) == 0:
         raise DatasetError("there are no windows: collect some first")
     if not all(math.isfinite(ratio) and ratio > 0 for ratio in windows.ratios):
-        raise DatasetError("a window's ratio is not a number above 0: collect again")
+        raise DatasetError(
+            "a window's ratio is not a number above 0: measure others with `freshet interference collect`"
+        )
     if len(windows.neighbours) < 2:
         there = ", ".join(windows.neighbours) or "none"
         raise DatasetError(
-            f"windows beside two kinds of neighbours are needed, one to fit and one to judge by; there: {there}"
+            f"windows beside two kinds of neighbours are needed, one to fit and one to judge by; there: {there};"
+            " measure all with `freshet interference collect`"
         )

@@ -72,6 +72,16 @@ def test_without_a_gpu_nothing_is_measured_on_one(windows: Path) -> None:
     assert windows.read_bytes() == before
 
 
+def test_a_place_for_windows_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(JobError, match=rf"cannot write {tmp_path}: it is a folder; name a file"):
+        run("collect", "--windows", tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match=rf"cannot write .*windows: {tmp_path}/file is no folder"):
+        run("collect", "--windows", tmp_path / "file" / "windows")
+
+
 def test_files_that_are_no_model_are_refused(windows: Path, tmp_path: Path) -> None:
     model = tmp_path / "forest.safetensors"
     for content, said in (

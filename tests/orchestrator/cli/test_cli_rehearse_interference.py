@@ -64,6 +64,13 @@ def test_several_policies_are_compared_beside_the_same_neighbour(options: Option
     assert len({spec.job.name for spec in done.specs}) == len({spec.job.folder for spec in done.specs}) == 3
 
 
+def test_the_jobs_own_policy_is_the_one_that_is_compared(options: Options) -> None:
+    forest = replace(options, overrides=(LONG, "adapt.policy=forest"))
+    assert [spec.adapt.policy for spec in made(forest).specs] == ["off", "forest"]
+    chosen = made(forest, replace(HEAVY, policies=("epoch",)))
+    assert [spec.adapt.policy for spec in chosen.specs] == ["off", "epoch"]
+
+
 def test_a_trace_may_be_replayed_meanwhile(options: Options) -> None:
     done = made(replace(options, synthetic="0.1:5", nodes=3))
     assert done.trace is not None
@@ -80,6 +87,7 @@ def test_a_trace_may_be_replayed_meanwhile(options: Options) -> None:
         ({}, {"policies": ("forest", "forest")}, "one of them is named twice"),
         ({}, {"rank": 2}, "--rank 2: the job has ranks 0 to 1"),
         ({}, {"every": 3}, "--every 3: a visit lasts at least 10 steps"),
+        ({}, {"every": 100}, "--every 100: the job has 100 steps, and the neighbour would never come"),
         ({"overrides": ()}, {}, "job.steps = 6: too few"),
         ({"ranks": 1}, {}, "nowhere to move its layers"),
         ({"speedup": 2.0}, {}, "--speedup goes with a trace"),
@@ -105,3 +113,33 @@ def test_the_command_line_passes_its_options_on(options: Options) -> None:
     result = CliRunner().invoke(app, ["rehearse", str(options.spec), *given])
     assert isinstance(result.exception, JobError)
     assert "--kind noise" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--policy", "forest"],
+        ["--no-beside-off"],
+        ["--kind", "disk"],
+        ["--rank", "0"],
+        ["--every", "20"],
+        ["--dashboard"],
+    ],
+)
+def test_options_of_the_neighbour_are_refused_without_one(options: Options, given: list[str]) -> None:
+    result = CliRunner().invoke(app, ["rehearse", str(options.spec), "--synthetic", "0.1:5", *given])
+    assert isinstance(result.exception, JobError)
+    assert (
+        str(result.exception)
+        == f"{given[0]} goes with a neighbour: name one with --interference light or heavy"
+    )
+
+
+def test_what_can_be_known_before_is_refused_before_anything_is_measured(options: Options) -> None:
+    given = ["rehearse", str(options.spec), "--interference", "heavy", "--set", LONG]
+    result = CliRunner().invoke(app, [*given, "--ranks", "50"])
+    assert "more than the model can fill" in str(result.exception)
+    assert "profiling" not in result.output
+    result = CliRunner().invoke(app, [*given, "--out", "/proc/none"])
+    assert str(result.exception).startswith("cannot write /proc/none/profile.json: ")
+    assert "profiling" not in result.output

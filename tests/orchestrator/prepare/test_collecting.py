@@ -108,9 +108,14 @@ def test_windows_beside_neighbours_on_the_device_hold_what_it_tells() -> None:
 
 
 def test_a_busy_machine_is_told(sampler: Sampler) -> None:
+    said: list[str] = []
     with beside("compute", "heavy"):
-        found = collect(sampler, lambda text: None, beside=[Condition("compute", "light")], sizes=SIZES[:1])
-    assert any("the machine is busy: other processes take " in warning for warning in found.warnings)
+        chosen = [Condition("compute", "light")]
+        found = collect(sampler, said.append, beside=chosen, sizes=SIZES[:1], warn=said.append)
+    # At once, and not after minutes.
+    assert "the machine is busy: other processes take " in said[0]
+    assert said[1] == "alone"
+    assert found.warnings == tuple(text for text in said if text.startswith("the machine is "))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,10 @@ Model = Annotated[
 @interference.command()
 def collect(
     windows: Windows = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Windows of each stage beside each neighbour.")] = 2,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Windows of each stage beside each neighbour; unset: 2, or 1 with --brief."),
+    ] = None,
     brief: Annotated[
         bool,
         typer.Option(
@@ -39,9 +42,14 @@ def collect(
 ) -> None:
     """Measure stages alone and beside real neighbours: of cores, memory, caches, network, disk; on CUDA also matrix
     products and copies; light, steady and heavy."""
+    from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.interference import collect_command
 
-    collect_command(windows, rounds, brief, device)
+    try:
+        collect_command(windows, rounds, brief, device)
+    except KeyboardInterrupt:
+        typer.echo("freshet: interrupted; nothing was written, and no neighbour is left", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @interference.command()

@@ -62,8 +62,8 @@ def rehearse(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="--interference: how the job adapts, as in adapt.policy; measured if unset. Give several to train"
-            " with each."
+            help="--interference: how the job adapts, as in adapt.policy; unset: the job's own, or measured if that is"
+            " off. Give several to train with each."
         ),
     ] = None,
     beside_off: Annotated[
@@ -122,6 +122,7 @@ def rehearse(
     from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.rehearsing import Options, rehearse_command
     from orchestrator.cli.rehearsing_interference import InterferenceOptions, interference_command
+    from workers.protocol import JobError
 
     options = Options(
         spec=spec,
@@ -139,6 +140,17 @@ def rehearse(
         write_trace=write_trace,
         as_json=as_json,
     )
+    of_neighbour = {
+        "--policy": policy,
+        "--no-beside-off": not beside_off or None,
+        "--kind": kind,
+        "--rank": rank,
+        "--every": every,
+        "--dashboard": dashboard or None,
+    }
+    alone = [name for name, value in of_neighbour.items() if value is not None]
+    if interference is None and alone:
+        raise JobError(f"{alone[0]} goes with a neighbour: name one with --interference light or heavy")
     try:
         if interference is None:
             code = rehearse_command(options)
@@ -148,7 +160,7 @@ def rehearse(
                 kind=kind,
                 rank=rank,
                 every=every,
-                policies=tuple(policy or ("measured",)),
+                policies=tuple(policy or ()),
                 beside_off=beside_off,
                 dashboard=dashboard,
             )
