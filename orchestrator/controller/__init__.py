@@ -1,4 +1,4 @@
-"""The actor that owns a running job: its event loop, and how `runtime.py` carries out the lifecycle's commands.
+"""The actor that owns a running job: its event loop, its log, and the commands of its clients.
 
 Not here: what to do next (`orchestrator/lifecycle/`).
 """

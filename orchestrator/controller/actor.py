@@ -20,22 +20,22 @@ import ray
 
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts, reap
-from orchestrator.controller.adaptation import Adaptation
+from orchestrator.controller.adapt.adaptation import Adaptation
+from orchestrator.controller.adapt.live_planner import PlannerInRay
+from orchestrator.controller.adapt.memory_relief import MemoryRelief
 from orchestrator.controller.client_commands import Commands
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.drains import watch_drains
 from orchestrator.controller.event_loop import EventLoop, Work
-from orchestrator.controller.freeze_control import FreezeControl
-from orchestrator.controller.freeze_watch import FreezeWatch
+from orchestrator.controller.freeze.freeze_control import FreezeControl
+from orchestrator.controller.freeze.freeze_watch import FreezeWatch
 from orchestrator.controller.garbage import exclude_kept_objects
-from orchestrator.controller.live_planner import PlannerInRay
 from orchestrator.controller.log_writer import LogWriter
-from orchestrator.controller.memory_relief import MemoryRelief
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.publisher import Publisher
+from orchestrator.controller.ranks.drains import watch_drains
+from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.controller.retry import persist
-from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import DamagedLogError

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.controller import reshaping
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.freeze_control import FreezeControl
+from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events

@@ -16,6 +16,7 @@ from orchestrator.cluster.hosts import Hosts
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
+from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.requests.move_request import described, move_of_layers, move_to
 from orchestrator.controller.requests.partition_request import base_in, check_base, move_to_partition, propose
 from orchestrator.controller.requests.resize_request import (
@@ -26,7 +27,6 @@ from orchestrator.controller.requests.resize_request import (
     nodes_of,
     scaled,
 )
-from orchestrator.controller.runtime import Runtime
 from orchestrator.events.types import Commanded, Event, Noticed, Scaled
 from orchestrator.history.proposal import Proposal
 from orchestrator.lifecycle.migration import Mode, Move, same

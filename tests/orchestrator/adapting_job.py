@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from process_hosts import ElasticJob
 
-from orchestrator.controller.adaptation import Adaptation
-from orchestrator.controller.live_planner import PlannerBeside
+from orchestrator.controller.adapt.adaptation import Adaptation
+from orchestrator.controller.adapt.live_planner import PlannerBeside
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView

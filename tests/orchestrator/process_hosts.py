@@ -24,7 +24,7 @@ from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import Gone
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.runtime import Runtime
+from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Order, State
 from orchestrator.lifecycle.stimuli import Reported, Stimulus

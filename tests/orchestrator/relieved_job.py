@@ -7,7 +7,7 @@ from typing import Any
 
 from process_hosts import ElasticJob
 
-from orchestrator.controller.memory_relief import MemoryRelief
+from orchestrator.controller.adapt.memory_relief import MemoryRelief
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView

@@ -15,7 +15,7 @@ from tiny_jobs import tiny
 
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import CONNECT_S, Gone, Hosts, stands
-from orchestrator.controller.runtime import Runtime
+from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.lifecycle.commands import Assess, Prepare, Settle, Train
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.stimuli import Departed, Positioned, RankLost, Ready, Settled, Stimulus

@@ -18,7 +18,7 @@ from orchestrator.cluster import ray_hosts
 from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node
 from orchestrator.cluster.ray_hosts import RayHosts
-from orchestrator.controller.runtime import Runtime
+from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.events.types import Warned
 from orchestrator.lifecycle.commands import Recruit
 from orchestrator.lifecycle.stimuli import Noted, RankLost, Stimulus

@@ -18,7 +18,7 @@ from tiny_jobs import tiny
 
 from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
-from orchestrator.controller.live_planner import PlannerBeside
+from orchestrator.controller.adapt.live_planner import PlannerBeside
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Submitted

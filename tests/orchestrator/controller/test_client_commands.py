@@ -13,7 +13,8 @@ from bare_controller import controller_of
 from lifecycle_jobs import step_report
 
 from orchestrator.cluster.placement import Node
-from orchestrator.controller import freeze_control, reshaping
+from orchestrator.controller import reshaping
+from orchestrator.controller.freeze import freeze_control
 from orchestrator.controller.requests.freeze_request import Adopt, Running
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log

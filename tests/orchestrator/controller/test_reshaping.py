@@ -18,8 +18,8 @@ from spares_that_start import never_up
 from tiny_jobs import tiny
 
 from orchestrator.cluster.placement import Node
+from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.reshaping import Reshaping
-from orchestrator.controller.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Weigh

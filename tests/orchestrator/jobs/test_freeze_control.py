@@ -12,7 +12,7 @@ from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
-from orchestrator.controller.freeze_control import FreezeControl
+from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Record

@@ -32,7 +32,7 @@ from orchestrator.client import submit
 from orchestrator.cluster import connection
 from orchestrator.cluster.draining import draining
 from orchestrator.cluster.placement import preferring
-from orchestrator.controller.drains import drained
+from orchestrator.controller.ranks.drains import drained
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer

@@ -25,7 +25,7 @@ from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.runtime import Runtime
+from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold

@@ -18,7 +18,7 @@ from tiny_jobs import tiny
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.jobs import Command
 from orchestrator.client.running import run
-from orchestrator.controller.planner_link import LIVES, PlannerLink
+from orchestrator.controller.freeze.planner_link import LIVES, PlannerLink
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.freeze_history import FreezeHistory

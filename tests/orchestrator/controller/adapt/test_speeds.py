@@ -14,8 +14,8 @@ import pytest
 from bare_controller import PARAMETERS, controller_of, told
 
 from orchestrator.controller.actor import Controller
-from orchestrator.controller.adaptation import SOONEST_STEPS, Adaptation
-from orchestrator.controller.live_planner import PlannerBeside
+from orchestrator.controller.adapt.adaptation import SOONEST_STEPS, Adaptation
+from orchestrator.controller.adapt.live_planner import PlannerBeside
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
 from orchestrator.events.types import (
     Adapted,

@@ -14,7 +14,7 @@ from ray_jobs import resolved
 from rigs import hangs_in_step_4
 from tiny_jobs import tiny
 
-from orchestrator.controller.hangs import MANY, Pace, Verdict, judge, within
+from orchestrator.controller.ranks.hangs import MANY, Pace, Verdict, judge, within
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed
 from workers.protocol import Generation, Working

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.planner_link import PlannerLink, link_planner, solution_of
+from orchestrator.controller.freeze.planner_link import PlannerLink, link_planner, solution_of
+from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.requests.freeze_request import (
     Running,
     Solve,

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.planner_process import LIVES, reason_of, start_planner
+from orchestrator.controller.planning.planner_process import LIVES, reason_of, start_planner
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS, open_question
 from orchestrator.events.types import Event, FreezeSolved, PlannerStarted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation

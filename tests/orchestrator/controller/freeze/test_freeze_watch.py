@@ -11,7 +11,7 @@ from synthetic_run import PHASES, freezing_records
 from synthetic_run import plan as pipeline_plan
 
 from orchestrator.analysis.freeze_numbers import freeze_numbers
-from orchestrator.controller.freeze_watch import EVERY, FreezeWatch
+from orchestrator.controller.freeze.freeze_watch import EVERY, FreezeWatch
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView, fold

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from lifecycle_jobs import step_report
 
-from orchestrator.controller.planner_link import PlannerLink
+from orchestrator.controller.freeze.planner_link import PlannerLink
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
 from orchestrator.history.freeze_history import FreezeHistory
 from planner.actor import PlannerActor

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from orchestrator.controller.planner_process import LIVES, reason_of, start_planner
+from orchestrator.controller.planning.planner_process import LIVES, reason_of, start_planner
 from orchestrator.events.types import PlannerStarted, Warned
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from planner.actor import LivePlannerActor, PlannerHome

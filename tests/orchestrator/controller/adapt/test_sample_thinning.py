@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.controller.sample_thinning import EVERY_S, RANK_S, Thinning
+from orchestrator.controller.adapt.sample_thinning import EVERY_S, RANK_S, Thinning
 from orchestrator.events.types import Surroundings
 from planner.features import Sample
 from planner.observed import StepTimes

@@ -14,8 +14,8 @@ import pytest
 from bare_controller import controller_of, told
 from eventful_run import migrated
 
-from orchestrator.controller import freeze_control
 from orchestrator.controller.actor import Controller
+from orchestrator.controller.freeze import freeze_control
 from orchestrator.events.types import Record, Warned
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Solved

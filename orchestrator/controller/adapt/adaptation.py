@@ -14,13 +14,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.controller.adapt.live_planner import LivePlannerHome, PlannerGone
+from orchestrator.controller.adapt.sample_thinning import Thinning
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.live_planner import LivePlannerHome, PlannerGone
+from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
-from orchestrator.controller.sample_thinning import Thinning
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import (
     Adapted,

@@ -11,8 +11,8 @@ from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
-from orchestrator.controller.current_replanner import CurrentReplanner
-from orchestrator.controller.precomputed_plans import PrecomputedPlans
+from orchestrator.controller.planning.current_replanner import CurrentReplanner
+from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
 from orchestrator.lifecycle.commands import MakePlan
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import Planned, Unplannable

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from orchestrator.controller.drains import Fresh, drained, watch_drains
+from orchestrator.controller.ranks.drains import Fresh, drained, watch_drains
 from orchestrator.events.types import Noticed, RankStarted, Warned
 from orchestrator.events.wording import noticed_text
 from orchestrator.lifecycle.stimuli import Going, Noted

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.current_replanner import CurrentReplanner
 from orchestrator.controller.event_loop import EventLoop
+from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.events.types import Event, MemoryLimited, OutOfMemory, Warned

@@ -7,8 +7,8 @@ from typing import Any
 
 from test_current_replanner import FIRST, profiled, replanner
 
-from orchestrator.controller.current_replanner import CurrentReplanner
-from orchestrator.controller.memory_relief import MemoryRelief
+from orchestrator.controller.adapt.memory_relief import MemoryRelief
+from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Issued, MemoryLimited, OutOfMemory, Record
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Job, Pending

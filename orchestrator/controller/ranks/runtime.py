@@ -18,9 +18,9 @@ from typing import Any
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import Gone, Hosts, stands
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.current_replanner import CurrentReplanner
-from orchestrator.controller.hangs import Pace, Verdict, judge, within
-from orchestrator.controller.precomputed_plans import PrecomputedPlans
+from orchestrator.controller.planning.current_replanner import CurrentReplanner
+from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
+from orchestrator.controller.ranks.hangs import Pace, Verdict, judge, within
 from orchestrator.events.types import Event, Noticed, Scaled, Warned
 from orchestrator.lifecycle.commands import (
     Ask,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from statistics import median
 
-from orchestrator.controller.current_replanner import CurrentReplanner
+from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.commands import MakePlan, PlanAhead, Weigh
 from orchestrator.lifecycle.stimuli import Planned, PlannedAhead, Unplannable, Weighed
