@@ -225,7 +225,7 @@ async def planned_ahead(controller: Controller) -> float:
     """Wait until the plans for the next failure are made; return how long that took, from here on."""
     runtime = controller._runtime
     begun_s = time.perf_counter()
-    await runtime._precomputed.look_ahead(runtime._domains_in_training())
+    await runtime._precomputed.look_ahead(runtime.training.domains())
     return time.perf_counter() - begun_s
 
 

@@ -63,7 +63,7 @@ def test_a_rank_that_cannot_be_reached_for_a_moment_is_not_taken_for_dead(tmp_pa
         hosts, told = Shaky(), list[Stimulus]()
         setup = ElasticJob(resolved(tiny(tmp_path, "shaky"))).setup
         runtime = Runtime(setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
-        await runtime._reached(0, "ping")
+        await runtime.calls.reached(0, "ping")
         assert hosts.calls == ["ping"] * 3
         training = runtime.carry_out(Train((0,), 3, 1))
         assert training is not None
@@ -179,7 +179,7 @@ def test_a_death_that_several_calls_find_is_reported_once_and_says_where(tmp_pat
         preparing = runtime.carry_out(Prepare((0,)))
         assert preparing is not None
         await preparing
-        await asyncio.gather(*(runtime._found_dead(0) for _ in range(3)))
+        await asyncio.gather(*(runtime.living.found_dead(0) for _ in range(3)))
         assert told[1:] == [RankLost(0, f"its process (pid 1 on 127.0.0.1) died: {UNKNOWN}", dead=True)]
 
     asyncio.run(look())

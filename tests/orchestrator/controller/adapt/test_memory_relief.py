@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from test_current_replanner import FIRST, profiled, replanner
+from small_replanner import FIRST, profiled, replanner
 
 from orchestrator.controller.adapt.memory_relief import MemoryRelief
 from orchestrator.controller.planning.current_replanner import CurrentReplanner

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from made_profile import made_profile
 from process_hosts import ElasticJob
 from ray_jobs import resolved
+from small_replanner import profiled, replanner
 from tiny_jobs import tiny
 
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
@@ -18,39 +18,8 @@ from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import Planned, Unplannable
 from planner.adapt.speeds import Slowdowns
 from planner.plan import Plan, PlanError
-from planner.profile import Profile
-from planner.schedule.registry import build
 from planner.search.replan import Replanner
 from workers.actor import Home
-
-FIRST = Plan(
-    epoch=1,
-    version=1,
-    reason="first",
-    layers=((0, 2), (2, 4)),
-    stage_ranks=(0, 1),
-    schedule="1f1b",
-    chunks=1,
-    microbatches=2,
-    replicas=1,
-)
-TIGHT = 100_000_000
-"""On one rank the four layers take some 64 MB, and 112 MB with three copies of their weights."""
-
-
-def profiled(memory_bytes: int = TIGHT) -> Profile:
-    """Four layers of a million parameters, 16 MB each with gradients and optimizer state."""
-    return made_profile(["a", "b", "c", "d"], [10**6] * 4, 2, memory_bytes=memory_bytes)
-
-
-def replanner(profile: Profile | None) -> Replanner:
-    return Replanner(
-        first=FIRST,
-        schedule=build("1f1b", 2, 2, None),
-        parameters=(10**6,) * 4,
-        copies=0,
-        profile=profile,
-    )
 
 
 def plan_for_one(planning: CurrentReplanner) -> Plan:
@@ -115,8 +84,8 @@ def test_a_change_while_ranks_train_has_plans_made_ahead_again(
         await asyncio.sleep(0.05)
         assert made == []
         for rank, node in enumerate(("a", "b")):
-            job.runtime._homes[rank] = Home(node=node, host="h", pid=1)
-            job.runtime._training[rank] = asyncio.get_running_loop().create_future()
+            job.runtime.living.homes[rank] = Home(node=node, host="h", pid=1)
+            job.runtime.living.training[rank] = asyncio.get_running_loop().create_future()
         planning.set(known=Slowdowns(((0, 2.0), (1, 2.0))))
         planning.set(known=Slowdowns(((0, 3.0), (1, 3.0))))
         await asyncio.sleep(0.1)

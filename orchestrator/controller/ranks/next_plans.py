@@ -1,0 +1,92 @@
+"""Tells ranks, while they train, what they are to follow next: a freeze plan, another plan, layers to copy ahead.
+
+A rank refuses what it cannot follow, and trains on as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.cluster.hosts import Hosts
+from orchestrator.controller.ranks.living import LivingRanks
+from orchestrator.events.types import Warned
+from orchestrator.lifecycle.commands import CopyAside, Switch
+from orchestrator.lifecycle.stimuli import Noted, Reported, Stimulus
+from planner.freezing import FreezePlan
+from planner.schedule.expand import pipeline_schedules
+from workers.control.rank_error import RankError
+from workers.control.rank_program import place_programs
+from workers.protocol import CopiedAhead, CopyAhead, Source
+
+
+class NextPlans:
+    """Of one job's ranks.
+
+    Args:
+        post: takes what ranks refuse.
+    """
+
+    def __init__(self, hosts: Hosts, living: LivingRanks, post: Callable[[Stimulus], None]) -> None:
+        self._hosts = hosts
+        self._living = living
+        self._post = post
+
+    async def propose(self, plan: FreezePlan, ranks: Sequence[int]) -> None:
+        """Have every rank prepare `plan`; they adopt it at the first commit at which all have it."""
+        calls = {rank: self._hosts.call(rank, "prepare", plan) for rank in ranks}
+        for rank, error in (await _refusals(calls)).items():
+            self._post(Noted(Warned(text=f"rank {rank} refuses the freeze plan: {error}")))
+
+    async def switch(self, command: Switch) -> None:
+        """Have every rank prepare another plan."""
+        programs = place_programs(command.plan, pipeline_schedules(command.plan, command.schedule))
+        calls = {
+            rank: self._hosts.call(rank, "prepare_plan", command.plan, programs[place], command.held)
+            for place, rank in enumerate(command.ranks)
+        }
+        for rank, error in (await _refusals(calls)).items():
+            self._post(Noted(Warned(text=f"rank {rank} refuses the plan: {error}")))
+
+    async def copy_aside(self, command: CopyAside) -> None:
+        """Have ranks without a place copy layers; report of those that cannot begin."""
+        orders = {rank: self._copy_order(command, owners) for rank, owners in command.layers.items()}
+        calls = {rank: self._hosts.call(rank, "copy_ahead", order) for rank, order in orders.items()}
+        for rank, error in (await _refusals(calls)).items():
+            failed = CopiedAhead(
+                rank=rank,
+                epoch=orders[rank].epoch,
+                change=orders[rank].change,
+                step=0,
+                layers=tuple(command.layers[rank]),
+                bytes=0,
+                seconds=0.0,
+                error=str(error),
+            )
+            self._post(Reported(failed))
+
+    def _copy_order(self, command: CopyAside, owners: Mapping[int, int]) -> CopyAhead:
+        living = self._living.homes
+        homes = {owner: living[owner] for owner in owners.values() if owner in living}
+        return CopyAhead(
+            epoch=command.epoch,
+            change=command.change,
+            generation=command.generation,
+            sources=tuple(
+                Source(layer=layer, rank=owner, host=homes[owner].host, port=homes[owner].port)
+                for layer, owner in owners.items()
+                if owner in homes
+            ),
+            freeze=command.freeze,
+            patience_s=command.patience_s,
+        )
+
+
+async def _refusals(calls: Mapping[int, Awaitable[Any]]) -> dict[int, RankError]:
+    """Await the calls, and return the error of each rank that refuses.
+
+    A rank that died is reported by its training call, or by its heartbeats.
+    """
+    answers = await asyncio.gather(*calls.values(), return_exceptions=True)
+    return {rank: error for rank, error in zip(calls, answers, strict=True) if isinstance(error, RankError)}

@@ -1,0 +1,118 @@
+"""Has idle ranks settle an interrupted step: those that lack the records of its commit get them.
+
+Also has them write a checkpoint of what only they hold, before they may fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from orchestrator.cluster.hosts import Gone, Hosts
+from orchestrator.controller.config import ControllerConfig
+from orchestrator.controller.ranks.calls import Calls
+from orchestrator.lifecycle.commands import Save, Settle
+from orchestrator.lifecycle.recovery import Handover
+from orchestrator.lifecycle.stimuli import Reported, Settled, Stimulus
+from workers.checkpoint.manifest import FileRecord, checkpoint_folder
+from workers.commit import vector_sha256
+from workers.control.rank_error import RankError
+from workers.protocol import CheckpointReport, Settlement
+
+Vector = tuple[bytes, ...]
+"""All ranks' records of one commit."""
+
+
+class Settling:
+    """Of one job's ranks.
+
+    Args:
+        post: takes what comes of it.
+    """
+
+    def __init__(
+        self, setup: ControllerConfig, hosts: Hosts, calls: Calls, post: Callable[[Stimulus], None]
+    ) -> None:
+        self._setup = setup
+        self._hosts = hosts
+        self._calls = calls
+        self._post = post
+
+    async def settle(self, command: Settle) -> None:
+        """Have the ranks settle; first get the records that some of them lack from one that has them."""
+        handover, number = command.handover, command.round
+        vector: Vector | None = None
+        if handover is not None:
+            got = await self._calls.answer(
+                handover.holder, self._records(handover), "send the records of its commit", number
+            )
+            if got is None:
+                return
+            vector = got[0]
+        told = _settlements(command.ranks, command.settlement, handover, vector)
+        await self._calls.each(
+            {rank: ("settle", settlement) for rank, settlement in told.items()},
+            lambda rank, _: Settled(rank, number),
+            "settle",
+            number,
+        )
+
+    async def save(self, command: Save) -> None:
+        """Have idle ranks write a checkpoint of what they hold, and report the result."""
+        rescue, config = command.rescue, self._setup.config
+        begun_s = time.monotonic()
+        path = checkpoint_folder(config.output, rescue.step, command.generation)
+        error: str | None = None
+        records: list[FileRecord] = []
+        try:
+            async with asyncio.timeout(self._setup.timeout_s):
+                vector = await self._records(rescue.handover)
+                told = _settlements(rescue.settling, rescue.settlement, rescue.handover, vector)
+                await asyncio.gather(*(self._hosts.call(rank, "settle", each) for rank, each in told.items()))
+                writing = (
+                    self._hosts.call(rank, "save", path, rescue.step, layers)
+                    for rank, layers in rescue.layers.items()
+                )
+                for written in await asyncio.gather(*writing):
+                    records += written
+                first, plan = min(rescue.layers), command.plan
+                await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
+        except TimeoutError:
+            error = f"was not written within {self._setup.timeout_s:g} s (cluster.timeout_s)"
+        except Gone as failure:
+            error = f"a rank's process died: {failure}"
+        except RankError as failure:
+            error = str(failure)
+        report = CheckpointReport(
+            step=rescue.step,
+            path=path,
+            bytes=sum(record.bytes for record in records) if error is None else 0,
+            seconds=time.monotonic() - begun_s,
+            error=error,
+        )
+        self._post(Reported(report))
+
+    async def _records(self, handover: Handover | None) -> Vector | None:
+        """Return the records that `handover` is about, from the rank that holds them.
+
+        Raises:
+            Gone: it is dead.
+            RankError: it has none, or others than it had named.
+        """
+        if handover is None:
+            return None
+        vector: Vector = await self._hosts.call(handover.holder, "records")
+        if vector_sha256(vector) != handover.vector_sha256:
+            raise RankError("the records of its commit are not those that it had named")
+        return vector
+
+
+def _settlements(
+    ranks: Iterable[int], settlement: Settlement, handover: Handover | None, vector: Vector | None
+) -> dict[int, Settlement]:
+    """Return what each of `ranks` is told: only those that lack the records get them."""
+    lacking = frozenset[int]() if handover is None else handover.lacking
+    with_records = replace(settlement, vector=vector)
+    return {rank: with_records if rank in lacking else settlement for rank in ranks}

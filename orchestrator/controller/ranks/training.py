@@ -1,0 +1,87 @@
+"""A generation trains: how each rank's training ends. Meanwhile plans are made for the failures that may come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.cluster.hosts import Gone, Hosts
+from orchestrator.controller.event_loop import Work
+from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
+from orchestrator.controller.ranks.calls import Calls, raised
+from orchestrator.controller.ranks.living import LivingRanks
+from orchestrator.lifecycle.commands import Train
+from orchestrator.lifecycle.stimuli import Departed, Ended, RankLost, Stimulus
+from planner.failure_domains import domain_name
+from workers.control.rank_error import RankError
+from workers.protocol import Outcome, Parted
+
+
+class Training:
+    """Of one job's generations.
+
+    Args:
+        post: takes each end.
+        spawn: runs work in the background; ends it with the job.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        calls: Calls,
+        living: LivingRanks,
+        precomputed: PrecomputedPlans,
+        post: Callable[[Stimulus], None],
+        spawn: Callable[[Work], asyncio.Future[Any]],
+    ) -> None:
+        self._hosts = hosts
+        self._calls = calls
+        self._living = living
+        self._precomputed = precomputed
+        self._post = post
+        self._spawn = spawn
+
+    async def train(self, command: Train) -> None:
+        """Have ranks train, or go on, and post how each of them ends."""
+        method = "outcome" if command.under_way else "train"
+        self._living.training = {
+            rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
+        }
+        hearing = [self._await_end(rank, end, command.round) for rank, end in self._living.training.items()]
+        await asyncio.gather(*hearing, self._precomputed.look_ahead(self.domains()))
+
+    def look_ahead_again(self) -> None:
+        """Make plans ahead again: another replanner, or other speeds, are in force."""
+        if domains := self.domains():
+            self._spawn(self._precomputed.look_ahead(domains))
+
+    def domains(self) -> dict[int, str]:
+        """Return the ranks that train, and the failure domain of each."""
+        living = self._living
+        homes = {rank: living.homes[rank] for rank in living.training if rank in living.homes}
+        return {rank: domain_name(home.node, home.zone) for rank, home in homes.items()}
+
+    async def _await_end(self, rank: int, training: asyncio.Future[Any], number: int) -> None:
+        """Post how the training of one rank ends."""
+        try:
+            end = await asyncio.shield(training)
+        except Gone as error:
+            if not error.unreachable:
+                await self._living.found_dead(rank, str(error))
+            elif self._living.training.get(rank) is training:
+                # Its heartbeats show whether it lives; if so, it trains on.
+                again = asyncio.ensure_future(self._calls.reached(rank, "outcome"))
+                self._living.training[rank] = again
+                await self._await_end(rank, again, number)
+        except RankError as error:
+            self._living.training.pop(rank, None)
+            self._post(raised(rank, error, number))
+        else:
+            match end:
+                case Outcome():
+                    self._post(Ended(end, number))
+                case Parted():
+                    self._post(Departed(end, number))
+                case _:
+                    self._post(RankLost(rank, "is in no generation", cut_off=True, round=number))
