@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import observed_steps
 import pytest
 import small_profile
 
@@ -19,23 +21,7 @@ LAYERS = tuple(small_profile.layer(f"layer{number}") for number in range(4))
 PROFILE = small_profile.profile(*LAYERS)
 PLAN = small_profile.plan(3, 1)
 MEMBERS = (7, 9)
-
-
-def times(place: int, step: int, factor: float) -> StepTimes:
-    """Of a step of two microbatches: F takes 1 s per layer, B 6 s."""
-    layers = PLAN.layers_per_stage[place]
-    measured = (
-        StageTime(kind="F", stage=place, seconds=2 * 1.0 * layers * factor, count=2),
-        StageTime(kind="B", stage=place, seconds=2 * 6.0 * layers * factor, count=2),
-    )
-    return StepTimes(
-        rank=MEMBERS[place],
-        place=place,
-        step=step,
-        plan=(PLAN.epoch, PLAN.version),
-        times=measured,
-        frozen=False,
-    )
+times = partial(observed_steps.times, PLAN, MEMBERS)
 
 
 def halved(step: int, *factors: float) -> StepTimes:

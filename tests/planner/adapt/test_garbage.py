@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import observed_steps
 import pytest
 import small_profile
 from numpy.typing import NDArray
@@ -25,24 +27,7 @@ PLAN = small_profile.plan(2, 2)
 MEMBERS = (7, 9)
 REPLANNER = Replanner(first=PLAN, schedule=schedule_of(PLAN), parameters=(10,) * 4, copies=0, profile=PROFILE)
 SAMPLE = Sample(values=(("cpu_busy", 0.5), ("cpu_others", 2.0)), window_s=0.25)
-
-
-def times(place: int, step: int, factor: float) -> StepTimes:
-    """Of a step of two microbatches: F takes 1 s per layer, B 6 s."""
-    measured = tuple(
-        StageTime(kind=kind, stage=place, seconds=2 * pass_s * 2 * factor, count=2)
-        for kind, pass_s in (("F", 1.0), ("B", 6.0))
-    )
-    return StepTimes(
-        rank=MEMBERS[place],
-        place=place,
-        step=step,
-        plan=PLAN.key,
-        times=measured,
-        frozen=False,
-        halves=(measured, measured),
-        surroundings=SAMPLE,
-    )
+times = partial(observed_steps.times, PLAN, MEMBERS, halves=True, surroundings=SAMPLE)
 
 
 class OthersCores:

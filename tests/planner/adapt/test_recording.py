@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import observed_steps
 import pytest
 import small_profile
 
@@ -30,8 +32,7 @@ from planner.adapt.recording import (
 )
 from planner.adapt.replaying import Decided, Observed, replayed
 from planner.features import Sample
-from planner.observed import StageTime, StepTimes
-from planner.plan import Plan
+from planner.observed import StageTime
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
 from planner.simulation.slow_links import SlowLink
@@ -48,25 +49,8 @@ REPLANNER = Replanner(
     limits=(None, 9_000),
     links=(SlowLink(source=0, target=1, latency_s=0.001, bytes_per_s=1e6),),
 )
-
-
-def times(place: int, step: int, factor: float, plan: Plan = PLAN) -> StepTimes:
-    """Of a step of two microbatches: F takes 1 s per layer, B 6 s."""
-    layers = plan.layers_per_stage[place]
-    measured = tuple(
-        StageTime(kind=kind, stage=place, seconds=2 * pass_s * layers * factor, count=2)
-        for kind, pass_s in (("F", 1.0), ("B", 6.0))
-    )
-    return StepTimes(
-        rank=MEMBERS[place],
-        place=place,
-        step=step,
-        plan=plan.key,
-        times=measured,
-        frozen=False,
-        halves=(measured, measured),
-        surroundings=Sample(values=(("cpu_busy", 1 / 3),), window_s=0.25),
-    )
+SAMPLE = Sample(values=(("cpu_busy", 1 / 3),), window_s=0.25)
+times = partial(observed_steps.times, PLAN, MEMBERS, halves=True, surroundings=SAMPLE)
 
 
 def question(step: int, **freezing: Any) -> Question:
