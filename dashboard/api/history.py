@@ -17,7 +17,7 @@ from orchestrator.analysis.throughput import throughput
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import named_floats
 from orchestrator.history.job_view import JobView
-from orchestrator.report.step_timeline import StepTimeline, measured_step
+from orchestrator.report.step.step_timeline import StepTimeline, measured_step
 from planner.profile import Profile
 
 router = APIRouter(tags=["history"])

@@ -16,7 +16,7 @@ from dashboard.service.services import Services
 from orchestrator.analysis.what_if import Change, what_if
 from orchestrator.client.errors import JobError
 from orchestrator.history.job_view import JobView
-from orchestrator.report.what_if_part import words
+from orchestrator.report.step.what_if_part import words
 
 B = TypeVar("B", bound=Model)
 

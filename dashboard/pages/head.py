@@ -8,7 +8,7 @@ from dashboard.pages.shown import Shown
 from orchestrator.analysis.job_summary import JobSummary, job_summary
 from orchestrator.quantities import percent, rate, seconds
 from orchestrator.report.parts import Tile, Tone, tile
-from orchestrator.report.sections import header
+from orchestrator.report.run.sections import header
 from planner.wording import counted
 
 TONES: dict[str, Tone] = {

@@ -18,8 +18,8 @@ from dashboard.pages.templating import html, page, rendered
 from dashboard.service.access import Caller, Role
 from dashboard.service.problems import Problem
 from dashboard.service.services import From, Parts
-from orchestrator.report.decision_log import decision_log
-from orchestrator.report.timeline import timeline
+from orchestrator.report.run.decision_log import decision_log
+from orchestrator.report.step.timeline import timeline
 
 router = page_router()
 

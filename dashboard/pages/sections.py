@@ -14,17 +14,17 @@ from dashboard.pages.head import head
 from dashboard.pages.shown import Shown
 from dashboard.pages.templating import rendered
 from orchestrator.analysis.layer_map import layer_map
-from orchestrator.report.decision_log import decision_log
-from orchestrator.report.freezing import freezing
-from orchestrator.report.moves import moves
-from orchestrator.report.planning import planning
-from orchestrator.report.rank_memory import rank_memory
-from orchestrator.report.recovery import recovery
-from orchestrator.report.sections import checkpoints, notes, spec, training
-from orchestrator.report.speeds import speeds
-from orchestrator.report.surroundings import surroundings
-from orchestrator.report.timeline import timeline
-from orchestrator.report.what_ran import what_ran
+from orchestrator.report.run.decision_log import decision_log
+from orchestrator.report.run.freezing import freezing
+from orchestrator.report.run.moves import moves
+from orchestrator.report.run.planning import planning
+from orchestrator.report.run.rank_memory import rank_memory
+from orchestrator.report.run.recovery import recovery
+from orchestrator.report.run.sections import checkpoints, notes, spec, training
+from orchestrator.report.run.speeds import speeds
+from orchestrator.report.run.surroundings import surroundings
+from orchestrator.report.run.what_ran import what_ran
+from orchestrator.report.step.timeline import timeline
 
 LIFE = ("submitted", "formed", "paused", "finished", "failed", "regrouped", "requested")
 """Events after which most of a page is another one."""

@@ -20,7 +20,7 @@ from dashboard.service.services import From
 from orchestrator.analysis.job_summary import plan_version
 from orchestrator.analysis.what_if import BEST, KEEP, Change, WhatIf, what_if
 from orchestrator.client.errors import JobError
-from orchestrator.report.what_if_part import WhatIfPart, what_if_part
+from orchestrator.report.step.what_if_part import WhatIfPart, what_if_part
 from planner.schedule.registry import families
 
 router = page_router()

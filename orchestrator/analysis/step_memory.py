@@ -1,5 +1,5 @@
 """The use of the ranks' memory over one step: bytes from the run's profile, times from the step. Ranks
-measure only their peaks (`orchestrator/report/rank_memory.py`). Pure: a job's view in, levels out.
+measure only their peaks (`orchestrator/report/run/rank_memory.py`). Pure: a job's view in, levels out.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def report_command(model: Path | None, out: Path, device: str) -> None:
     Raises:
         JobError: the model cannot be read, or the page cannot be written.
     """
-    from orchestrator.report.model_page import write_model_page
+    from orchestrator.report.interference.model_page import write_model_page
 
     try:
         stored = load_forest(model or model_folder(device) / MODEL)

@@ -19,7 +19,7 @@ from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_m
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies, redundancy
 from orchestrator.prepare.profiling import profile_of, read
 from orchestrator.prepare.settling import SettledSpec, settle
-from orchestrator.report.plan_page import write_timeline
+from orchestrator.report.step.plan_page import write_timeline
 from orchestrator.spec.checks import CheckedSpec, check
 from orchestrator.spec.job_spec import load
 from planner.profile import Profile

@@ -31,8 +31,8 @@ from orchestrator.prepare.resolve import check_stages
 from orchestrator.rehearsal.disturbing import Interference
 from orchestrator.rehearsal.interference import Say, disturbable, drill_of, interference, train_disturbed
 from orchestrator.rehearsal.rehearsal import Performance, rehearse
-from orchestrator.report.interference_page import PAGE_NAME, write_interference_page
-from orchestrator.report.interference_text import lines
+from orchestrator.report.interference.interference_page import PAGE_NAME, write_interference_page
+from orchestrator.report.interference.interference_text import lines
 from orchestrator.report.page import write_report
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec, load

@@ -16,7 +16,7 @@ from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.forms import check_suffix, write_form
 from orchestrator.report.parts import Table as Facts
-from orchestrator.report.step_timeline import measured_step
+from orchestrator.report.step.step_timeline import measured_step
 from planner.profile import Profile
 from workers.protocol import JobError
 

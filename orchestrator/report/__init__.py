@@ -1,6 +1,4 @@
-"""Pages for people: the report of a run and the page of a plan.
-
-The sections of a run's report also make those of the dashboard's page of a job.
+"""Pages for people: the report of a run, runs beside each other, and what all pages share: their parts and styles.
 
 Not here: The numbers (`orchestrator/analysis/`) and the drawings (`orchestrator/pictures/`).
 """

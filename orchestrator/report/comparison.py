@@ -12,13 +12,13 @@ from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import Band
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import percent, rate, seconds, significant
-from orchestrator.report.interference_page import InterferencePart, interference_part
-from orchestrator.report.moves import moves
+from orchestrator.report.interference.interference_page import InterferencePart, interference_part
 from orchestrator.report.parts import Cell, Column, Pill, Table
-from orchestrator.report.recovery import RecoveryPart, recovery
-from orchestrator.report.sections import outcome
-from orchestrator.report.speeds import SpeedsPart, speeds
-from orchestrator.report.what_ran import model_text, partition_text, visit_bands
+from orchestrator.report.run.moves import moves
+from orchestrator.report.run.recovery import RecoveryPart, recovery
+from orchestrator.report.run.sections import outcome
+from orchestrator.report.run.speeds import SpeedsPart, speeds
+from orchestrator.report.run.what_ran import model_text, partition_text, visit_bands
 from workers.protocol import StepReport
 
 Named = Sequence[tuple[str, JobView]]

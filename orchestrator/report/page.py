@@ -14,13 +14,13 @@ from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.assets import render_page
-from orchestrator.report.freezing import FreezingPart, freezing
-from orchestrator.report.moves import moves
 from orchestrator.report.parts import Note, Table, Tile
-from orchestrator.report.planning import PlanningPart, planning
-from orchestrator.report.rank_memory import MemoryPart, rank_memory
-from orchestrator.report.recovery import RecoveryPart, recovery
-from orchestrator.report.sections import (
+from orchestrator.report.run.freezing import FreezingPart, freezing
+from orchestrator.report.run.moves import moves
+from orchestrator.report.run.planning import PlanningPart, planning
+from orchestrator.report.run.rank_memory import MemoryPart, rank_memory
+from orchestrator.report.run.recovery import RecoveryPart, recovery
+from orchestrator.report.run.sections import (
     Header,
     Training,
     checkpoints,
@@ -31,10 +31,10 @@ from orchestrator.report.sections import (
     tiles,
     training,
 )
-from orchestrator.report.speeds import SpeedsPart, speeds
-from orchestrator.report.surroundings import SurroundingsPart, surroundings
-from orchestrator.report.timeline import TimelinePart, timeline
-from orchestrator.report.what_ran import Term, what_ran
+from orchestrator.report.run.speeds import SpeedsPart, speeds
+from orchestrator.report.run.surroundings import SurroundingsPart, surroundings
+from orchestrator.report.run.what_ran import Term, what_ran
+from orchestrator.report.step.timeline import TimelinePart, timeline
 from planner.profile import Profile
 from workers.protocol import SampleReport
 

@@ -12,7 +12,7 @@ from synthetic_run import freezing_records
 from dashboard.service.access import Role
 from dashboard.service.app import create_app
 from orchestrator.history.job_view import fold
-from orchestrator.report.step_timeline import measured_step
+from orchestrator.report.step.step_timeline import measured_step
 
 
 def test_a_measured_step_and_its_prediction(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from synthetic_run import freezing_records, plan, records
 from orchestrator.analysis.what_if import KEEP, Change, WhatIf, what_if
 from orchestrator.events.types import Event, Issued, Record
 from orchestrator.history.job_view import fold
-from orchestrator.report.what_if_part import what_if_part, words
+from orchestrator.report.step.what_if_part import what_if_part, words
 from planner.freezing import Control, FreezePlan
 from workers.protocol import FreezeStarted, JobError
 

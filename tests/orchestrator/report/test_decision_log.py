@@ -9,7 +9,7 @@ from synthetic_run import FREEZE_PLAN, PHASES, START_S, freezing_records, solved
 
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Record
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.report.decision_log import decision_log
+from orchestrator.report.run.decision_log import decision_log
 from planner.freezing import Control, FreezePlan
 from workers.protocol import FreezeStarted
 

@@ -8,8 +8,8 @@ from chromium import needs_chromium, open_page
 from disturbed_run import disturbed
 
 from orchestrator.analysis.interference_time import interference_time
-from orchestrator.report.interference_page import interference_page, render
-from orchestrator.report.interference_text import lines
+from orchestrator.report.interference.interference_page import interference_page, render
+from orchestrator.report.interference.interference_text import lines
 from orchestrator.report.parts import Pill
 
 

@@ -13,7 +13,7 @@ from synthetic_run import STEPS, freezing_records
 from benchmarks.parts.sweep_page import Outcome, write_page
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
-from orchestrator.report.step_timeline import measured_step
+from orchestrator.report.step.step_timeline import measured_step
 
 HOSTILE = "<script>alert(1)</script>"
 

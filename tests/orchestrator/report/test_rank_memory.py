@@ -13,7 +13,7 @@ from synthetic_run import RANKS, plan, records
 from orchestrator.events.types import Issued, Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
-from orchestrator.report.rank_memory import rank_memory
+from orchestrator.report.run.rank_memory import rank_memory
 from planner.profile import Profile
 from workers.protocol import SwitchReport, TimelineReport
 

@@ -32,8 +32,8 @@ from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.phase_bands import phase_at, phase_bands
 from orchestrator.pictures import histogram
 from orchestrator.report.page import render
-from orchestrator.report.step_timeline import measured_step
-from orchestrator.report.timeline import timeline
+from orchestrator.report.step.step_timeline import measured_step
+from orchestrator.report.step.timeline import timeline
 from planner.search.alternatives import Alternative
 from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, TimelineReport
 

@@ -9,10 +9,10 @@ from eventful_run import eventful
 from orchestrator.events.rehearsed import Disturbed, Visit
 from orchestrator.events.types import Adapted, Event, LinksTimed, Record, SpeedsChanged
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.report.decision_log import decision_log
 from orchestrator.report.page import render
 from orchestrator.report.parts import Explained
-from orchestrator.report.speeds import speeds
+from orchestrator.report.run.decision_log import decision_log
+from orchestrator.report.run.speeds import speeds
 from planner.simulation.slow_links import SlowLink
 
 KNOWN = SpeedsChanged(step=4, slowdowns=((0, 1.0), (1, 1.1)), changes=(), lasting_steps=200, since=4)

@@ -6,7 +6,7 @@ from orchestrator.events.types import Event, Record, Sampled, Surroundings
 from orchestrator.history.adapt_record import KEPT
 from orchestrator.history.job_view import JobView
 from orchestrator.report.page import render
-from orchestrator.report.surroundings import surroundings
+from orchestrator.report.run.surroundings import surroundings
 
 
 def run_with(*events: Event) -> JobView:

@@ -14,8 +14,8 @@ from report_page import Page, tokens
 from orchestrator.analysis.step_causes import simulated_causes
 from orchestrator.pictures.timeline_svg import Step
 from orchestrator.pictures.timeline_view import TimelineView
-from orchestrator.report.idle_table import idle_table
-from orchestrator.report.picture_page import Drawn, picture_page
+from orchestrator.report.step.idle_table import idle_table
+from orchestrator.report.step.picture_page import Drawn, picture_page
 from planner.schedule.registry import build
 from planner.simulation.simulate import Costs, simulate
 

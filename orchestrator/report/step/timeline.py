@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.report.parts import Table
-from orchestrator.report.step_timeline import measured_step
+from orchestrator.report.step.step_timeline import measured_step
 from planner.profile import Profile
 
 

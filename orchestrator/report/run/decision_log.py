@@ -12,7 +12,7 @@ from orchestrator.history.job_view import Decision, JobView
 from orchestrator.history.notes import note_of
 from orchestrator.quantities import percent, seconds, size
 from orchestrator.report.parts import Table
-from orchestrator.report.planning import considered
+from orchestrator.report.run.planning import considered
 from planner.freezing import FreezePlan
 from planner.wording import counted, shares_text
 

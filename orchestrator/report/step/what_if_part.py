@@ -10,9 +10,9 @@ from orchestrator.analysis.what_if import Case, WhatIf
 from orchestrator.pictures.timeline_svg import Step
 from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.quantities import percent, seconds, size
-from orchestrator.report.idle_table import idle_table
 from orchestrator.report.parts import Cell, Column, Pill, Table
-from orchestrator.report.rank_memory import RankMemory, memory_of
+from orchestrator.report.run.rank_memory import RankMemory, memory_of
+from orchestrator.report.step.idle_table import idle_table
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from orchestrator.pictures.heat_map import HeatMap, heat_map_of
 from orchestrator.pictures.histogram import histogram
 from orchestrator.quantities import percent, seconds, significant
 from orchestrator.report.parts import Note, Tile, tile
-from orchestrator.report.what_ran import plan_changes
+from orchestrator.report.run.what_ran import plan_changes
 
 MOST_RANKS = 4
 """Most ranks with a histogram each; above that, one histogram for all."""

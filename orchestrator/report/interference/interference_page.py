@@ -14,11 +14,11 @@ from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import deviation, percent, seconds, significant
 from orchestrator.report.assets import render_page
-from orchestrator.report.interference_text import HOW, noticed_text
-from orchestrator.report.moves import moves
+from orchestrator.report.interference.interference_text import HOW, noticed_text
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
-from orchestrator.report.speeds import SpeedsPart, speeds
-from orchestrator.report.what_ran import device_text, model_text, plan_changes, visit_bands
+from orchestrator.report.run.moves import moves
+from orchestrator.report.run.speeds import SpeedsPart, speeds
+from orchestrator.report.run.what_ran import device_text, model_text, plan_changes, visit_bands
 from planner.wording import counted
 
 PAGE_NAME = "interference.html"

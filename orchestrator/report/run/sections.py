@@ -16,7 +16,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
-from orchestrator.report.what_ran import device_text, model_text, plan_changes, visit_bands
+from orchestrator.report.run.what_ran import device_text, model_text, plan_changes, visit_bands
 from planner.wording import counted
 from workers.protocol import CheckpointReport, StepReport
 

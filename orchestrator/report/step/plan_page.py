@@ -14,8 +14,8 @@ from orchestrator.pictures.timeline_svg import Step, picture
 from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds
-from orchestrator.report.idle_table import idle_table
-from orchestrator.report.picture_page import Drawn, picture_page
+from orchestrator.report.step.idle_table import idle_table
+from orchestrator.report.step.picture_page import Drawn, picture_page
 from planner.search.search import Choice
 from planner.simulation.predict import Prediction
 from planner.wording import counted

@@ -22,10 +22,10 @@ from orchestrator.pictures.timeline_svg import Step, picture
 from orchestrator.pictures.timeline_text import legend, terminal
 from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.quantities import percent, seconds
-from orchestrator.report.idle_table import idle_table
 from orchestrator.report.parts import Table
-from orchestrator.report.picture_page import Drawn, picture_page
-from orchestrator.report.what_ran import schedule_text
+from orchestrator.report.run.what_ran import schedule_text
+from orchestrator.report.step.idle_table import idle_table
+from orchestrator.report.step.picture_page import Drawn, picture_page
 from planner.profile import Profile
 from planner.simulation.memory import OverTime
 

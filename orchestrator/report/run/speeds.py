@@ -9,9 +9,9 @@ from orchestrator.events.wording import verdict
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import deviation, seconds, significant
-from orchestrator.report.moves import ways_text
 from orchestrator.report.parts import Cell, Column, Explained, Table
-from orchestrator.report.what_ran import plan_changes, visit_bands
+from orchestrator.report.run.moves import ways_text
+from orchestrator.report.run.what_ran import plan_changes, visit_bands
 from planner.wording import link_rate
 
 MOST_ROWS = 30
