@@ -20,7 +20,7 @@ from time import process_time
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pipelining import make_job
+from benchmarks.parts.two_rank_job import make_job
 from workers.config import ModelConfig
 from workers.deferred import cover
 from workers.deferred.attention import attention_is_covered

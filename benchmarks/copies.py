@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.redundancy import taken
+from benchmarks.parts.two_rank_job import taken
 from planner.plan import Plan
 from planner.schedule.registry import build
 from planner.search.standbys import assign

@@ -27,7 +27,7 @@ import torch
 from benchmarks.parts.planner_in_process import PlannerInProcess
 from benchmarks.parts.sweep_page import Outcome, write_page
 from benchmarks.parts.turns import in_turns, same
-from benchmarks.pipelining import WARM_UP, make_job
+from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from planner.freeze.decision import FreezeDecision
 from planner.freeze.time_to_accuracy import average_effective_update, kappa, time_to_accuracy_ratio
 from planner.freezing import Ratios

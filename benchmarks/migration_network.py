@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.parts.shaped_link import ADDRESSES, INTERFACE, ShapedLink
-from benchmarks.pipelining import WARM_UP, make_job
+from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from workers.config import EmulatedConfig, ModelConfig
 from workers.launch.ranks import Job, assignment
 from workers.layer_state import LayerState

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -21,67 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from planner.plan import Plan
-from planner.schedule.registry import build, families
+from benchmarks.parts.two_rank_job import RANKS, WARM_UP, make_job
 from workers.build import build_module
-from workers.config import (
-    CheckpointConfig,
-    DataConfig,
-    EmulatedConfig,
-    ModelConfig,
-    OptimizerConfig,
-    WorkerConfig,
-)
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.launch.processes import forkserver
 from workers.launch.ranks import Job, run_processes
 from workers.models.registry import build_definition
 from workers.protocol import StepReport
-
-RANKS = 2
-WARM_UP = 2
-
-
-def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
-    """GPT of 8 layers, width 256, context 128, 8 microbatches of 4, on two CPU ranks of one thread."""
-    fields: dict[str, Any] = {
-        "job": "pipelining",
-        "seed": 1,
-        "steps": steps,
-        "precision": "float32",
-        "threads": 1,
-        "validate_every": 0,
-        "output": str(output),
-        "device": "cpu",
-        "microbatch_size": 4,
-        "microbatches": 8,
-        "replicas": 1,
-        "model": ModelConfig(family="gpt", layers=8, width=256, heads=4, context=128),
-        "data": DataConfig(validation_fraction=0.0),
-        "optimizer": OptimizerConfig(lr=1e-3, clip_norm=None, min_lr_fraction=1.0),
-        "checkpoint": CheckpointConfig(),
-        "emulated": EmulatedConfig(),
-    }
-    config = WorkerConfig(**{**fields, **changes})
-    family = families()[schedule]
-    chunks = family.default_chunks
-    stages = family.stages(RANKS, chunks)
-    blocks = config.model.layers // stages
-    # The embedding goes with the first blocks and the head with the last.
-    cuts = [0] + [1 + blocks * (s + 1) for s in range(stages - 1)] + [config.model.layers + 2]
-    plan = Plan(
-        epoch=1,
-        version=1,
-        reason="benchmark",
-        layers=tuple(pairwise(cuts)),
-        stage_ranks=family.placement(RANKS, chunks),
-        schedule=schedule,
-        chunks=chunks,
-        microbatches=config.microbatches,
-        replicas=1,
-    )
-    return Job(config, plan, build(schedule, RANKS, config.microbatches, chunks))
 
 
 def ours(job: Job) -> tuple[list[float], list[float]]:

@@ -30,7 +30,7 @@ from statistics import mean, median
 import torch
 
 from benchmarks.parts.turns import in_turns, same
-from benchmarks.pipelining import WARM_UP, make_job
+from benchmarks.parts.two_rank_job import WARM_UP, make_job, profile_of
 from planner.freeze.program import layer_ratios, solve
 from planner.freezing import Ratios
 from planner.ir import FREEZABLE, Action, Kind
@@ -41,9 +41,7 @@ from planner.simulation.monte_carlo import expected_step_s
 from planner.simulation.predict import predict
 from planner.simulation.simulate import Costs, simulate
 from workers.config import EmulatedConfig, ModelConfig
-from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import Job, run_processes
-from workers.profiling.measured import combine
 from workers.protocol import TimelineReport
 
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
@@ -65,11 +63,6 @@ class Setting:
     """The ratio of each (stage, microbatch)."""
     by_chance: float
     """The expected step time over the time of a step whose actions all take their expected times."""
-
-
-def profile_of(job: Job) -> Profile:
-    """The profile of `job`, measured on as many ranks as it has."""
-    return combine(profile_processes(Request(config=job.config, ranks=job.plan.world_size)), job.config)
 
 
 def settings_of(job: Job, profile: Profile) -> list[Setting]:

@@ -17,10 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.pipelining import WARM_UP, make_job
+from benchmarks.parts.two_rank_job import make_job, taken
 from workers.config import CheckpointConfig
-from workers.launch.ranks import Job, run_processes
-from workers.protocol import StepReport
+from workers.launch.ranks import Job
 
 EVERY = 20
 """Steps between checkpoints."""
@@ -42,12 +41,6 @@ def make(variant: str, schedule: str, steps: int, folder: Path) -> Job:
     every = EVERY if variant == "checkpoints" else 0
     job = make_job(schedule, steps, folder, checkpoint=CheckpointConfig(every_steps=every))
     return protected(job) if variant == "peer" else job
-
-
-def taken(job: Job) -> dict[int, float]:
-    """For each step but the first ones, the seconds from the commit before to its own."""
-    committed_s = {r.step: r.committed_s for r in run_processes(job).reports if isinstance(r, StepReport)}
-    return {step: time_s - committed_s[step - 1] for step, time_s in committed_s.items() if step > WARM_UP}
 
 
 def added_s(taken_s: Mapping[int, float]) -> float:

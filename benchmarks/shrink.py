@@ -20,8 +20,7 @@ from time import process_time
 
 import torch
 
-from benchmarks.pipelining import WARM_UP, make_job
-from benchmarks.prediction import profile_of
+from benchmarks.parts.two_rank_job import WARM_UP, make_job, profile_of
 from planner.ir import Schedule
 from planner.partition import parameter
 from planner.plan import Plan

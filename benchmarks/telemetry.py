@@ -37,7 +37,7 @@ import torch
 
 from benchmarks.parts.process_jobs import made_profile
 from benchmarks.parts.targets import at_most
-from benchmarks.pipelining import RANKS, WARM_UP, make_job
+from benchmarks.parts.two_rank_job import RANKS, WARM_UP, make_job
 from planner.adapt.live import LivePlanner, LiveStart
 from planner.observed import StepTimes
 from workers.config import AdaptConfig, ModelConfig

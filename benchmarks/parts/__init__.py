@@ -1,4 +1,6 @@
-"""What the benchmarks share: reference solvers, random pipelines, a shaped link, runs with alternating steps.
+"""What benchmarks share: jobs that they train, random pipelines, reference solvers, a shaped link, alternating turns.
 
 Nothing here runs by itself.
+
+Not here: what is measured, and its figures (a file of `benchmarks/` each).
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, ModelProfile, Profile
@@ -40,6 +41,12 @@ def random_profile(rng: Random, layers: int, devices: int, *, memory_bytes: int 
         threads=1,
     )
     return Profile(model=model, cluster=cluster, key="random", source="drawn at random")
+
+
+def with_memory(profile: Profile, memory_bytes: int) -> Profile:
+    """`profile` with `memory_bytes` on every device."""
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in profile.cluster.devices)
+    return replace(profile, cluster=replace(profile.cluster, devices=devices))
 
 
 def _layer(rng: Random, index: int, weight: float) -> LayerProfile:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from small_profile import layer, profile
 
-from benchmarks.partition import PROGRAMS, deviation, end_to_end_deviation, small_instance, with_memory
 from benchmarks.parts.brute_force import all_cuts, merged_s
-from benchmarks.parts.random_pipelines import random_profile
+from benchmarks.parts.optimality import PROGRAMS, deviation, end_to_end_deviation, small_instance
+from benchmarks.parts.random_pipelines import random_profile, with_memory
 from planner.partition import bottleneck, dynpipe, memory, time
 from planner.partition.minmax import smallest_largest
 from planner.partition.stage_costs import StageCosts

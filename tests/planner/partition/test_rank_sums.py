@@ -7,9 +7,8 @@ from time import perf_counter
 import pytest
 from small_profile import layer, profile
 
-from benchmarks.partition import with_memory
 from benchmarks.parts.brute_force import all_cuts
-from benchmarks.parts.random_pipelines import random_profile
+from benchmarks.parts.random_pipelines import random_profile, with_memory
 from planner.ir import Schedule
 from planner.partition import bottleneck, rank_sums
 from planner.partition.stage_costs import Ranges, StageCosts

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 from small_profile import DEVICE, layer, profile
 
-from benchmarks.partition import with_memory
 from benchmarks.parts.brute_force import all_pipelines, iteration_s
-from benchmarks.parts.random_pipelines import random_profile
+from benchmarks.parts.random_pipelines import random_profile, with_memory
 from planner.plan import PlanError
 from planner.profile import Link
 from planner.search import end_to_end

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from small_profile import DEVICE, layer, profile
 
-from benchmarks.partition import regret, with_memory
-from benchmarks.parts.random_pipelines import random_profile
+from benchmarks.parts.optimality import regret
+from benchmarks.parts.random_pipelines import random_profile, with_memory
 from planner.ir import Kind
 from planner.partition.refine import refine
 from planner.partition.stage_costs import Ranges, StageCosts

@@ -13,7 +13,7 @@ import pytest
 from jobs import FAMILIES, job, small_config
 from prompt_outbox import prompt_channel
 
-from benchmarks.partition import with_memory
+from benchmarks.parts.random_pipelines import with_memory
 from planner.plan import PlanError, recomputable
 from planner.profile import Link, Profile
 from planner.search.search import Wish, choose

@@ -1,0 +1,79 @@
+"""A job that two real CPU ranks train, as several benchmarks do: its plan, its profile, and what its steps take."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.registry import build, families
+from workers.config import (
+    CheckpointConfig,
+    DataConfig,
+    EmulatedConfig,
+    ModelConfig,
+    OptimizerConfig,
+    WorkerConfig,
+)
+from workers.launch.profile import Request, profile_processes
+from workers.launch.ranks import Job, run_processes
+from workers.profiling.measured import combine
+from workers.protocol import StepReport
+
+RANKS = 2
+WARM_UP = 2
+"""Steps at the beginning of a run that no figure counts."""
+
+
+def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
+    """GPT of 8 layers, width 256, context 128, 8 microbatches of 4, on two CPU ranks of one thread."""
+    fields: dict[str, Any] = {
+        "job": "pipelining",
+        "seed": 1,
+        "steps": steps,
+        "precision": "float32",
+        "threads": 1,
+        "validate_every": 0,
+        "output": str(output),
+        "device": "cpu",
+        "microbatch_size": 4,
+        "microbatches": 8,
+        "replicas": 1,
+        "model": ModelConfig(family="gpt", layers=8, width=256, heads=4, context=128),
+        "data": DataConfig(validation_fraction=0.0),
+        "optimizer": OptimizerConfig(lr=1e-3, clip_norm=None, min_lr_fraction=1.0),
+        "checkpoint": CheckpointConfig(),
+        "emulated": EmulatedConfig(),
+    }
+    config = WorkerConfig(**{**fields, **changes})
+    family = families()[schedule]
+    chunks = family.default_chunks
+    stages = family.stages(RANKS, chunks)
+    blocks = config.model.layers // stages
+    # The embedding goes with the first blocks and the head with the last.
+    cuts = [0] + [1 + blocks * (s + 1) for s in range(stages - 1)] + [config.model.layers + 2]
+    plan = Plan(
+        epoch=1,
+        version=1,
+        reason="benchmark",
+        layers=tuple(pairwise(cuts)),
+        stage_ranks=family.placement(RANKS, chunks),
+        schedule=schedule,
+        chunks=chunks,
+        microbatches=config.microbatches,
+        replicas=1,
+    )
+    return Job(config, plan, build(schedule, RANKS, config.microbatches, chunks))
+
+
+def profile_of(job: Job) -> Profile:
+    """The profile of `job`, measured on as many ranks as it has."""
+    return combine(profile_processes(Request(config=job.config, ranks=job.plan.world_size)), job.config)
+
+
+def taken(job: Job) -> dict[int, float]:
+    """For each step but the first ones, the seconds from the commit before to its own."""
+    committed_s = {r.step: r.committed_s for r in run_processes(job).reports if isinstance(r, StepReport)}
+    return {step: time_s - committed_s[step - 1] for step, time_s in committed_s.items() if step > WARM_UP}
