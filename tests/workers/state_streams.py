@@ -16,6 +16,7 @@ from torch import Tensor
 
 from workers.layer_state import LayerState
 from workers.state_stream.flow import Flow
+from workers.state_stream.following import Followers
 from workers.state_stream.stream import StateServer, fetch
 
 SECRET = b"the job's secret"
@@ -100,10 +101,12 @@ class Server:
 
 
 @contextmanager
-def serving(busy: Callable[[], bool] = lambda: False, flow: Flow = SMALL) -> Iterator[Server]:
+def serving(
+    busy: Callable[[], bool] = lambda: False, flow: Flow = SMALL, followers: Followers | None = None
+) -> Iterator[Server]:
     """A server that leaves no thread and no open port behind."""
     log: list[str] = []
-    server = StateServer(SECRET, HOST, busy=busy, log=log.append, flow=flow)
+    server = StateServer(SECRET, HOST, busy=busy, log=log.append, flow=flow, followers=followers)
     try:
         yield Server(server, log)
     finally:

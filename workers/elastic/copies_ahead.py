@@ -17,7 +17,7 @@ from workers.freezing.plans import Settings
 from workers.layer_state import bytes_of, load_
 from workers.optim import Optimizer
 from workers.protocol import CopiedAhead, CopyAhead
-from workers.state_stream.follow import follow
+from workers.state_stream.follow import Following, follow
 from workers.state_stream.following import Change, Subject
 from workers.state_stream.frames import StateStreamError
 
@@ -33,6 +33,8 @@ class _Owner:
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self.layers = layers
+        self.following: Following | None = None
+        """What its thread waits at."""
         self.copies: Standbys | None = None
         self.step: int | None = None
         """The newest commit that they have; None: they have not come yet."""
@@ -124,6 +126,9 @@ class CopiesAhead:
     def close(self) -> None:
         """Follow no more."""
         self._stopped.set()
+        for owner in self._owners.values():
+            if owner.following is not None:
+                owner.following.cut()
         for thread in self._threads:
             thread.join(JOIN_S)
 
@@ -152,6 +157,7 @@ class CopiesAhead:
                 waited=lambda: self._waited(owner),
                 stopped=self._stopped,
             ) as following:
+                owner.following = following
                 came = following.states()
                 built = self._source.build(owner.layers, came.step, beside_training=True)
                 for state in came.states:

@@ -28,8 +28,9 @@ from workers.state_stream.frames import (
 class Following:
     """A connection to the owner of the followed layers, once the request is sent. Call `states` first."""
 
-    def __init__(self, subject: Subject, answers: Answers, opener: Seal) -> None:
+    def __init__(self, subject: Subject, line: Line, answers: Answers, opener: Seal) -> None:
         self._subject = subject
+        self._line = line
         self._answers = answers
         self._opener = opener
         self._headers = self._chunks = self._changes = 0
@@ -62,6 +63,10 @@ class Following:
             if change.step != step or sorted(change.parcels) != sorted(self._subject.layers):
                 raise Refused(f"parcels of layers {sorted(change.parcels)} of step {step} came")
             yield change
+
+    def cut(self) -> None:
+        """End it at once, from any thread: whoever waits for more gets a `StateStreamError`."""
+        self._line.cut()
 
     def _state(self) -> tuple[int, LayerState]:
         kind, payload, tag = self._next(Kind.HEADER)
@@ -109,7 +114,7 @@ def follow(
             seal, opener = ask(line, secret)
             line.write(seal.frame(Kind.FOLLOW, 0, subject.encode()))
             line.silence_s = SILENCE_S
-            yield Following(subject, Answers(line, opener, waited), opener)
+            yield Following(subject, line, Answers(line, opener, waited), opener)
     except StateStreamError as error:
         raise type(error)(f"{where}: {error}") from error
     except OSError as error:

@@ -1,0 +1,114 @@
+"""A peer outside the group follows layers over a state stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from state_streams import (
+    HOST,
+    LIVELY,
+    SECRET,
+    Server,
+    between,
+    bits,
+    eventually,
+    fetching,
+    rich_state,
+    serving,
+)
+
+from workers.layer_state import LayerState
+from workers.state_stream import frames
+from workers.state_stream.follow import Following, follow
+from workers.state_stream.following import Change, Followers, Subject
+from workers.state_stream.frames import Gone, Refused
+
+GENERATION = 1
+LAYER = 3
+MARK = b"ZZZZ"
+"""In every parcel, and in no state."""
+
+
+class Leading:
+    """A server whose layer others follow, and what commits do there."""
+
+    def __init__(self, followers: Followers, to: Server) -> None:
+        self.followers = followers
+        self.to = to
+        self.signs = 0
+        """Signs of life that its peer got."""
+
+    def _count(self) -> None:
+        self.signs += 1
+
+    @contextmanager
+    def followed(self, port: int | None = None) -> Iterator[Following]:
+        """A peer that has just begun to follow."""
+        subject = Subject(layers=(LAYER,), generation=GENERATION)
+        with follow(
+            HOST,
+            port or self.to.server.port,
+            SECRET,
+            subject,
+            waited=self._count,
+            stopped=threading.Event(),
+        ) as following:
+            eventually("it is known", lambda: len(self.followers._ours()) == 1)
+            yield following
+
+    def commit(self, step: int) -> Change:
+        parcel = torch.full((5000,), MARK[0], dtype=torch.uint8)
+        parcel[0] = step
+        change = Change(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25}, parcels={LAYER: parcel})
+
+        def state_of(layer: int) -> LayerState:
+            return rich_state(layer, seed=step)
+
+        self.followers.commit(change, state_of, None)
+        return change
+
+
+@pytest.fixture
+def leading() -> Iterator[Leading]:
+    followers = Followers()
+    followers.begin(GENERATION)
+    with serving(flow=LIVELY, followers=followers) as to:
+        yield Leading(followers, to)
+
+
+def test_a_peer_gets_the_layers_once_and_then_each_change(leading: Leading) -> None:
+    with leading.followed() as following:
+        leading.commit(17)
+        came = following.states()
+        assert came.step == 17
+        assert [bits(state) for state in came.states] == [bits(rich_state(LAYER, seed=17))]
+        changes = following.changes()
+        for step in (18, 19):
+            sent, got = leading.commit(step), next(changes)
+            assert (got.step, got.scale, got.skipped, got.scores) == (step, 0.5, False, {LAYER: 0.25})
+            assert torch.equal(got.parcels[LAYER], sent.parcels[LAYER])
+
+
+def test_nothing_of_an_altered_change_arrives(leading: Leading) -> None:
+    def alter(_: int, piece: bytes) -> bytes:
+        return piece.replace(MARK, MARK[:-1] + b"Y", 1)
+
+    with between(leading.to, alter) as port, leading.followed(port) as following:
+        leading.commit(17)
+        assert following.states().step == 17
+        leading.commit(18)
+        with pytest.raises(Refused, match=r"chunk frame .* was altered"):
+            next(following.changes())
+
+
+def test_cutting_it_wakes_its_reader_at_once(leading: Leading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "POLL_S", 1000.0)
+    with leading.followed() as following, fetching(following.states) as got:
+        eventually("its reader waits", lambda: leading.signs > 0)
+        following.cut()
+        eventually("its reader ends", lambda: bool(got))
+        assert isinstance(got[0], Gone)
