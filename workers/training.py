@@ -7,7 +7,7 @@ rank that reaches a commit and loses the others there keeps what it needs to app
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -339,10 +339,10 @@ class Training:
             if not self._setup.program.frozen_stages:
                 self._announcements.settle(self.step)
             if not self._freezer.on:
-                self._shipping.send({})
+                self._send_parcels(step, {})
             findings = self._look()
             if self._freezer.on:
-                self._shipping.send(self._freezer.newest_energies)
+                self._send_parcels(step, self._freezer.newest_energies)
             parcels = self._shipping.receive()
             if (waited := self._watch.let_come(step)) is not None:
                 self._announcements.add(self.step, waited)
@@ -373,6 +373,9 @@ class Training:
                 if self._undecided is None:
                     self._minibatch.drop()
         faults.reach(Phase.AFTER_COMMIT, step)
+
+    def _send_parcels(self, step: int, energies: Mapping[int, Sequence[float]]) -> None:
+        self._followed.send(step, self._shipping.send(energies), energies)
 
     def _limited_memory(self, step: int) -> AbstractContextManager[object]:
         """The limit that a drill sets to what the window's tensors take."""
@@ -471,7 +474,6 @@ class Training:
     def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
         """Apply the committed step. Only here do layers change, except for their buffers."""
         self.torn = True
-        to_follow = self._followed.pack(self._freezer.newest_energies if self._freezer.on else {})
         if not decision.skipped:
             if self._curvature is not None:
                 self._curvature.observe(step.step, may_freeze=self._freezer.may_freeze(step.step))
@@ -482,7 +484,7 @@ class Training:
         self._held_updates.hold(step.step, self._freezer.newest_energies, decision)
         reports = self._freezer.commit(decision)
         self._standbys.apply(step.step, step.parcels, decision)
-        self._followed.commit(decision, to_follow, self._freezer.newest)
+        self._followed.commit(decision, self._freezer.newest)
         self._minibatch.drop()
         self.step, self.vector = step.step, vector
         self._requests, self._validated = decision.requests, False

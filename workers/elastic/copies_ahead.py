@@ -18,7 +18,7 @@ from workers.layer_state import bytes_of, load_
 from workers.optim import Optimizer
 from workers.protocol import CopiedAhead, CopyAhead
 from workers.state_stream.follow import Following, follow
-from workers.state_stream.following import Change, Subject
+from workers.state_stream.following import Change, Parcels, Subject
 from workers.state_stream.frames import StateStreamError
 
 MOST_SIGNS = 2
@@ -171,20 +171,20 @@ class CopiesAhead:
                     owner.copies, owner.step = copies, came.step
                     self._bytes += sum(map(bytes_of, came.states))
                     self._changed.notify_all()
-                for change in following.changes():
-                    if not self._take(owner, copies, change):
+                for change, parcels in following.changes():
+                    if not self._take(owner, copies, change, parcels):
                         return
         except StateStreamError as error:
             self._fail(owner, str(error))
         except Exception as error:
             self._fail(owner, f"{type(error).__name__}: {error}")
 
-    def _take(self, owner: _Owner, copies: Standbys, change: Change) -> bool:
+    def _take(self, owner: _Owner, copies: Standbys, change: Change, parcels: Parcels) -> bool:
         """Apply a change; returns whether more may come."""
         if change.step != (owner.step or 0) + 1:
             self._fail(owner, f"step {change.step} came after step {owner.step}")
             return False
-        copies.apply(change.step, change.parcels, change)
+        copies.apply(change.step, parcels.of_layers, change)
         if copies.failure is not None:
             self._fail(owner, copies.failure)
             return False

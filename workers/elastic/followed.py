@@ -10,7 +10,7 @@ from workers.commit import Decision
 from workers.elastic.redundancy import Packing
 from workers.layer import Layer
 from workers.layer_state import LayerState, host_copy
-from workers.state_stream.following import Change, Followers
+from workers.state_stream.following import Change, Followers, Parcels
 
 
 class Followed:
@@ -31,26 +31,28 @@ class Followed:
         self._layers = {layer: one for layer, one in layers.items() if layer not in held}
         self._packings: dict[int, Packing] = {}
 
-    def pack(self, energies: Mapping[int, Sequence[float]]) -> dict[int, Tensor]:
-        """Return the parcels of a step that is about to be applied, of the layers that are followed, on the host.
+    def send(self, step: int, packed: Mapping[int, Tensor], energies: Mapping[int, Sequence[float]]) -> None:
+        """Start sending the parcels of `step`, which is not committed yet, of the layers that are followed. Gradients
+        and buffers are final.
 
         Args:
+            packed: the parcels that there are already, by layer.
             energies: layer -> freezing statistics, where the job freezes.
         """
         parcels: dict[int, Tensor] = {}
         for index in sorted(self._followers.layers & self._layers.keys()):
             layer, state = self._layers[index]
-            packing = self._packings.setdefault(index, Packing(state))
-            parcels[index] = packing.pack(layer.gradients(), state.buffers, energies.get(index, ())).cpu()
-        return parcels
+            raw = packed.get(index)
+            if raw is None:
+                packing = self._packings.setdefault(index, Packing(state))
+                raw = packing.pack(layer.gradients(), state.buffers, energies.get(index, ()))
+            parcels[index] = raw.cpu()
+        self._followers.send(Parcels(step=step, of_layers=parcels))
 
-    def commit(
-        self, decision: Decision, parcels: Mapping[int, Tensor], freeze: tuple[int, int] | None
-    ) -> None:
-        """Pass on a commit that is applied here.
+    def commit(self, decision: Decision, freeze: tuple[int, int] | None) -> None:
+        """Pass on a commit that is applied here; `send` sent its parcels.
 
         Args:
-            parcels: what `pack` returned before.
             freeze: epoch and version of the newest freeze plan.
         """
         copies: dict[int, LayerState] = {}
@@ -65,7 +67,6 @@ class Followed:
             scale=decision.scale,
             skipped=decision.skipped,
             scores=decision.scores,
-            parcels=parcels,
         )
         self._followers.commit(change, copied, freeze)
         if decision.adopt is not None:

@@ -135,17 +135,20 @@ class Shipping:
         for _, stream in self._incoming:
             self._channel.expect(stream, 1)
 
-    def send(self, energies: Mapping[int, Sequence[float]]) -> None:
-        """Start sending the step's parcels. Gradients and buffers are final.
+    def send(self, energies: Mapping[int, Sequence[float]]) -> dict[int, Tensor]:
+        """Start sending the step's parcels, and return them by layer. Gradients and buffers are final.
 
         Args:
             energies: layer -> freezing statistics, where the job freezes.
         """
+        parcels: dict[int, Tensor] = {}
         for index, streams in self._outgoing:
             layer, state = self._layers[index]
             raw = self._packings[index].pack(layer.gradients(), state.buffers, energies.get(index, ()))
+            parcels[index] = raw
             for stream in streams:
                 self._channel.send(stream, (raw,))
+        return parcels
 
     def flush_held(self, kept: Callable[[int], Sequence[Tensor]], steps: int) -> dict[int, list[Tensor]]:
         """Send the parcels held back here, and return those received from others: by layer, in the order of steps.

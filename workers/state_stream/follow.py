@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from workers.layer_state import LayerState
 from workers.state_stream.encoding import Loading
 from workers.state_stream.fetching import CONNECT_S, Answers, load
-from workers.state_stream.following import Change, States, Subject
+from workers.state_stream.following import Change, Parcels, States, Subject
 from workers.state_stream.frames import (
     HANDSHAKE_S,
     SILENCE_S,
@@ -48,21 +48,21 @@ class Following:
             raise Refused(f"layers {[state.layer for state in states]} of steps {sorted(steps)} came")
         return States(step=steps.pop(), states=states)
 
-    def changes(self) -> Iterator[Change]:
-        """Wait for each change, in the order of commits.
+    def changes(self) -> Iterator[tuple[Change, Parcels]]:
+        """Wait for each change and its parcels, in the order of commits.
 
         Raises:
             StateStreamError: no more will come.
         """
         while True:
+            parcels = Parcels.of_state(*self._state())
             kind, payload, tag = self._next(Kind.CHANGE)
             self._opener.check(kind, self._changes, payload, tag)
             self._changes += 1
-            step, parcels = self._state()
-            change = Change.decode(payload, {int(layer): raw for layer, raw in parcels.buffers.items()})
-            if change.step != step or sorted(change.parcels) != sorted(self._subject.layers):
-                raise Refused(f"parcels of layers {sorted(change.parcels)} of step {step} came")
-            yield change
+            change = Change.decode(payload)
+            if change.step != parcels.step or sorted(parcels.of_layers) != sorted(self._subject.layers):
+                raise Refused(f"parcels of layers {sorted(parcels.of_layers)} of step {parcels.step} came")
+            yield change, parcels
 
     def cut(self) -> None:
         """End it at once, from any thread: whoever waits for more gets a `StateStreamError`."""

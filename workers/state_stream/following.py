@@ -1,4 +1,5 @@
-"""What peers outside the group follow: layers' states at one commit, then what every later commit changes in them.
+"""What peers outside the group follow: layers' states at one commit, then what every later commit changes in them: a
+step's parcels, which travel while the ranks still agree on it, and what they agreed on.
 
 The owner's half, without a socket: training puts in what it commits, and the threads of the state server take it out.
 Knows no plan.
@@ -59,26 +60,51 @@ class States:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parcels:
+    """What `step` changes in followed layers, if it is committed."""
+
+    step: int
+    of_layers: Mapping[int, Tensor]
+    """Layer -> uint8[bytes], packed: `workers.elastic.redundancy`."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(parcel.nbytes for parcel in self.of_layers.values())
+
+    def as_state(self) -> LayerState:
+        """The form in which they travel: buffers, by layer, of a state of no layer."""
+        buffers = {str(layer): parcel for layer, parcel in self.of_layers.items()}
+        return LayerState(layer=-1, name="parcels", weights={}, buffers=buffers, slots={}, updates={})
+
+    @staticmethod
+    def of_state(step: int, state: LayerState) -> Parcels:
+        """Raises:
+        Refused: `as_state` did not return it.
+        """
+        try:
+            return Parcels(step=step, of_layers={int(layer): raw for layer, raw in state.buffers.items()})
+        except ValueError as error:
+            raise Refused(f"parcels of no layer: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class Change:
-    """What the commit of `step` changes in followed layers."""
+    """That `step`, whose parcels came before, is committed, and how they are to be applied."""
 
     step: int
     scale: float
     """As in `workers.commit.Decision`, like the next two; `scores` are those of all layers."""
     skipped: bool
     scores: Mapping[int, float] = field(default_factory=dict)
-    parcels: Mapping[int, Tensor]
-    """Layer -> uint8[bytes], packed: `workers.elastic.redundancy`."""
     behind: int = 0
     """How many changes wait behind this one; 0: the peer has all there is once it has applied this one."""
 
     def encode(self) -> bytes:
-        """All but the parcels."""
         said = [self.step, self.scale, self.skipped, dict(self.scores), self.behind]
         return json.dumps(said).encode()
 
     @staticmethod
-    def decode(text: bytes | bytearray, parcels: Mapping[int, Tensor]) -> Change:
+    def decode(text: bytes | bytearray) -> Change:
         try:
             step, scale, skipped, scores, behind = json.loads(text)
             return Change(
@@ -86,21 +112,10 @@ class Change:
                 scale=float(scale),
                 skipped=bool(skipped),
                 scores={int(layer): float(score) for layer, score in scores.items()},
-                parcels=parcels,
                 behind=int(behind),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise Refused(f"a change of layers that is none: {error}") from error
-
-    @property
-    def bytes(self) -> int:
-        return sum(parcel.nbytes for parcel in self.parcels.values())
-
-
-def parcels_as_state(parcels: Mapping[int, Tensor]) -> LayerState:
-    """The form in which parcels travel: buffers, by layer, of a state of no layer."""
-    buffers = {str(layer): parcel for layer, parcel in parcels.items()}
-    return LayerState(layer=-1, name="parcels", weights={}, buffers=buffers, slots={}, updates={})
 
 
 class Follower:
@@ -110,7 +125,7 @@ class Follower:
         self.subject = subject
         self._there = threading.Condition()
         self._states: States | None = None
-        self._changes: deque[Change] = deque()
+        self._coming: deque[Parcels | Change] = deque()
         self._behind_bytes = 0
         self._most_bytes = MOST_BEHIND_BYTES
         self.begun = False
@@ -124,10 +139,10 @@ class Follower:
             self._most_bytes = max(self._most_bytes, sum(map(bytes_of, states.states)))
             self._there.notify_all()
 
-    def put(self, change: Change) -> None:
+    def put(self, coming: Parcels | Change) -> None:
         with self._there:
-            self._changes.append(change)
-            self._behind_bytes += change.bytes
+            self._coming.append(coming)
+            self._behind_bytes += coming.bytes if isinstance(coming, Parcels) else 0
             if self._behind_bytes > self._most_bytes:
                 self._end(f"{self._behind_bytes / 1e6:.3g} MB of changes wait for it: the link is too slow")
             self._there.notify_all()
@@ -140,27 +155,29 @@ class Follower:
     def _end(self, why: str) -> None:
         self.over = self.over or why
         self._states = None
-        self._changes.clear()
+        self._coming.clear()
         self._behind_bytes = 0
 
-    def next(self, wait_s: float) -> States | Change | None:
+    def next(self, wait_s: float) -> States | Parcels | Change | None:
         """Return what is to be sent next; None: there is nothing yet.
 
         Raises:
             Over: nothing more comes.
         """
         with self._there:
-            self._there.wait_for(lambda: self._states or self._changes or self.over is not None, wait_s)
+            self._there.wait_for(lambda: self._states or self._coming or self.over is not None, wait_s)
             if self.over is not None:
                 raise Over(self.over)
             if self._states is not None:
                 states, self._states = self._states, None
                 return states
-            if not self._changes:
+            if not self._coming:
                 return None
-            change = self._changes.popleft()
-            self._behind_bytes -= change.bytes
-            return replace(change, behind=len(self._changes))
+            coming = self._coming.popleft()
+            if isinstance(coming, Parcels):
+                self._behind_bytes -= coming.bytes
+                return coming
+            return replace(coming, behind=sum(isinstance(one, Change) for one in self._coming))
 
 
 class Followers:
@@ -190,8 +207,19 @@ class Followers:
 
     @property
     def layers(self) -> frozenset[int]:
-        """The layers whose next change some peer needs."""
+        """The layers whose next parcels some peer needs."""
         return frozenset(layer for one in self._ours() if one.begun for layer in one.subject.layers)
+
+    def send(self, parcels: Parcels) -> None:
+        """Pass on the parcels of a step that is not committed yet, of `layers`."""
+        for one in self._ours():
+            if not one.begun:
+                continue
+            if missing := {*one.subject.layers} - parcels.of_layers.keys():
+                one.end(f"layers {sorted(missing)} have left this rank")
+            else:
+                its = {layer: parcels.of_layers[layer] for layer in one.subject.layers}
+                one.put(replace(parcels, of_layers=its))
 
     def commit(
         self, change: Change, state_of: Callable[[int], LayerState | None], freeze: tuple[int, int] | None
@@ -199,16 +227,14 @@ class Followers:
         """Pass a commit on; peers that have nothing yet begin with the states after it.
 
         Args:
-            change: with the parcels of `layers`, as they were before the commit.
+            change: of the step whose parcels `send` passed on.
             state_of: layer -> a copy of its state after the commit; None: it is not owned here.
             freeze: the newest freeze plan.
         """
         for one in self._ours():
             layers = one.subject.layers
-            if one.begun and change.parcels.keys() >= {*layers}:
-                one.put(replace(change, parcels={layer: change.parcels[layer] for layer in layers}))
-            elif one.begun:
-                one.end(f"layers {sorted({*layers} - change.parcels.keys())} have left this rank")
+            if one.begun:
+                one.put(change)
             elif one.subject.freeze != freeze:
                 one.end("it knows other freeze plans")
             else:

@@ -75,7 +75,7 @@ class Kind(IntEnum):
     FOLLOW = 6
     """JSON: the layers that the peer follows; instead of a request."""
     CHANGE = 7
-    """JSON: what a commit changed in them; its parcels follow as a state."""
+    """JSON: what a commit decided about their parcels, which came before it, as a state."""
 
 
 MOST_BYTES = {

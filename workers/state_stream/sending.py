@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from workers.layer_state import LayerState
 from workers.state_stream.encoding import chunks, header
 from workers.state_stream.flow import Ahead, Flow, Pace, give_way
-from workers.state_stream.following import Change, parcels_as_state
+from workers.state_stream.following import Change
 from workers.state_stream.frames import MOST_BYTES, Bytes, Kind, Line, Seal
 
 BULK = 2
@@ -52,10 +52,9 @@ class Delivery:
         self._line.write(self._seal.frame(Kind.ABSENT, 0, why.encode()))
 
     def change(self, change: Change) -> None:
-        """Send what a commit changed."""
+        """Send what a commit decided about the parcels that were delivered last."""
         self._line.write(self._seal.frame(Kind.CHANGE, self._changes, change.encode()))
         self._changes += 1
-        self.deliver(parcels_as_state(change.parcels), change.step)
 
     def deliver(self, state: LayerState, step: int) -> None:
         try:

@@ -18,7 +18,7 @@ from workers.layer_state import LayerState, part_of
 from workers.protocol import Part
 from workers.state_stream.fetching import fetch as fetch
 from workers.state_stream.flow import JOIN_S, Flow
-from workers.state_stream.following import Change, Followers, Over, States, Subject
+from workers.state_stream.following import Change, Followers, Over, Parcels, States, Subject
 from workers.state_stream.frames import (
     HANDSHAKE_S,
     MOST_BYTES,
@@ -195,6 +195,8 @@ class StateServer:
                     case States(step=step, states=states):
                         for state in states:
                             delivery.deliver(state, step)
+                    case Parcels() as parcels:
+                        delivery.deliver(parcels.as_state(), parcels.step)
                     case Change() as change:
                         delivery.change(change)
                     case None:

@@ -24,8 +24,8 @@ from state_streams import (
 from workers.layer_state import LayerState
 from workers.state_stream import frames
 from workers.state_stream.follow import Following, follow
-from workers.state_stream.following import Change, Followers, Subject
-from workers.state_stream.frames import Gone, Refused
+from workers.state_stream.following import Change, Followers, Parcels, Subject
+from workers.state_stream.frames import Absent, Gone, Refused
 
 GENERATION = 1
 LAYER = 3
@@ -60,16 +60,20 @@ class Leading:
             eventually("it is known", lambda: len(self.followers._ours()) == 1)
             yield following
 
-    def commit(self, step: int) -> Change:
+    def send(self, step: int) -> Parcels:
         parcel = torch.full((5000,), MARK[0], dtype=torch.uint8)
         parcel[0] = step
-        change = Change(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25}, parcels={LAYER: parcel})
+        parcels = Parcels(step=step, of_layers={LAYER: parcel})
+        self.followers.send(parcels)
+        return parcels
+
+    def commit(self, step: int) -> None:
 
         def state_of(layer: int) -> LayerState:
             return rich_state(layer, seed=step)
 
+        change = Change(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
         self.followers.commit(change, state_of, None)
-        return change
 
 
 @pytest.fixture
@@ -88,9 +92,24 @@ def test_a_peer_gets_the_layers_once_and_then_each_change(leading: Leading) -> N
         assert [bits(state) for state in came.states] == [bits(rich_state(LAYER, seed=17))]
         changes = following.changes()
         for step in (18, 19):
-            sent, got = leading.commit(step), next(changes)
-            assert (got.step, got.scale, got.skipped, got.scores) == (step, 0.5, False, {LAYER: 0.25})
-            assert torch.equal(got.parcels[LAYER], sent.parcels[LAYER])
+            sent = leading.send(step)
+            leading.commit(step)
+            change, parcels = next(changes)
+            assert change == Change(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
+            assert parcels.step == step
+            assert torch.equal(parcels.of_layers[LAYER], sent.of_layers[LAYER])
+
+
+def test_parcels_of_a_step_that_is_not_committed_change_nothing(leading: Leading) -> None:
+    with leading.followed() as following:
+        leading.commit(17)
+        assert following.states().step == 17
+        leading.send(18)
+        with fetching(lambda: next(following.changes())) as got:
+            eventually("its reader waits", lambda: leading.signs > 0)
+            leading.followers.begin(GENERATION + 1)
+        assert isinstance(got[0], Absent)
+        assert f"generation {GENERATION} is over" in str(got[0])
 
 
 def test_nothing_of_an_altered_change_arrives(leading: Leading) -> None:
@@ -100,6 +119,7 @@ def test_nothing_of_an_altered_change_arrives(leading: Leading) -> None:
     with between(leading.to, alter) as port, leading.followed(port) as following:
         leading.commit(17)
         assert following.states().step == 17
+        leading.send(18)
         leading.commit(18)
         with pytest.raises(Refused, match=r"chunk frame .* was altered"):
             next(following.changes())
