@@ -1,7 +1,7 @@
 """Slow ranks: how soon the load has moved, and how near the step then comes to the best cut there is.
 
     python -m benchmarks.adaptation [--factor F ...] [--slow K ...] [--pass-ms M] [--layers N] [--ranks N]
-        [--microbatches N] [--counted N]
+        [--microbatches N] [--counted N] [--schedule NAME]
 
 Each case is a job of emulated ranks of which some become slow for good. It runs with `[adapt] policy = "measured"` and
 "off", and with the best cut from the beginning. That one has the least simulated step of all cuts that give the slow
@@ -70,6 +70,7 @@ def job(
             ranks=given.ranks,
             microbatches=given.microbatches,
             microbatch_size=1,
+            schedule=given.schedule,
             partition=counts or (per_rank,) * given.ranks,
         ),
         cluster=ClusterConfig(
@@ -183,11 +184,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=MICROBATCHES)
     parser.add_argument("--counted", type=int, default=COUNTED, help="last steps of each job")
+    parser.add_argument(
+        "--schedule", default="1f1b", choices=("gpipe", "1f1b", "zb-h1"), help="one stage per rank"
+    )
     given = parser.parse_args(arguments)
     print(
         f"{given.ranks} emulated ranks, {given.layers} equal layers, {given.microbatches} microbatches, passes of"
-        f" {given.pass_ms:g} ms; {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch"
-        f" {torch.__version__}; {date.today()}"
+        f" {given.pass_ms:g} ms, {given.schedule}; {platform.machine()}, {os.cpu_count()} cores,"
+        f" load {os.getloadavg()[0]:.1f}; torch {torch.__version__}; {date.today()}"
     )
     for count in given.slow or (1, 2):
         slow = [2, 5][:count]
