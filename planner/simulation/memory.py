@@ -243,8 +243,10 @@ class _Changes:
         graph, left_s = self._graph, dict[int, float]()
         if not kept:
             return left_s
-        for rank in range(len(self._own)):
-            own = [node for node, of in enumerate(graph.ranks) if of == rank]
+        of_rank: list[list[int]] = [[] for _ in self._own]
+        for node, rank in enumerate(graph.ranks):
+            of_rank[rank].append(node)
+        for own in of_rank:
             held: list[int] = []
             for node in own:
                 consumer = graph.consumers[node]
