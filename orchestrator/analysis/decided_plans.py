@@ -16,8 +16,8 @@ from orchestrator.history.job_view import JobView
 
 MEASURED_STEPS = 50
 """Most steps of which a plan's measured time is the median."""
-OVERTAKEN = "the speeds changed before a step with it"
-"""Why a plan was not measured."""
+OVERTAKEN = "speeds changed"
+"""Why a plan was not measured: there was no step with it at the speeds for which it was predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)

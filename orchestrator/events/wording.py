@@ -49,6 +49,11 @@ def speeds_text(changed: SpeedsChanged) -> str:
     )
 
 
+def some_slower(changed: SpeedsChanged) -> bool:
+    """Whether a rank became slower: others that became faster are no reason to warn."""
+    return any(" slower " in change for change in changed.changes)
+
+
 def links_text(timed: LinksTimed) -> str:
     """Which links became slower or faster, in words."""
     if timed.changes:

@@ -75,7 +75,7 @@ class AdaptRecord:
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.speeds if each.step < event.step]
                 self.speeds = [*kept, Speeds(event.step, max(slowdowns), median(slowdowns))][-KEPT:]
-                self._change(time_s, event.since)
+                self._change(time_s, self.past.since, event.step)
             case Sampled():
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.samples if each.step < event.step]
@@ -84,11 +84,13 @@ class AdaptRecord:
                 self.factors = factors
             case LinksTimed(links=links):
                 self.links, self.past = links, replace(self.past, links_changed=event.step)
-                self._change(time_s, event.step)
+                self._change(time_s, event.step, event.step)
             case Adapted():
                 self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]
 
-    def _change(self, time_s: float, since: int) -> None:
-        """Note a change, unless the speeds have only drifted since the last one."""
-        if not self.changes or self.changes[-1].since != since:
+    def _change(self, time_s: float, since: int, step: int) -> None:
+        """Note a change that was known after `step`, unless the speeds have only drifted since the last one."""
+        last = self.changes[-1].since if self.changes else -1
+        # After a return to a checkpoint steps come again.
+        if since > last or step < last:
             self.changes = [*self.changes, SpeedChange(time_s, since)][-KEPT:]

@@ -21,7 +21,14 @@ from orchestrator.events.types import (
     Submitted,
     Warned,
 )
-from orchestrator.events.wording import injected_text, limited_text, links_text, noticed_text, speeds_text
+from orchestrator.events.wording import (
+    injected_text,
+    limited_text,
+    links_text,
+    noticed_text,
+    some_slower,
+    speeds_text,
+)
 from planner.wording import counted
 from workers.protocol import CheckpointReport, FaultReport, WarningReport
 
@@ -68,7 +75,7 @@ def note_of(event: Event) -> Note | None:
             return Note("note", f"{by or 'Someone'} set the freeze method to {method}{budget}.")
         case SpeedsChanged(changes=(_, *_)):
             text = speeds_text(event)
-            return Note("warning", f"{text[0].upper()}{text[1:]}.")
+            return Note("warning" if some_slower(event) else "note", f"{text[0].upper()}{text[1:]}.")
         case LinksTimed(changes=(_, *_)):
             text = links_text(event)
             return Note("warning", f"{text[0].upper()}{text[1:]}.")

@@ -13,6 +13,7 @@ from orchestrator.events.wording import (
     links_text,
     noticed_text,
     solved_text,
+    some_slower,
     speeds_text,
 )
 from orchestrator.quantities import seconds
@@ -69,7 +70,7 @@ def observer(
             case events.FreezeSolved() as solved:
                 progress.note(f"freezing: {solved_text(solved)}")
             case events.SpeedsChanged() as changed:
-                progress.note(speeds_text(changed), warning=bool(changed.changes))
+                progress.note(speeds_text(changed), warning=some_slower(changed))
             case events.LinksTimed() as timed:
                 progress.note(links_text(timed), warning=bool(timed.changes))
             case events.Adapted() as adapted:

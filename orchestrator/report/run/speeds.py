@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.decided_plans import DecidedPlan, decided_plans
+from orchestrator.analysis.decided_plans import OVERTAKEN, DecidedPlan, decided_plans
 from orchestrator.events.wording import verdict
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
@@ -16,8 +16,8 @@ from planner.wording import link_rate
 
 MOST_ROWS = 30
 MEASURED = (
-    "Measured: the median step that was trained with the plan at the speeds for which it was predicted, not those after"
-    " a speed changed."
+    "Measured: the median step with the plan at the speeds for which it was predicted. Steps after a change of speed do"
+    f" not count: “{OVERTAKEN}” where there were no others."
 )
 
 

@@ -9,6 +9,7 @@ from disturbed_run import ALONE_S, SLOW_S, disturbed, known, moved
 
 from orchestrator.analysis.decided_plans import OVERTAKEN, decided_plans
 from orchestrator.events.types import Adapted, Event, Formed, LinksTimed
+from planner.adapt.past import Past
 from planner.simulation.slow_links import SlowLink
 from workers.protocol import Generation
 
@@ -60,8 +61,10 @@ def test_a_rehearsal_tells_of_neighbours_that_the_job_never_noticed() -> None:
 
 
 def test_drifting_speeds_are_the_same_speeds_and_slow_links_are_others() -> None:
-    drifted, late = replace(known(7, 1.06), since=4), replace(STAYS, step=50)
-    assert found((4, (known(4, 1.0),)), (5, (STAYS,)), (7, (drifted,)), (8, (replace(STAYS, step=8),))) == [
+    past = Past(changed=((0, 3), (1, 4)))
+    first, drifted = replace(known(4, 1.0), past=past), replace(known(7, 1.06), since=5, past=past)
+    late = replace(STAYS, step=50)
+    assert found((4, (first,)), (5, (STAYS,)), (7, (drifted,)), (8, (replace(STAYS, step=8),))) == [
         (5, pytest.approx(ALONE_S), "")
     ]
     slow = LinksTimed(step=61, links=(SlowLink(source=0, target=1, latency_s=0.01, bytes_per_s=1e7),))

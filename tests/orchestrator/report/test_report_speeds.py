@@ -110,3 +110,10 @@ def test_decisions_and_changes_are_in_the_log_of_decisions_and_in_the_notes() ->
     notes = [note.text for note in run.notes]
     assert "Rank 1 is 2.27 times slower since step 19 (1.10 -> 2.50)." in notes
     assert not any("speeds are known" in note for note in notes)
+
+
+def test_a_rank_that_became_faster_is_no_reason_to_warn() -> None:
+    faster = replace(SLOW, changes=("rank 1 is 2.27 times faster since step 19 (2.50 -> 1.10)",))
+    levels = {note.text: note.level for note in run_with(SLOW, faster).notes}
+    assert levels["Rank 1 is 2.27 times slower since step 19 (1.10 -> 2.50)."] == "warning"
+    assert levels["Rank 1 is 2.27 times faster since step 19 (2.50 -> 1.10)."] == "note"
