@@ -70,12 +70,14 @@ class AdaptRecord:
         match event:
             case SpeedsChanged(slowdowns=known):
                 older = Past(changed=tuple((rank, event.since) for rank, _ in known))
-                self.known, self.past = known, event.past or older
+                before, self.known, self.past = dict(self.past.changed), known, event.past or older
                 slowdowns = [slowdown for _, slowdown in known]
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.speeds if each.step < event.step]
                 self.speeds = [*kept, Speeds(event.step, max(slowdowns), median(slowdowns))][-KEPT:]
-                self._change(time_s, self.past.since, event.step)
+                # Otherwise they have only drifted.
+                if changed := [since for rank, since in self.past.changed if before.get(rank) != since]:
+                    self._change(time_s, min(changed))
             case Sampled():
                 # After a return to a checkpoint steps come again.
                 kept = [each for each in self.samples if each.step < event.step]
@@ -84,13 +86,9 @@ class AdaptRecord:
                 self.factors = factors
             case LinksTimed(links=links):
                 self.links, self.past = links, replace(self.past, links_changed=event.step)
-                self._change(time_s, event.step, event.step)
+                self._change(time_s, event.step)
             case Adapted():
                 self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]
 
-    def _change(self, time_s: float, since: int, step: int) -> None:
-        """Note a change that was known after `step`, unless the speeds have only drifted since the last one."""
-        last = self.changes[-1].since if self.changes else -1
-        # After a return to a checkpoint steps come again.
-        if since > last or step < last:
-            self.changes = [*self.changes, SpeedChange(time_s, since)][-KEPT:]
+    def _change(self, time_s: float, since: int) -> None:
+        self.changes = [*self.changes, SpeedChange(time_s, since)][-KEPT:]

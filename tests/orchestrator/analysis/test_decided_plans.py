@@ -71,6 +71,13 @@ def test_drifting_speeds_are_the_same_speeds_and_slow_links_are_others() -> None
     assert found((50, (late,)), (61, (slow,))) == [(50, pytest.approx(ALONE_S), "")]
 
 
+def test_a_second_rank_that_changed_since_the_same_step_is_another_change() -> None:
+    one, both = Past(changed=((0, 3), (1, 21))), Past(changed=((0, 21), (1, 21)))
+    first, second = replace(known(22, 3.0), since=21, past=one), replace(known(24, 3.2), since=21, past=both)
+    decided = replace(STAYS, step=22)
+    assert found((22, (first, decided)), (24, (second,))) == [(22, None, OVERTAKEN)]
+
+
 def test_a_plan_is_measured_until_another_generation_forms_or_other_layers_move() -> None:
     decision, move = moved(10, 3, 0, 1)
     second = Generation(
