@@ -158,6 +158,7 @@ def _measure(path: Path, say: Say) -> None:
     """Measure in a process of its own: its one torch thread and its neighbours leave nothing in this one."""
     command = [
         sys.executable,
+        "-u",  # what it says comes as it says it, and a failure last
         "-m",
         "orchestrator",
         "interference",
