@@ -25,8 +25,8 @@ from statistics import mean
 
 import torch
 
-from benchmarks.adaptation import best_cut, job, profile_of
 from benchmarks.parts.process_jobs import AdaptingJob, ElasticJob, Ran
+from benchmarks.parts.slow_rank_job import best_cut, job, profile_of
 from benchmarks.parts.targets import at_least
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
