@@ -81,14 +81,11 @@ class Past:
             watched=tuple(entry for entry in self.watched if entry[0] in kept),
         )
 
-    @property
-    def since(self) -> int:
-        """The step since which no speed of a rank or a link has changed; 0 before the first is known."""
-        return max((*(since for _, since in self.changed), self.links_changed or 0))
-
     def age(self, step: int) -> int:
         """For how many steps no speed of a rank or a link has changed."""
-        return max(0, step - self.since) if self.changed else 0
+        if not self.changed:
+            return 0
+        return max(0, step - max(*(since for _, since in self.changed), self.links_changed or 0))
 
     def lasting_steps(self, step: int) -> int:
         """How many more steps the ranks' speeds will last after `step`: what is left of what is usual in this job, or
