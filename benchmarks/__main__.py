@@ -25,6 +25,7 @@ BENCHMARKS = (
     "redundancy",
     "copies",
     "adaptation",
+    "forest_choices",
     "memory_relief",
     "shares",
     "come_and_go",

@@ -2,7 +2,7 @@
 
 The forest predicts a stage's slowdown from the state of the device and the stage (DynPipe, section V-A and Algorithm
 2, line 13). What a rank measured of the layers that it holds is exact; the forest says how much more, or less, other
-layers would be slowed down there.
+layers would be slowed down there, of which half is believed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from planner.profile import ModelProfile
 from planner.repartition.slowdowns import Load
 
 MOST = 2.0
-"""Largest factor, either way, that other layers are believed to change a slowdown by."""
+"""Largest factor, either way, by which the forest may say that other layers change a slowdown."""
+BELIEVED = 0.5
+"""Share of that factor's logarithm that counts: the forest errs on a change by about as much as there is to it, and its
+choices are worse with the whole of it (`benchmarks/forest_choices.py`)."""
 
 Layers = tuple[tuple[int, int], ...]
 """[first, stop) of each stage of a rank."""
@@ -51,7 +54,7 @@ class ForestSlowdowns:
     def __call__(self, loads: Sequence[Load], /) -> list[float]:
         predicted = self._predicted([(load.place, load.layers) for load in loads])
         return [
-            self._measured[load.place] * min(MOST, max(1 / MOST, factor / self._held[load.place]))
+            carried_over(self._measured[load.place], factor, self._held[load.place])
             for load, factor in zip(loads, predicted, strict=True)
         ]
 
@@ -75,3 +78,13 @@ class ForestSlowdowns:
             for number, factor in zip(known, self._predictor.predict(rows).tolist(), strict=True):
                 found[number] = factor
         return found
+
+
+def carried_over(measured: float, predicted: float, predicted_held: float) -> float:
+    """The slowdown of other layers, where `measured` is that of the layers held.
+
+    Args:
+        predicted: by the forest, of the other layers.
+        predicted_held: of those held.
+    """
+    return measured * min(MOST, max(1 / MOST, predicted / predicted_held)) ** BELIEVED

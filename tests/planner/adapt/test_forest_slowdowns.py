@@ -10,7 +10,7 @@ import pytest
 import small_profile
 from numpy.typing import NDArray
 
-from planner.adapt.forest_slowdowns import MOST, ForestSlowdowns
+from planner.adapt.forest_slowdowns import BELIEVED, MOST, ForestSlowdowns
 from planner.features import NAMES
 from planner.repartition.slowdowns import Load
 
@@ -38,13 +38,13 @@ def slowdowns(slope: float) -> ForestSlowdowns:
     return ForestSlowdowns(predictor, MODEL, (1.0, 3.0), (((0, 4),), ((4, 8),)), sampled)
 
 
-def test_what_is_held_is_as_slow_as_measured_and_other_layers_as_the_model_says() -> None:
+def test_what_is_held_is_as_slow_as_measured_and_half_of_what_the_model_says_of_other_layers_counts() -> None:
     found = slowdowns(0.5)([Load(0, ((0, 4),)), Load(1, ((4, 8),)), Load(1, ((6, 8),)), Load(0, ((0, 6),))])
-    assert found == [1.0, 3.0, pytest.approx(3.0 * 2 / 3), 1.0]
+    assert found == [1.0, 3.0, pytest.approx(3.0 * (2 / 3) ** 0.5), 1.0]
 
 
 def test_the_model_is_not_believed_beyond_a_bound() -> None:
-    assert slowdowns(100.0)([Load(1, ((7, 8),))]) == [3.0 / MOST]
+    assert slowdowns(100.0)([Load(1, ((7, 8),))]) == [pytest.approx(3.0 / MOST**BELIEVED)]
 
 
 def test_without_a_sample_the_measured_slowdown_stands_for_all_layers() -> None:
