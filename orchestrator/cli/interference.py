@@ -81,7 +81,7 @@ def fit_command(windows: Path | None, model: Path | None, device: str) -> None:
         JobError: the windows cannot be read, nothing can be fitted to them, or `model` cannot be written.
     """
     try:
-        measured = load_windows(windows or model_folder(device) / WINDOWS)
+        measured = load_windows(windows or model_folder(device) / WINDOWS, device)
         fitted = fit(measured.windows, warnings=measured.warnings)
     except (ModelFileError, DatasetError) as error:
         raise JobError(str(error)) from error
@@ -102,7 +102,7 @@ def report_command(model: Path | None, out: Path, device: str) -> None:
     from orchestrator.report.interference.model_page import write_model_page
 
     try:
-        stored = load_forest(model or model_folder(device) / MODEL)
+        stored = load_forest(model or model_folder(device) / MODEL, device)
     except ModelFileError as error:
         raise JobError(str(error)) from error
     with _writing(out):

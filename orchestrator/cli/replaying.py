@@ -24,6 +24,7 @@ def replay_command(recording: Path) -> None:
         JobError: it cannot be read, or another planner decides otherwise.
     """
     path = recording / PLANNER if recording.is_dir() else recording
+    way_out = f"[adapt] record = true has a job write one, {PLANNER} in its folder"
     different = 0
     try:
         for answer in replayed(entries(path, _lost)):
@@ -31,11 +32,9 @@ def replay_command(recording: Path) -> None:
             for line in lines(answer):
                 print(line)
     except OSError as error:
-        raise JobError(
-            f"cannot read the recording {path}: {error.strerror or error}; [adapt] record = true makes one"
-        ) from error
+        raise JobError(f"cannot read the recording {path}: {error.strerror or error}; {way_out}") from error
     except ValueError as error:
-        raise JobError(str(error)) from error
+        raise JobError(f"{error}; {way_out}") from error
     if different:
         verb = "differs" if different == 1 else "differ"
         raise JobError(f"{path}: {counted(different, 'answer')} of the planner {verb} from those recorded")

@@ -135,7 +135,7 @@ def store(fitted: Fit, path: Path, measured: StoredWindows) -> StoredForest:
 
 
 def _loaded(path: Path, device: str) -> tuple[InterferenceModel, str]:
-    stored = load_forest(path)
+    stored = load_forest(path, device)
     if stored.device != device:
         raise ModelFileError(f"{path} was measured on device {stored.device}: it says nothing about {device}")
     judgement = stored.judgement

@@ -324,7 +324,7 @@ def _whole_lines(path: Path, lost: Callable[[int], None]) -> Iterator[str]:
     """
     with path.open("rb") as file:
         if file.read(len(BEGIN)) != BEGIN:
-            raise RecordingError(f"{path} is no recording: Not a gzipped file")
+            raise RecordingError(f"{path} is no recording: it is no gzipped file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             for member in members(content):
                 if isinstance(member, int):

@@ -75,7 +75,11 @@ def forest_from(content: bytes, where: str) -> StoredForest:
     Raises:
         ModelFileError: it is none, was altered, or has other features than this program.
     """
-    arrays, told = _parsed(content, where, FORESTS, "`freshet interference fit`")
+    return _forest(content, where, CPU)
+
+
+def _forest(content: bytes, where: str, device: str) -> StoredForest:
+    arrays, told = _parsed(content, where, FORESTS, _command("fit", device))
     try:
         forest = Forest(**{name: arrays[name] for name in _ARRAYS}, columns=len(NAMES))
         judgement = judgement_from(told["judgement"])
@@ -95,13 +99,16 @@ def save_forest(path: Path, stored: StoredForest) -> None:
     _write(path, forest_bytes(stored))
 
 
-def load_forest(path: Path) -> StoredForest:
+def load_forest(path: Path, device: str = CPU) -> StoredForest:
     """Read a forest.
+
+    Args:
+        device: for which an error says how to make one.
 
     Raises:
         ModelFileError: there is none, it was altered, or it has other features than this program.
     """
-    return forest_from(_read(path, "`freshet interference fit`"), str(path))
+    return _forest(_read(path, _command("fit", device)), str(path), device)
 
 
 def save_windows(path: Path, stored: StoredWindows) -> None:
@@ -117,13 +124,16 @@ def save_windows(path: Path, stored: StoredWindows) -> None:
     _write(path, _content(WINDOWS, {"rows": windows.rows, "ratios": windows.ratios}, told))
 
 
-def load_windows(path: Path) -> StoredWindows:
+def load_windows(path: Path, device: str = CPU) -> StoredWindows:
     """Read windows.
+
+    Args:
+        device: for which an error says how to measure some.
 
     Raises:
         ModelFileError: there are none, they were altered, or they have other features than this program.
     """
-    maker = "`freshet interference collect`"
+    maker = _command("collect", device)
     arrays, told = _parsed(_read(path, maker), str(path), WINDOWS, maker)
     try:
         windows = Windows(
@@ -157,6 +167,11 @@ def _write(path: Path, content: bytes) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(content)
     partial.replace(path)
+
+
+def _command(name: str, device: str) -> str:
+    """The command that makes a file for `device`, in words."""
+    return f"`freshet interference {name}{'' if device == CPU else f' --device {device}'}`"
 
 
 def _read(path: Path, maker: str) -> bytes:

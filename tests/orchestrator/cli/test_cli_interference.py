@@ -64,6 +64,17 @@ def test_windows_of_a_gpu_become_a_model_of_that_gpu(
         run("report", "--out", page)
 
 
+@pytest.mark.parametrize(("device", "option"), [("cpu", ""), ("cuda", " --device cuda")])
+def test_what_is_missing_is_made_by_a_command_for_the_same_device(
+    device: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRESHET_PROFILES", str(tmp_path / "profiles"))
+    with pytest.raises(JobError, match=rf"make one with `freshet interference fit{option}`$"):
+        run("report", "--device", device, "--out", tmp_path / "page.html")
+    with pytest.raises(JobError, match=rf"make one with `freshet interference collect{option}`$"):
+        run("fit", "--device", device)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_nothing_is_measured_on_one(windows: Path) -> None:
     before = windows.read_bytes()

@@ -93,6 +93,26 @@ def test_an_answer_that_differs_is_named_and_counted(
     assert "now rank 0 is 3.00 times slower" in told
 
 
+WAY_OUT = r"\[adapt\] record = true has a job write one, planner\.\S+ in its folder$"
+
+
 def test_a_job_without_a_recording_is_told_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"No such file or directory; \[adapt\] record = true makes one"):
+    with pytest.raises(JobError, match=rf"No such file or directory; {WAY_OUT}"):
         replay_command(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"step,loss\n", "is no recording: it is no gzipped file"),
+        (gzip.compress(b"step,loss\n"), "line 1: not of a planner's recording: .*"),
+    ],
+    ids=["text", "something else, gzipped"],
+)
+def test_a_file_that_is_no_recording_is_refused_with_how_to_make_one(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(JobError, match=f"{said}; {WAY_OUT}"):
+        replay_command(file)

@@ -212,10 +212,10 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="not of a planner's recording"):
         list(entries(other))
     other.write_bytes(b"plain text\n")
-    with pytest.raises(RecordingError, match="Not a gzipped file"):
+    with pytest.raises(RecordingError, match="it is no gzipped file"):
         list(entries(other))
     other.write_bytes(b"")
-    with pytest.raises(RecordingError, match="Not a gzipped file"):
+    with pytest.raises(RecordingError, match="it is no gzipped file"):
         list(entries(other))
     other.write_bytes(gzip.compress(b"\xff"))
     with pytest.raises(RecordingError, match="can't decode byte 0xff"):
