@@ -22,8 +22,8 @@ SLACKS = (0.0, 0.003, 0.01, 0.03, 0.1)
 """How much longer than necessary the busiest stage may be, for less time until the first microbatch is through."""
 STRIDES = (1, 2, 3, 5, 8)
 """Layers by which neighbours of a cut move one boundary."""
-_FIT_ROUNDS = 30
-"""Halvings of the interval in which the shortest bottleneck lies: to 1e-9 of it."""
+_FIT_ROUNDS = 16
+"""Halvings of the interval in which the shortest bottleneck lies: to 2e-5 of it."""
 
 
 def blocks_of(problem: Problem, *, pivotal: int | None = None) -> Blocks:
@@ -134,7 +134,7 @@ def quick_cuts(problem: Problem, cut: Integers, orders: Integers) -> Integers:
         for stage in range(stages - 1):
             reach = sums[cuts[:, stage]] + limit_s / slow[:, stage]
             stops = np.searchsorted(sums, reach * (1 + 1e-12), side="right") - 1
-            cuts[:, stage + 1] = np.clip(stops, cuts[:, stage] + 1, layers - stages + stage + 1)
+            cuts[:, stage + 1] = np.minimum(np.maximum(stops, cuts[:, stage] + 1), layers - stages + stage + 1)
         cuts[:, -1] = layers
         return cuts, ((sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow).max(axis=1)
 

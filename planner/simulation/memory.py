@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from itertools import groupby, pairwise
 from operator import itemgetter
 
@@ -98,6 +99,8 @@ class _Part(IntEnum):
 
 _Change = tuple[float, _Part, int]
 """(time_s, part, bytes more)."""
+_Sizes = list[tuple[_Part, Sequence[int]]]
+"""(part, bytes more by microbatch)."""
 
 
 def memory(
@@ -189,27 +192,29 @@ class _Changes:
 
     def of_rank(self, rank: int) -> list[_Change]:
         """By time; at one moment, what other ranks release comes first, then the rank's own in program order."""
-        return sorted(self._released[rank] + self._own[rank], key=lambda change: change[0])
+        return sorted(self._released[rank] + self._own[rank], key=itemgetter(0))
 
     def _compute(self, node: int, action: Action) -> None:
-        stage, index = self._stages[action.stage], action.index
-        own = self._own[self._graph.ranks[node]]
+        starts, ends = self._taken[action.kind, action.stage]
+        own, index = self._own[self._graph.ranks[node]], action.index
+        for at_s, changes in ((self._start_s[node], starts), (self._end_s[node], ends)):
+            for part, sizes in changes:
+                if size := sizes[index]:
+                    own.append((at_s, part, size))
 
-        def apply(time_s: float, counts: Counts) -> None:
-            activations, rebuilt, waiting, gradients = counts
-            if gradients and (size := gradients * stage.new_gradients[index]):
-                own.append((time_s, _Part.GRADIENTS, size))
-            if (activations or rebuilt) and (size := activations * stage.kept + rebuilt * stage.rebuilt):
-                own.append((time_s, _Part.ACTIVATIONS, size))
-            if waiting and (size := waiting * stage.held[index]):
-                own.append((time_s, _Part.HOLDS, size))
-
-        start, end = effect_of(action, self._frozen_stages)
-        apply(self._start_s[node], start)
-        if working := stage.working(action.kind):
-            own.append((self._start_s[node], _Part.WORKING, working))
-            own.append((self._end_s[node], _Part.WORKING, -working))
-        apply(self._end_s[node], end)
+    @cached_property
+    def _taken(self) -> dict[tuple[Kind, int], tuple[_Sizes, _Sizes]]:
+        """(kind, stage) -> what an action takes and frees as it starts, and as it ends."""
+        found: dict[tuple[Kind, int], tuple[_Sizes, _Sizes]] = {}
+        for kind, number, nodes in self._graph.by_kind_and_stage:
+            stage = self._stages[number]
+            start, end = effect_of(self._graph.actions[nodes[0]], self._frozen_stages)
+            working = [stage.working(kind)] * len(stage.held)
+            found[kind, number] = (
+                [*_sizes(stage, start), (_Part.WORKING, working)],
+                [(_Part.WORKING, [-size for size in working]), *_sizes(stage, end)],
+            )
+        return found
 
     def _send(self, node: int, action: Action) -> None:
         """An output stays on its rank until the next stage has taken it in and the rank's outbox has freed it."""
@@ -275,6 +280,17 @@ class _Changes:
                 consumer = graph.consumers[node]
                 assert consumer is not None
                 self._released[rank].append((self._start_s[consumer], _Part.MESSAGES, -size))
+
+
+def _sizes(stage: StageMemory, counts: Counts) -> _Sizes:
+    """What `counts` take, or free, of a stage; parts of which they take nothing are left out."""
+    activations, rebuilt, waiting, gradients = counts
+    parts: _Sizes = [
+        (_Part.GRADIENTS, [gradients * size for size in stage.new_gradients]),
+        (_Part.ACTIVATIONS, [activations * stage.kept + rebuilt * stage.rebuilt] * len(stage.held)),
+        (_Part.HOLDS, [waiting * size for size in stage.held]),
+    ]
+    return [(part, sizes) for part, sizes in parts if any(sizes)]
 
 
 def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
