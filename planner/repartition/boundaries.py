@@ -134,7 +134,9 @@ def quick_cuts(problem: Problem, cut: Integers, orders: Integers) -> Integers:
         for stage in range(stages - 1):
             reach = sums[cuts[:, stage]] + limit_s / slow[:, stage]
             stops = np.searchsorted(sums, reach * (1 + 1e-12), side="right") - 1
-            cuts[:, stage + 1] = np.minimum(np.maximum(stops, cuts[:, stage] + 1), layers - stages + stage + 1)
+            cuts[:, stage + 1] = np.minimum(
+                np.maximum(stops, cuts[:, stage] + 1), layers - stages + stage + 1
+            )
         cuts[:, -1] = layers
         return cuts, ((sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow).max(axis=1)
 
