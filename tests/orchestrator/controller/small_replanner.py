@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+from lifecycle_jobs import plan_of
 from made_profile import made_profile
 
-from planner.plan import Plan
 from planner.profile import Profile
-from planner.schedule.registry import build
+from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
 
-FIRST = Plan(
-    epoch=1,
-    version=1,
-    reason="first",
-    layers=((0, 2), (2, 4)),
-    stage_ranks=(0, 1),
-    schedule="1f1b",
-    chunks=1,
-    microbatches=2,
-    replicas=1,
-)
+FIRST = plan_of(2, layers=4)
 TIGHT = 100_000_000
 """On one rank the four layers take some 64 MB, and 112 MB with three copies of their weights."""
 
@@ -32,7 +22,7 @@ def profiled(memory_bytes: int = TIGHT) -> Profile:
 def replanner(profile: Profile | None) -> Replanner:
     return Replanner(
         first=FIRST,
-        schedule=build("1f1b", 2, 2, None),
+        schedule=schedule_of(FIRST),
         parameters=(10**6,) * 4,
         copies=0,
         profile=profile,

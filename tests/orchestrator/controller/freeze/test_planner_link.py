@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from lifecycle_jobs import step_report
+from lifecycle_jobs import plan_of, step_report
 
 from orchestrator.controller.freeze.planner_link import PlannerLink
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
@@ -15,22 +15,11 @@ from planner.actor import PlannerActor
 from planner.freeze.decision import FreezeQuestion
 from planner.freeze.monitoring import Observation
 from planner.freezing import Phases
-from planner.plan import Plan
-from planner.schedule.registry import build
+from planner.schedule.expand import schedule_of
 
 PHASES = Phases(warm_up=0, monitoring=4, ramp=6)
-PLAN = Plan(
-    epoch=1,
-    version=1,
-    reason="test",
-    layers=((0, 1), (1, 2)),
-    stage_ranks=(0, 1),
-    schedule="1f1b",
-    chunks=1,
-    microbatches=2,
-    replicas=1,
-)
-SCHEDULE = build("1f1b", 2, 2, None)
+PLAN = plan_of(2, layers=2)
+SCHEDULE = schedule_of(PLAN)
 QUESTION = FreezeQuestion(plan=PLAN, schedule=SCHEDULE, phases=PHASES, r_max=0.8)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lifecycle_jobs import plan_of as even_plan
 from lifecycle_jobs import step_report
 from made_profile import made_profile
 
@@ -24,9 +25,8 @@ from orchestrator.controller.requests.freeze_request import (
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from planner.freezing import Control, FreezePlan, Phases
-from planner.plan import Plan
 from planner.profile import Profile
-from planner.schedule.registry import build
+from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
 from workers.config import FreezeConfig
 from workers.protocol import FreezeStarted, JobError, Span, TimelineReport
@@ -34,18 +34,8 @@ from workers.protocol import FreezeStarted, JobError, Span, TimelineReport
 PHASES = Phases(warm_up=2, monitoring=6, ramp=8)
 TIMELY = FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=2, monitoring=6, ramp=8)
 NONE = FreezeConfig()
-PLAN = Plan(
-    epoch=1,
-    version=1,
-    reason="first",
-    layers=((0, 1), (1, 2)),
-    stage_ranks=(0, 1),
-    schedule="1f1b",
-    chunks=1,
-    microbatches=2,
-    replicas=1,
-)
-SCHEDULE = build("1f1b", 2, 2, None)
+PLAN = even_plan(2, layers=2)
+SCHEDULE = schedule_of(PLAN)
 SOLVED = FreezePlan(epoch=1, version=1, ratios=((0.5, 0.5), (1.0, 1.0)), start=9)
 
 
@@ -199,7 +189,7 @@ def test_without_times_the_job_monitors_first(spec: FreezeConfig) -> None:
 def test_times_of_another_partition_do_not_count() -> None:
     job = running(TIMELY, *MONITORED, step=20)
     other = replace(PLAN, layers=((0, 2),), stage_ranks=(0,))
-    found = asked(replace(job, plan=other, schedule=build("1f1b", 1, 2, None)), r_max=0.5)
+    found = asked(replace(job, plan=other, schedule=schedule_of(other)), r_max=0.5)
     assert isinstance(found, Adopt)
     assert found.control.phases == Phases(warm_up=0, monitoring=10, ramp=20)
 
