@@ -52,16 +52,25 @@ def fetch(
         StateStreamError: the server is gone (`Gone`), does not know the secret or sends nonsense (`Refused`),
             or was not offered this state in time (`Absent`).
     """
+    where = f"layer {layer} of step {step} from {host}:{port}"
     try:
-        with socket.create_connection((host, port), CONNECT_S) as connected:
+        with connect(host, port) as connected:
             line = Line(connected, stopped or threading.Event(), HANDSHAKE_S)
             return _fetch(line, secret, Wish(layer, step, wait_s, part), flow or Flow())
     except StateStreamError as error:
-        raise type(error)(f"layer {layer} of step {step} from {host}:{port}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
     except OSError as error:
-        raise Gone(
-            f"layer {layer} of step {step} from {host}:{port}: cannot connect: {error.strerror or error}"
-        ) from error
+        raise Gone(f"{where}: {error.strerror or error}") from error
+
+
+def connect(host: str, port: int) -> socket.socket:
+    """Raises:
+    Gone: nobody listens there.
+    """
+    try:
+        return socket.create_connection((host, port), CONNECT_S)
+    except OSError as error:
+        raise Gone(f"cannot connect: {error.strerror or error}") from error
 
 
 def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from workers.layer_state import LayerState
 from workers.state_stream.encoding import Loading
-from workers.state_stream.fetching import CONNECT_S, Answers, load
+from workers.state_stream.fetching import Answers, connect, load
 from workers.state_stream.following import Change, Parcels, States, Subject
 from workers.state_stream.frames import (
     HANDSHAKE_S,
@@ -109,7 +108,7 @@ def follow(
     """
     where = f"layers {list(subject.layers)} from {host}:{port}"
     try:
-        with socket.create_connection((host, port), CONNECT_S) as connected:
+        with connect(host, port) as connected:
             line = Line(connected, stopped, HANDSHAKE_S)
             seal, opener = ask(line, secret)
             line.write(seal.frame(Kind.FOLLOW, 0, subject.encode()))
@@ -118,4 +117,4 @@ def follow(
     except StateStreamError as error:
         raise type(error)(f"{where}: {error}") from error
     except OSError as error:
-        raise Gone(f"{where}: cannot connect: {error.strerror or error}") from error
+        raise Gone(f"{where}: {error.strerror or error}") from error

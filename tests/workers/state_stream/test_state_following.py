@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,6 +111,19 @@ def test_parcels_of_a_step_that_is_not_committed_change_nothing(leading: Leading
             leading.followers.begin(GENERATION + 1)
         assert isinstance(got[0], Absent)
         assert f"generation {GENERATION} is over" in str(got[0])
+
+
+def test_an_error_while_following_is_told_as_what_it_is(leading: Leading) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    where = rf"layers \[{LAYER}\] from {HOST}:{leading.to.server.port}"
+    with pytest.raises(Gone, match=f"^{where}: No space left on device$"), leading.followed():
+        raise full
+
+
+def test_an_owner_that_does_not_listen_is_told_as_such(leading: Leading) -> None:
+    leading.to.server.close()
+    with pytest.raises(Gone, match="cannot connect: Connection refused"), leading.followed():
+        pass
 
 
 def test_nothing_of_an_altered_change_arrives(leading: Leading) -> None:
