@@ -12,15 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from workers.devices.device import CpuDevice
+from workers.elastic.copies_ahead import CopiesAhead
+from workers.elastic.followed import Followed
 from workers.engine import Engine
 from workers.layer_state import LayerState
 from workers.protocol import Settlement
 from workers.rank import Rank
+from workers.state_stream.following import Parcels
 from workers.state_stream.sending import Delivery
 from workers.transport.channel import ChannelError, Stream
 from workers.transport.process_group import ProcessGroupChannel
@@ -111,6 +115,48 @@ def dies_sending(rank: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     ProcessGroupChannel.send = torn
+
+
+def dies_before_the_decision(rank: int, folder: Path) -> None:
+    """The first owner whose gradients a newcomer follows is killed once it has them, before the commit's decision: the
+    owner's own record is still missing.
+
+    Files in `folder` tell what happened: `killed` has the owner and its step; `applied` a line for each change that a
+    newcomer applied, with the generation and the step.
+    """
+    send, of_state, take = Followed.send, Parcels.of_state, CopiesAhead._take
+
+    def arrived(step: int, layers: Sequence[int]) -> Path:
+        return folder / f"parcels of step {step}, layers {sorted(layers)}"
+
+    def noting(step: int, state: LayerState) -> Parcels:
+        parcels = of_state(step, state)
+        arrived(step, [*parcels.of_layers]).touch()
+        return parcels
+
+    def last(self: Followed, step: int, *rest: Any) -> None:
+        layers = self._followers.layers
+        send(self, step, *rest)
+        if not layers:
+            return
+        deadline_s = time.monotonic() + 10 * PATIENCE_S
+        while not arrived(step, [*layers]).exists() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        if arrived(step, [*layers]).exists():
+            with suppress(FileExistsError), (folder / "killed").open("x") as file:
+                file.write(f"{rank} {step}")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def taking(self: CopiesAhead, *given: Any) -> bool:
+        goes_on = take(self, *given)
+        with (folder / "applied").open("a") as file:
+            file.write(f"{self.generation} {given[2].step}\n")
+        return goes_on
+
+    Followed.send = last
+    Parcels.of_state = staticmethod(noting)
+    CopiesAhead._take = taking
 
 
 def _dies_when_it_gives(rank: int, what: Callable[[LayerState], bool]) -> None:

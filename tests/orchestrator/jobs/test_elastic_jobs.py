@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
-from rigs import never_settles
+from rigs import dies_before_the_decision, never_settles
 from tiny_jobs import tiny
 
 from orchestrator.events import types as events
@@ -354,6 +355,47 @@ def test_a_node_that_comes_is_planned_in(tmp_path: Path) -> None:
     calm = job(tmp_path / "calm", elastic={"grow": True}, job={"steps": 300})
     quiet = Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step)
     assert ran.state_sha256 == run_threads(quiet).state_sha256
+
+
+def test_an_owner_killed_between_the_gradients_it_sends_ahead_and_the_decision_costs_no_committed_step(
+    tmp_path: Path,
+) -> None:
+    """Rank 1 is lost, and rank 4 comes: it follows owners' layers, and one of them dies within a commit."""
+    joining = 4
+
+    def take(running: ElasticJob, event: events.Event) -> None:
+        losses = sum(isinstance(one, events.RankFailed) for one in running.log)
+        if isinstance(event, events.RankFailed):
+            running.hosts.most = 3
+        if isinstance(event, events.Regrouped) and losses == 1:
+            running.hosts.most = 4
+
+    def trains_again(event: events.Event) -> bool:
+        return isinstance(event, StepReport) and event.generation == 3
+
+    inject = once(at_step(3), lambda running: running.signal(1))
+    stop = once(trains_again, lambda running: running.post(STOP))
+    spec = job(tmp_path, elastic={"grow": True}, job={"steps": 1000})
+    ran = ElasticJob(
+        spec, both(inject, take, stop), rig=partial(dies_before_the_decision, folder=tmp_path)
+    ).run()
+
+    owner, step = map(int, (tmp_path / "killed").read_text().split())
+    first, second = ran.of(events.Regrouped)
+    assert (first.lost, second.cause, second.lost, second.joined) == ((1,), "loss", (owner,), (joining,))
+    assert joining in ran.of(events.Formed)[-1].generation.members
+    # Every rank dropped the step whose gradients had travelled ahead; it was run again.
+    assert (second.step, second.rerun, second.steps_lost) == (step - 1, 1, 0)
+    (report,) = [report for report in ran.of(StepReport) if report.step == step]
+    assert report.generation == second.generation
+    applied = tmp_path / "applied"
+    assert f"2 {step}" not in (applied.read_text().splitlines() if applied.exists() else [])
+    assert isinstance(ran.state, Finished), ran.state
+    assert ran.steps == list(range(1, ran.state.step + 1))
+    calm = job(tmp_path / "calm", elastic={"grow": True}, job={"steps": 1000})
+    quiet = Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step)
+    assert ran.state_sha256 == run_threads(quiet).state_sha256
+    assert_gone(ran.pids)
 
 
 def test_replicas_go_on_when_one_loses_a_rank(tmp_path: Path) -> None:
