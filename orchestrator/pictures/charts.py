@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from statistics import median
 from typing import Literal
 
 from orchestrator.history.phase_bands import Band
+from orchestrator.pictures.spans import unit_of
 
 Point = tuple[float, float]
 
@@ -227,6 +228,16 @@ class Chart:
             "marks": list(self.marks[:MOST_MARKS]),
             "changes": list(self.changes[-MOST_MARKS:]),
         }
+
+
+def of_times(chart: Chart) -> Chart:
+    """`chart`, whose values are seconds, in the unit that suits its value axis: `4 s`, and not `4k ms`."""
+    unit, factor = unit_of(chart.values.high)
+    series = tuple(
+        replace(each, points=tuple((step, factor * value_s) for step, value_s in each.points))
+        for each in chart.series
+    )
+    return replace(chart, unit=f"time, {unit}", series=series)
 
 
 def _named(steps: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from orchestrator.analysis.job_summary import job_summary
 from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import Band
-from orchestrator.pictures.charts import Chart, Series
+from orchestrator.pictures.charts import Chart, Series, of_times
 from orchestrator.quantities import percent, rate, seconds, significant
 from orchestrator.report.interference.interference_page import InterferencePart, interference_part
 from orchestrator.report.parts import Cell, Column, Pill, Table
@@ -56,13 +56,15 @@ def comparison(runs: Named) -> Comparison:
                     lambda report: report.grad_norm,
                     logarithmic=True,
                 ),
-                _chart(
-                    runs,
-                    "Step time",
-                    "time, s",
-                    lambda report: report.step_s,
-                    from_zero=True,
-                    bands=next(filter(None, (visit_bands(view) for _, view in runs)), ()),
+                of_times(
+                    _chart(
+                        runs,
+                        "Step time",
+                        "s",
+                        lambda report: report.step_s,
+                        from_zero=True,
+                        bands=next(filter(None, (visit_bands(view) for _, view in runs)), ()),
+                    )
                 ),
             )
             if chart.series

@@ -11,7 +11,7 @@ from statistics import median
 from orchestrator.analysis.interference_time import InterferenceTime, Trial, interference_time
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.pictures.charts import Chart, Series
+from orchestrator.pictures.charts import Chart, Series, of_times
 from orchestrator.quantities import deviation, percent, seconds, significant
 from orchestrator.report.assets import render_page
 from orchestrator.report.interference.interference_text import HOW, noticed_text
@@ -172,24 +172,24 @@ def _tiles(found: InterferenceTime) -> tuple[Tile, ...]:
 
 
 def _step_time(runs: Sequence[JobView]) -> Chart:
-    times = [report.step_s for run in runs for report in run.steps.values()]
-    factor, unit = (1e3, "ms") if times and median(times) < 1 else (1.0, "s")
-    return Chart(
-        title="Step time",
-        unit=f"time, {unit}",
-        series=tuple(
-            Series(
-                name=_policy(run),
-                points=tuple((step, factor * run.steps[step].step_s) for step in sorted(run.steps)),
-            )
-            for run in runs
-        ),
-        format=significant,
-        from_zero=True,
-        bands=visit_bands(runs[-1]),
-        changes=plan_changes(runs[-1]),
-        emulated=runs[-1].emulated,
-        height=320,
+    return of_times(
+        Chart(
+            title="Step time",
+            unit="s",
+            series=tuple(
+                Series(
+                    name=_policy(run),
+                    points=tuple((step, run.steps[step].step_s) for step in sorted(run.steps)),
+                )
+                for run in runs
+            ),
+            format=significant,
+            from_zero=True,
+            bands=visit_bands(runs[-1]),
+            changes=plan_changes(runs[-1]),
+            emulated=runs[-1].emulated,
+            height=320,
+        )
     )
 
 

@@ -13,7 +13,7 @@ from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
-from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series
+from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series, of_times
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
 from orchestrator.report.run.what_ran import device_text, model_text, plan_changes, visit_bands
@@ -140,15 +140,11 @@ def training(run: JobView) -> Training | None:
     if run.validations:
         points = tuple((step, run.validations[step].loss) for step in sorted(run.validations))
         losses.append(Series(name="validation", points=points, dots=len(points) <= 60))
-    in_ms = median(report.step_s for report in steps) < 1
-    factor, time_unit = (1e3, "ms") if in_ms else (1.0, "s")
-    times = [series("measured", lambda report: report.step_s * factor)]
+    times = [series("measured", lambda report: report.step_s)]
     predicted = tuple(
-        (row.step, row.predicted_step_s * factor)
-        for row in freeze_steps(run)
-        if row.predicted_step_s is not None
+        (row.step, row.predicted_step_s) for row in freeze_steps(run) if row.predicted_step_s is not None
     )
-    planned = () if predicted else _planned(run, steps[-1].step, factor)
+    planned = () if predicted else _planned(run, steps[-1].step)
     if predicted or planned:
         times.append(Series(name="predicted", points=predicted or planned, stepped=bool(planned)))
     drawn = (
@@ -181,15 +177,17 @@ def training(run: JobView) -> Training | None:
             mark_name="skipped step",
             changes=changes,
         ),
-        Chart(
-            title="Step time",
-            unit=f"time, {time_unit}",
-            series=tuple(times),
-            format=significant,
-            from_zero=True,
-            bands=run.phases or visit_bands(run),
-            changes=changes,
-            emulated=run.emulated,
+        of_times(
+            Chart(
+                title="Step time",
+                unit="s",
+                series=tuple(times),
+                format=significant,
+                from_zero=True,
+                bands=run.phases or visit_bands(run),
+                changes=changes,
+                emulated=run.emulated,
+            )
         ),
     )
     how = ""
@@ -199,10 +197,10 @@ def training(run: JobView) -> Training | None:
     return Training(how, drawn)
 
 
-def _planned(run: JobView, newest: int, factor: float) -> tuple[Point, ...]:
+def _planned(run: JobView, newest: int) -> tuple[Point, ...]:
     """The predicted step of each plan of a job that freezes nothing, from the step that it was issued after."""
     points = {
-        max(decision.step, 1): decision.plan.predicted_step_s * factor
+        max(decision.step, 1): decision.plan.predicted_step_s
         for decision in run.decisions
         if decision.plan.predicted_step_s is not None
     }

@@ -30,7 +30,7 @@ from orchestrator.events.types import (
 )
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures import charts
-from orchestrator.pictures.charts import Bin, Chart, Series, ValueAxis
+from orchestrator.pictures.charts import Bin, Chart, Series, ValueAxis, of_times
 from orchestrator.quantities import significant
 from orchestrator.report.page import render, write_report
 from workers.protocol import (
@@ -299,6 +299,33 @@ def test_an_outlier_is_marked_at_the_top_and_does_not_flatten_the_rest() -> None
     )
     assert chart.values.above == 1
     assert 10 < chart.values.high < 20
+
+
+@pytest.mark.parametrize(
+    ("step_s", "first_s", "steps", "unit", "highest"),
+    [
+        (0.25, 4.0, 10, "s", 4.0),  # 4 s, and not 4k ms
+        (0.25, 4.0, 100, "ms", 250.0),  # the first step is above the axis
+        (0.25, 0.95, 10, "s", 0.95),  # the axis goes beyond a second
+        (0.25, 0.25, 10, "ms", 250.0),
+        (0.000_25, 0.000_25, 10, "µs", 250.0),
+        (2.0, 2.0, 10, "s", 2.0),
+    ],
+)
+def test_times_are_in_the_unit_that_suits_the_axis(
+    step_s: float, first_s: float, steps: int, unit: str, highest: float
+) -> None:
+    points = tuple((float(step), first_s if step == 1 else step_s) for step in range(1, steps + 1))
+    chart = of_times(
+        Chart(
+            title="t", unit="s", series=(Series(name="s", points=points),), format=significant, from_zero=True
+        )
+    )
+    assert chart.unit == f"time, {unit}"
+    assert chart.values.high < 1000
+    assert max(value for _, value in chart.series[0].points if value <= chart.values.high) == pytest.approx(
+        highest
+    )
 
 
 def test_values_are_told_as_exactly_as_they_are_seen() -> None:
