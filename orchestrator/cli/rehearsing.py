@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -18,7 +19,7 @@ from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.text.progress import open_progress
 from orchestrator.cli.text.training_lines import observer
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
+from orchestrator.events.folder import MARKER, JobFolder
 from orchestrator.rehearsal.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
 from orchestrator.rehearsal.synthetic_trace import MINUTE_MS, Preemption, synthetic
 from orchestrator.rehearsal.traces import Trace, keep, parse, to_csv, window
@@ -64,7 +65,14 @@ def rehearse_command(options: Options) -> int:
     write_trace(options, performance.trace)
     # Standard output is for JSON alone; progress goes to standard error.
     console = Console(file=sys.stderr if options.as_json else sys.stdout)
-    with open_progress(console, spec.job.name, spec.job.steps) as progress, without_ray():
+    folder = performance.spec.job.folder
+    with (
+        nothing_left_unless_begun(Path(folder)),
+        open_progress(console, spec.job.name, spec.job.steps) as progress,
+        without_ray(),
+    ):
+        if options.out is not None:
+            check_out(folder, spec.job.name)
         done = rehearse(performance, observe=observer(progress), say=progress.note)
     _conclude(console, done, options.as_json)
     if isinstance(done.run.end, events.Failed) or done.cut_short is not None:
@@ -77,6 +85,29 @@ def without_ray() -> Iterator[None]:
     """Discard Ray's messages about vanishing nodes: a rehearsal kills them on purpose."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         yield
+
+
+@contextmanager
+def nothing_left_unless_begun(folder: Path) -> Iterator[None]:
+    """On an error or a signal, remove `folder` if it was made meanwhile and no job has begun in it: the next rehearsal
+    would take another one."""
+    there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        if not there and not any(folder.rglob(MARKER)):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def check_out(folder: str, job: str) -> None:
+    """Raises:
+    JobError: `folder`, which --out names, cannot be written or holds something else than what a new job leaves there.
+    """
+    out = JobFolder(folder, option="--out")
+    out.admit(job, resume=False)
+    if (lock := out.lock()) is not None:
+        lock.close()
 
 
 def performance_of(options: Options, spec: Spec) -> Performance:

@@ -15,7 +15,13 @@ from rich.console import Console
 from orchestrator.analysis.interference_time import interference_time
 from orchestrator.cli.beside import beside
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
-from orchestrator.cli.rehearsing import Options, performance_of, without_ray, write_trace
+from orchestrator.cli.rehearsing import (
+    Options,
+    nothing_left_unless_begun,
+    performance_of,
+    without_ray,
+    write_trace,
+)
 from orchestrator.cli.text.progress import open_progress
 from orchestrator.cli.text.training_lines import observer
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -88,16 +94,17 @@ def interference_command(options: Options, given: InterferenceOptions) -> int:
     trials = trials_of(options, given, len(os.sched_getaffinity(0)), say)
     if trials.trace is not None:
         write_trace(options, trials.trace.trace)
-    say("measuring the job before any neighbour comes")
-    profile = _measured(trials, say)
     done: list[Run] = []
     trace = trials.trace
-    for spec in trials.specs:
-        say(f"training with adapt.policy = {spec.adapt.policy!r}")
-        trained, trace = _train(spec, trials.interference, profile, trace, console, given.dashboard)
-        done.append(trained)
-        if trained.interrupted or isinstance(trained.end, events.Failed):
-            break
+    with nothing_left_unless_begun(trials.folder):
+        say("measuring the job before any neighbour comes")
+        profile = _measured(trials, say)
+        for spec in trials.specs:
+            say(f"training with adapt.policy = {spec.adapt.policy!r}")
+            trained, trace = _train(spec, trials.interference, profile, trace, console, given.dashboard)
+            done.append(trained)
+            if trained.interrupted or isinstance(trained.end, events.Failed):
+                break
     _conclude(done, trials, options.as_json, say)
     if done[-1].interrupted:
         return INTERRUPTED
@@ -138,7 +145,8 @@ def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say
         name = f"{first.job.name[:NAME_LENGTH]}-{policy}"
         job = apt.job.model_copy(update={"name": name, "output": str(folder / policy)})
         specs.append(apt.model_copy(update={"job": job, "adapt": spec.adapt}))
-        JobFolder(str(folder / policy)).admit(name, resume=False)
+        option = "--out" if options.out is not None else None
+        JobFolder(str(folder / policy), option).admit(name, resume=False)
     for note in notes:
         say(note)
     return Trials(name=first.job.name, folder=folder, specs=tuple(specs), interference=plan, trace=trace)

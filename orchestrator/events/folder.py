@@ -71,10 +71,18 @@ class Marker:
 
 
 class JobFolder:
-    """The folder of one job at `location`."""
+    """The folder of one job at `location`.
 
-    def __init__(self, location: str) -> None:
+    Args:
+        option: the option of the command line that named it; None: `job.output` of the spec did. Errors say so.
+    """
+
+    def __init__(self, location: str, option: str | None = None) -> None:
         self.location = location
+        self._key = option or "job.output"
+        self._named = f"{option} {location}" if option is not None else f"job.output = {location}"
+        self._resumes = option is None
+        """Whether the command that named it can go on with a run."""
         self._folder = open_folder(location)
         self._published_view = b""
 
@@ -184,7 +192,7 @@ class JobFolder:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise JobError(
-                f"cannot read {join(self.location, MARKER)}: {error}; choose another job.output"
+                f"cannot read {join(self.location, MARKER)}: {error}; choose another {self._key}"
             ) from error
 
     def claim(self, name: str, spec: Mapping[str, Any]) -> Marker:
@@ -244,32 +252,32 @@ class JobFolder:
                 )
             if strangers := sorted({*self._names()} - _BEFORE_A_RUN):
                 raise JobError(
-                    f"job.output = {self.location} holds {', '.join(strangers[:3])} and no run:"
-                    " choose an empty folder"
+                    f"{self._named} holds {', '.join(strangers[:3])} and no run: choose an empty folder"
                 )
             return
         if marker.name != name:
             raise JobError(
-                f"job.output = {self.location} holds another job, {marker.name!r}, and this one is {name!r}:"
-                " choose another job.output"
+                f"{self._named} holds another job, {marker.name!r}, and this one is {name!r}:"
+                f" choose another {self._key}"
             )
         if resume:
             return
         steps = self.steps()
         if steps or self._folder.child(CHECKPOINTS).names():
+            go_on = "go on from its newest checkpoint with --resume (in Python: resume=True), or "
             raise JobError(
-                f"job.output = {self.location} holds a run of {name!r} with {counted(steps, 'step')}: go on from its"
-                " newest checkpoint with --resume (in Python: resume=True), or choose another job.output"
+                f"{self._named} holds a run of {name!r} with {counted(steps, 'step')}:"
+                f" {go_on if self._resumes else ''}choose another {self._key}"
             )
 
     def _names(self) -> tuple[str, ...]:
         try:
             return self._folder.names()
         except OSError as error:
-            raise JobError(f"job.output = {self.location} cannot be used: {_reason(error)}") from error
+            raise JobError(f"{self._named} cannot be used: {_reason(error)}") from error
 
     def _unwritable(self, error: OSError) -> JobError:
-        return JobError(f"cannot write to job.output = {self.location}: {_reason(error)}")
+        return JobError(f"cannot write to {self._named}: {_reason(error)}")
 
     def steps(self) -> int:
         """Steps committed here so far. Raises JobError if the event log is damaged."""
@@ -334,7 +342,7 @@ class JobFolder:
         except ValueError as error:
             problem = str(error).partition("\n")[0]
             raise JobError(
-                f"{problem}: delete that line to do without it, or choose another job.output"
+                f"{problem}: delete that line to do without it, or choose another {self._key}"
             ) from error
 
 

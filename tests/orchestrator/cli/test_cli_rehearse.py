@@ -12,9 +12,10 @@ from tiny_jobs import tiny, write_spec
 from typer.testing import CliRunner
 
 from orchestrator.analysis.effective_time import effective_time
-from orchestrator.cli.exit_codes import USER_ERROR
+from orchestrator.cli.exit_codes import INTERRUPTED, USER_ERROR
 from orchestrator.cli.main import app
 from orchestrator.cli.rehearsing import Options, performance_of
+from orchestrator.events.folder import JobFolder
 from orchestrator.events.rehearsed import CopiesSaved
 from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.rehearsal import Performance, node_resources, on_nodes
@@ -125,6 +126,40 @@ def test_the_commands_of_the_guide_can_be_typed_one_after_the_other(
     assert again.trace.changes == made.trace.changes
     assert (made.grace_s, again.grace_s) == (None, 120)
     assert made.spec.job.output == "runs/gpt-rehearsal"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_rehearsal_that_is_interrupted_leaves_its_folder_only_if_its_job_has_begun(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    folder = Path("runs/a-rehearsal")
+
+    def begin(performance: Performance, **observers: object) -> None:
+        (folder / "data").mkdir(parents=True)
+        if begun:
+            JobFolder(str(folder)).claim("a", {})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.cli.rehearsing.rehearse", begin)
+    command = ["rehearse", str(write_spec(tmp_path, "a")), "--trace", str(options.trace)]
+    assert CliRunner().invoke(app, command).exit_code == INTERRUPTED
+    assert folder.exists() == begun
+
+
+def test_an_error_names_the_option_that_named_the_folder(options: Options, tmp_path: Path) -> None:
+    spec, out = write_spec(tmp_path, "a"), tmp_path / "o"
+
+    def refusal(folder: Path) -> str:
+        command = ["rehearse", str(spec), "--trace", str(options.trace), "--out", str(folder)]
+        return str(CliRunner().invoke(app, command).exception)
+
+    JobFolder(str(out)).claim("b", {})
+    said = f"--out {out} holds another job, 'b', and this one is 'a': choose another --out"
+    assert refusal(out) == said
+    JobFolder(str(out)).claim("a", {})
+    (out / "checkpoints" / "step-00000004-gen-1").mkdir(parents=True)
+    assert refusal(out) == f"--out {out} holds a run of 'a' with 0 steps: choose another --out"
+    assert refusal(spec / "o") == f"--out {spec / 'o'} cannot be used: Not a directory"
 
 
 def test_a_rank_takes_a_whole_node(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tiny_jobs import write_spec
 from typer.testing import CliRunner
 
+from orchestrator.cli.exit_codes import INTERRUPTED
 from orchestrator.cli.main import app
 from orchestrator.cli.rehearsing import Options
 from orchestrator.cli.rehearsing_interference import InterferenceOptions, Trials, trials_of
@@ -133,6 +134,34 @@ def test_options_of_the_neighbour_are_refused_without_one(options: Options, give
         str(result.exception)
         == f"{given[0]} goes with a neighbour: name one with --interference light or heavy"
     )
+
+
+def test_a_signal_while_the_job_is_measured_leaves_nothing(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run has the same name."""
+    begun: list[bool] = []
+
+    def interrupted(*given: object, **named: object) -> None:
+        begun.append(any(Path("runs/a-interference").rglob("*.sha256")))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.cli.rehearsing_interference.profile_of", interrupted)
+    command = ["rehearse", str(options.spec), "--interference", "heavy", "--set", LONG]
+    assert CliRunner().invoke(app, command).exit_code == INTERRUPTED
+    assert begun == [True], "the token cache was there"
+    assert not Path("runs/a-interference").exists()
+    assert made(options).folder == Path("runs/a-interference")
+
+
+def test_an_error_names_the_option_that_named_the_folder(options: Options, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    (out / "off").mkdir(parents=True)
+    (out / "off" / "notes.txt").touch()
+    with pytest.raises(
+        JobError, match=rf"^--out {out}/off holds notes\.txt and no run: choose an empty folder$"
+    ):
+        made(replace(options, out=out))
 
 
 def test_what_can_be_known_before_is_refused_before_anything_is_measured(options: Options) -> None:
