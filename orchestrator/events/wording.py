@@ -7,13 +7,16 @@ from orchestrator.events.types import (
     FreezeSolved,
     LinksTimed,
     MemoryLimited,
+    Migrated,
     Noticed,
+    OutOfMemory,
+    Paused,
     SpeedsChanged,
 )
-from orchestrator.quantities import seconds
+from orchestrator.quantities import seconds, size
 from planner.simulation.slow_links import SlowLink
-from planner.wording import link_rate
-from workers.protocol import FaultReport
+from planner.wording import counted, link_rate, named, shares_text
+from workers.protocol import CopiedAhead, FaultReport, MemoryLow
 
 
 def noticed_text(notice: Noticed) -> str:
@@ -86,6 +89,61 @@ def limited_text(limited: MemoryLimited) -> str:
             f"rank {limited.rank} ran out of memory, and all layers recompute from now on: {limited.reason}"
         )
     return f"plans take {limited.limit_bytes:,} bytes of rank {limited.rank} at most from now on: {limited.reason}"
+
+
+def short_text(short: OutOfMemory) -> str:
+    """Which rank ran out of memory, in words."""
+    lack, epoch_version = short.shortage, f"{short.plan[0]}.{short.plan[1]}"
+    known = [
+        f"{size(count_bytes)} {what}"
+        for count_bytes, what in (
+            (lack.needed_bytes, "asked for"),
+            (lack.free_bytes, "free"),
+            (lack.held_bytes, "held by its tensors"),
+        )
+        if count_bytes is not None
+    ]
+    numbers = f" ({', '.join(known)})" if known else ""
+    return (
+        f"rank {short.rank} ran out of memory{numbers} under plan {epoch_version}, after step {short.step}: the step"
+        " is run again under a smaller plan"
+    )
+
+
+def low_text(low: MemoryLow) -> str:
+    """How little memory a rank's device has left, in words."""
+    return (
+        f"the device of rank {low.rank} has {size(low.left_bytes)} left beside what step {low.step} takes of it, less"
+        f" than the reserve of {size(low.reserve_bytes)}"
+    )
+
+
+def moved_text(moved: Migrated) -> str:
+    """What moved while the job trained, and what it cost, in words."""
+    if not moved.layers:
+        return f"a step now has {shares_text(moved.shares)} ({moved.mode}): {seconds(moved.stall_s)} of standing still"
+    has = "has" if len(moved.layers) == 1 else "have"
+    return (
+        f"{named('layer', moved.layers)} {has} moved ({moved.mode}): {seconds(moved.seconds)} and"
+        f" {counted(moved.steps, 'step')} on the way, {seconds(moved.stall_s)} of standing still"
+    )
+
+
+def paused_text(paused: Paused) -> str:
+    """Why the job waits, in words."""
+    if paused.requested:
+        return f"paused after step {paused.step}: a checkpoint has it, and the ranks are given back"
+    return f"waiting for capacity: {paused.reason}"
+
+
+def copied_text(copied: CopiedAhead) -> str:
+    """What a rank without a place has copied ahead, in words."""
+    if copied.error is not None:
+        return f"rank {copied.rank} copies no layers ahead: {copied.error}"
+    return (
+        f"rank {copied.rank} has copies of {named('layer', copied.layers)} as of step {copied.step}:"
+        f" {size(copied.bytes)} in {seconds(copied.seconds)}"
+    )
 
 
 def solved_text(solved: FreezeSolved) -> str:

@@ -9,8 +9,29 @@ from datetime import datetime
 from orchestrator.cli.text.progress import checkpoint_text, skipped_text, step_fields
 from orchestrator.events import types as events
 from orchestrator.events.types import KINDS, Event, Record, named_floats
+from orchestrator.events.wording import (
+    adapted_text,
+    copied_text,
+    low_text,
+    moved_text,
+    paused_text,
+    short_text,
+    solved_text,
+)
 from orchestrator.history.notes import note_of
-from workers.protocol import CheckpointReport, StepReport, ValidationReport
+from orchestrator.quantities import seconds
+from planner.wording import counted, named
+from workers.protocol import (
+    CheckpointReport,
+    CopiedAhead,
+    FreezeStarted,
+    MemoryLow,
+    NoticeReport,
+    StandbyReport,
+    StepReport,
+    SwitchReport,
+    ValidationReport,
+)
 
 LONGEST = 160
 """Most characters of an event that has no words of its own."""
@@ -44,6 +65,48 @@ def _text(event: Event) -> str:
             return f"training goes on after step {step}: {reason}"
         case events.Finished(step=step, stopped=stopped, state_sha256=digest):
             return f"{'stopped' if stopped else 'done'} at step {step}, state {digest}"
+        case events.OutOfMemory():
+            return short_text(event)
+        case MemoryLow():
+            return low_text(event)
+        case events.FreezeSolved():
+            return solved_text(event)
+        case events.Adapted():
+            return adapted_text(event)
+        case events.Migrated():
+            return moved_text(event)
+        case events.Paused():
+            return paused_text(event)
+        case _:
+            return _of_ranks(event)
+
+
+def _of_ranks(event: Event) -> str:
+    """What happened to ranks and their copies of layers."""
+    match event:
+        case events.Placing(ranks=ranks):
+            return f"the cluster is asked for {counted(len(ranks), 'rank')}: {named('rank', ranks)}"
+        case events.RankStarted(rank=rank, host=host, pid=pid):
+            return f"rank {rank} is up on {host}, process {pid}"
+        case events.Formed(generation=generation, step=step):
+            return f"generation {generation.number}, {named('rank', generation.members)}, trains from step {step} on"
+        case events.Dismissed(ranks=ranks):
+            return f"{named('rank', ranks)} released: the job needs no more spares"
+        case events.RankEnded(outcome=outcome):
+            return f"the rank in place {outcome.rank} has ended at step {outcome.step}"
+        case FreezeStarted(plan=plan):
+            return f"the ratios of freeze plan {plan.epoch}.{plan.version} take effect with step {plan.start}"
+        case CopiedAhead():
+            return copied_text(event)
+        case StandbyReport(rank=place, layers=layers, step=step):
+            return f"the copies in place {place} are up to date at step {step}: {named('layer', layers)}"
+        case SwitchReport(rank=place, epoch=epoch, version=version, step=step, stall_s=stall_s):
+            still = seconds(stall_s)
+            return (
+                f"place {place} follows plan {epoch}.{version} after step {step}, {still} of standing still"
+            )
+        case NoticeReport(rank=rank, source=source, text=text):
+            return f"rank {rank} has notice that it must leave ({source}): {text}"
         case _:
             note = note_of(event)
             return note.text if note is not None else _plain(event)

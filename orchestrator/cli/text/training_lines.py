@@ -11,13 +11,15 @@ from orchestrator.events.wording import (
     injected_text,
     limited_text,
     links_text,
+    moved_text,
     noticed_text,
+    paused_text,
     solved_text,
     some_slower,
     speeds_text,
 )
 from orchestrator.quantities import seconds
-from planner.wording import counted, named, shares_text
+from planner.wording import counted
 
 
 def observer(
@@ -93,21 +95,10 @@ def observer(
                 progress.note(
                     f"training goes on after step {regrouped.step}, {took} later: {regrouped.reason}"
                 )
-            case events.Migrated(layers=()) as moved:
-                progress.note(
-                    f"a step now has {shares_text(moved.shares)} ({moved.mode}): {seconds(moved.stall_s)} of"
-                    " standing still"
-                )
             case events.Migrated() as moved:
-                has = "has" if len(moved.layers) == 1 else "have"
-                progress.note(
-                    f"{named('layer', moved.layers)} {has} moved ({moved.mode}): {seconds(moved.seconds)} and"
-                    f" {counted(moved.steps, 'step')} on the way, {seconds(moved.stall_s)} of standing still"
-                )
-            case events.Paused(step=step, requested=True):
-                progress.note(f"paused after step {step}: a checkpoint has it, and the ranks are given back")
-            case events.Paused(reason=reason):
-                progress.note(f"waiting for capacity: {reason}", warning=True)
+                progress.note(moved_text(moved))
+            case events.Paused() as paused:
+                progress.note(paused_text(paused), warning=not paused.requested)
             case events.RankFailed(rank=rank, error=error):
                 progress.note(f"rank {rank}: {error}", warning=True)
             case _:

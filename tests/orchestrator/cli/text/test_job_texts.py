@@ -15,7 +15,7 @@ from orchestrator.events import types as events
 from orchestrator.events.types import KINDS, Record
 from orchestrator.history.job_view import fold
 from orchestrator.history.proposal import Proposal
-from workers.protocol import JobError
+from workers.protocol import CopiedAhead, JobError, MemoryLow, MemoryShortage
 
 PROPOSAL = Proposal(
     partition=(3, 1),
@@ -37,6 +37,64 @@ def test_every_event_is_one_line() -> None:
         assert re.match(rf" *{number}  \d\d:\d\d:\d\d  {kind}\b", line)
         assert "\n" not in line
         assert len(line) <= LONGEST + 200
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (
+            events.OutOfMemory(
+                rank=4,
+                place=1,
+                plan=(1, 2),
+                step=7,
+                shortage=MemoryShortage(needed_bytes=4_000_000, held_bytes=80_000_000),
+            ),
+            "rank 4 ran out of memory (4.00 MB asked for, 80.0 MB held by its tensors) under plan 1.2, after step 7:"
+            " the step is run again under a smaller plan",
+        ),
+        (
+            MemoryLow(
+                rank=4,
+                place=1,
+                plan=(1, 2),
+                step=8,
+                left_bytes=100,
+                reserve_bytes=900_000,
+                seen_s=1_700_000_000.5,
+            ),
+            "the device of rank 4 has 100 B left beside what step 8 takes of it, less than the reserve of 900 kB",
+        ),
+        (
+            events.Adapted(
+                step=7, moves=True, reason="it pays", now_s=0.5, then_s=0.3, cost_s=0.1, layers=(1, 3)
+            ),
+            "the plan changes: it pays",
+        ),
+        (
+            events.Paused(reason="no rank is left", step=7),
+            "waiting for capacity: no rank is left",
+        ),
+        (events.Placing(ranks=(0, 1)), "the cluster is asked for 2 ranks: ranks 0, 1"),
+        (events.Dismissed(ranks=(5,)), "rank 5 released: the job needs no more spares"),
+        (
+            CopiedAhead(
+                rank=4,
+                epoch=1,
+                change=2,
+                step=7,
+                layers=(2, 3),
+                bytes=1024,
+                seconds=0.5,
+                error="its owner is gone",
+            ),
+            "rank 4 copies no layers ahead: its owner is gone",
+        ),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_an_event_is_told_in_words(event: events.Event, said: str) -> None:
+    assert event_line(1, Record(time_s=0.0, event=event)).endswith(f"  {said}")
 
 
 def test_a_command_says_who_sent_it_and_what_came_of_it() -> None:
