@@ -33,6 +33,7 @@ from orchestrator.pictures import charts
 from orchestrator.pictures.charts import Bin, Chart, Series, ValueAxis, of_times
 from orchestrator.quantities import significant
 from orchestrator.report.page import render, write_report
+from orchestrator.report.run.sections import training
 from workers.protocol import (
     CheckpointRef,
     CheckpointReport,
@@ -326,6 +327,15 @@ def test_times_are_in_the_unit_that_suits_the_axis(
     assert max(value for _, value in chart.series[0].points if value <= chart.values.high) == pytest.approx(
         highest
     )
+
+
+def test_a_short_run_with_a_slow_first_step_is_drawn_in_seconds() -> None:
+    """Its first step takes 1.21 s, the others 0.13 s."""
+    part = training(fold(records(steps=10)))
+    assert part is not None
+    (drawn,) = [chart for chart in part.charts if chart.title == "Step time"]
+    assert drawn.unit == "time, s"
+    assert drawn.series[0].points[0] == (1, 1.21)
 
 
 def test_values_are_told_as_exactly_as_they_are_seen() -> None:
