@@ -19,6 +19,7 @@ from orchestrator.client.blocking import finish
 from orchestrator.client.errors import NoController
 from orchestrator.client.ray_calls import RayCalls
 from orchestrator.client.shadowing import refusal, shadowing
+from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.connection import import_paths
 from orchestrator.cluster.placement import preferring
@@ -362,7 +363,7 @@ def _create(order: Order, setup: ControllerConfig, spec: Spec) -> Any:
             enable_task_events=False,
             # On the driver's node, whose files it shares; elsewhere once that node is gone.
             **preferring(ray.get_runtime_context().get_node_id()),
-        ).remote(order, setup, spec.model_dump(mode="json"))
+        ).remote(*in_pieces(order, setup, spec.model_dump(mode="json")))
     except ActorAlreadyExistsError as error:
         raise JobError(
             f"a job {name!r} has been started in this cluster just now: follow it with `freshet follow {name}`, end it"

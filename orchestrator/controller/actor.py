@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import ray
 
+from orchestrator.cluster.actor_arguments import from_pieces
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts, reap
 from orchestrator.controller.adapt.adaptation import Adaptation
@@ -76,10 +77,15 @@ class Controller:
     """The controller of one job. All methods run on one event loop.
 
     Args:
-        spec: the resolved spec, as JSON values.
+        pieces: of the order, the configuration and the resolved spec as JSON values, from `in_pieces`: they have to
+            outlive the driver too.
     """
 
-    def __init__(self, order: Order, setup: ControllerConfig, spec: dict[str, Any]) -> None:
+    def __init__(self, *pieces: bytes) -> None:
+        order: Order
+        setup: ControllerConfig
+        spec: dict[str, Any]
+        order, setup, spec = from_pieces(pieces)
         self._order = order
         self._setup = setup
         self._spec = spec

@@ -16,6 +16,7 @@ from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adapt.live_planner import PlannerBeside
@@ -51,7 +52,7 @@ async def controller_of(
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(actor, "PlannerInRay", lambda start, post: PlannerBeside(start))
     spec = made.spec.model_dump(mode="json")
-    controller = Controller(job.order, job.setup, spec)
+    controller = Controller(*in_pieces(job.order, job.setup, spec))
     log = JobFolder(job.setup.config.output).open_log(1)
     controller._writer = LogWriter(log, folder / "view.json")
     controller._record(Submitted(job=job.order.job, epoch=1, spec=spec, resume=False))

@@ -18,6 +18,7 @@ from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
 from orchestrator.events.folder import JobFolder
@@ -53,7 +54,7 @@ class Ended:
         return [record.event for record in read_log(self.folder.events_path)]
 
     def controller(self) -> Controller:
-        return Controller(self._job.order, self._job.setup, self._spec)
+        return Controller(*in_pieces(self._job.order, self._job.setup, self._spec))
 
 
 @pytest.fixture

@@ -240,10 +240,12 @@ def wait_for(path: Path, true: Callable[[list[events.Event]], bool]) -> list[eve
 
 
 def test_driver_planner_and_controller_killed_together_the_ranks_train_on_to_the_end(tmp_path: Path) -> None:
+    """The controller's arguments, like those of a job with many ranks, are larger than what Ray keeps by itself."""
     times = {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005}
     spec = job(
         tmp_path,
         "headless",
+        logging={"project": "long" * 2**16},
         job={"steps": 80},
         freeze=PHASES,
         pipeline=ONE,
