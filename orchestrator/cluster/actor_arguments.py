@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray import cloudpickle
-
 PIECE_BYTES = 2**16
 
 
 def in_pieces(*arguments: Any) -> list[bytes]:
     """`arguments`, serialized and cut into pieces of at most `PIECE_BYTES`."""
+    # Not above: a command sets what Ray reads from the environment before it is imported.
+    from ray import cloudpickle
+
     whole: bytes = cloudpickle.dumps(arguments)
     return [whole[start : start + PIECE_BYTES] for start in range(0, len(whole), PIECE_BYTES)]
 
 
 def from_pieces(pieces: tuple[bytes, ...]) -> Any:
     """The tuple of arguments that `in_pieces` cut into `pieces`."""
+    from ray import cloudpickle
+
     return cloudpickle.loads(b"".join(pieces))

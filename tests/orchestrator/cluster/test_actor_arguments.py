@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 from orchestrator.cluster.actor_arguments import from_pieces, in_pieces
 
@@ -14,3 +16,8 @@ def test_arguments_of_any_size_come_back_from_pieces_that_are_kept_with_the_acto
     assert from_pieces(tuple(pieces)) == arguments
     assert len(pieces) > 1
     assert max(len(pickle.dumps(piece)) for piece in pieces) < KEPT_BYTES
+
+
+def test_a_command_that_submits_a_job_does_not_import_ray_before_it_has_set_its_environment() -> None:
+    code = "import sys, orchestrator.client.submit; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
