@@ -29,7 +29,7 @@ from orchestrator.cli.interference import collect_command
 from planner.adapt.forest_slowdowns import carried_over
 from planner.features import NAMES, SAMPLED
 from planner.interference.dataset import Windows, measured_ratios
-from planner.interference.fitting import FITTERS
+from planner.interference.fitting import FITTERS, left_out
 from planner.interference.model_file import load_windows
 
 Floats = NDArray[np.float64]
@@ -67,11 +67,7 @@ class Case:
 def cases(windows: Windows, seed: int) -> list[Case]:
     """The sampled devices after which every stage ran once, the one that was held last of all."""
     kinds = np.array(windows.kinds)
-    predicted = np.full(len(windows), np.nan)
-    for kind in windows.neighbours:
-        model = FITTERS["forest"](windows.only(kinds != kind), seed)
-        rows = windows.rows[kinds == kind]
-        predicted[kinds == kind] = measured_ratios(rows) * model.predict(rows)
+    predicted = left_out(windows, FITTERS["forest"], seed)
     stages = len(np.unique(windows.rows[:, _WORK]))
     of_sample: dict[bytes, list[int]] = defaultdict(list)
     for number, row in enumerate(windows.rows):

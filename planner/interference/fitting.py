@@ -52,7 +52,7 @@ def fit(windows: Windows, *, warnings: Sequence[str] = (), seed: int = 0) -> Fit
     check(windows)
     regressor = _regressor(windows, seed)
     forest = _arrays(regressor)
-    predicted = {name: _left_out(windows, fitter, seed) for name, fitter in FITTERS.items()}
+    predicted = {name: left_out(windows, fitter, seed) for name, fitter in FITTERS.items()}
     return Fit(
         forest=forest,
         judgement=Judgement(
@@ -66,7 +66,7 @@ def fit(windows: Windows, *, warnings: Sequence[str] = (), seed: int = 0) -> Fit
     )
 
 
-def _left_out(windows: Windows, fitter: Callable[[Windows, int], Model], seed: int) -> NDArray[np.float64]:
+def left_out(windows: Windows, fitter: Callable[[Windows, int], Model], seed: int) -> NDArray[np.float64]:
     """Predicted ratios of the windows beside neighbours, each by a model that has not seen its kind; NaN alone."""
     predicted = np.full(len(windows), np.nan)
     kinds = np.array(windows.kinds)
