@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,18 @@ from orchestrator.events import types as events
 from orchestrator.events.folder import JobFolder
 from orchestrator.lifecycle.states import Finished
 from orchestrator.prepare.resolve import Resolved
-from planner.adapt.recording import entries
+from planner.adapt.recording import Asked, Took, entries
 from planner.adapt.replaying import Decided, Observed, replayed
+from planner.adapt.speeds import Slowdowns
 from planner.observed import StepTimes
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import FaultReport
 
-LAYERS = 10
+LAYERS = 9
 PASS_S = 0.004
 STEPS = 40
-KILLED_AT = 18
 SLOW = 2
 """The place, and so the rank, that becomes slow."""
 
@@ -71,6 +72,11 @@ def slow(step: int, factor: float, steps: int | None = None) -> Callable[[Elasti
     return act
 
 
+def is_slow(known: Slowdowns) -> bool:
+    """Whether the rank at place `SLOW` is known to be slow."""
+    return dict(known.by_rank).get(SLOW, 1.0) > 2
+
+
 def quiet(folder: Path, steps: int = STEPS) -> str:
     """The state in which an undisturbed job ends."""
     done = made(folder, "off", steps=steps, pass_s=0.0)
@@ -78,10 +84,17 @@ def quiet(folder: Path, steps: int = STEPS) -> str:
 
 
 def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_again(tmp_path: Path) -> None:
+    awaited: list[Callable[[events.Event], bool]] = [
+        lambda event: isinstance(event, events.Issued) and len(event.plan.layers_of_place(SLOW)) == 1,
+        lambda event: isinstance(event, events.Migrated),
+    ]
+
     def act(running: ElasticJob, event: events.Event) -> None:
         slow(6, 3.0, steps=20)(running, event)
-        if at_step(KILLED_AT)(event):
-            running.signal(0)
+        if awaited and awaited[0](event):
+            awaited.pop(0)
+            if not awaited:
+                running.signal(0)
 
     resolved = made(tmp_path / "slow", steps=50, record=True)
     ran = adapting(resolved, act).run()
@@ -92,24 +105,24 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     first, *changed = ran.of(events.SpeedsChanged)
     assert not first.changes
     assert [rank for rank, _ in first.slowdowns] == [0, 1, 2, 3]
-    # A busy machine may slow ranks down before and meanwhile, and the first step after a move tells nothing.
-    (fault,) = ran.of(FaultReport)
-    slower = next(event for event in changed if dict(event.slowdowns)[SLOW] > 2)
-    moves = [event.step for event in ran.of(events.Migrated) if event.step < slower.step]
-    tells = max([fault.step, *moves])
-    assert slower.step - tells <= 2
+    assert ran.of(FaultReport)
+    slower = next(event for event in changed if is_slow(Slowdowns(event.slowdowns)))
     assert any(f"rank {SLOW} is " in said and " times slower since step " in said for said in slower.changes)
-    decisions = [decision for decision in ran.of(events.Adapted) if decision.moves]
-    away = next(decision for decision in decisions if decision.step >= slower.step)
-    assert away.step - tells <= 3
+
+    recorded = list(entries(JobFolder(resolved.config.output).planner_path))
+    answers = list(replayed(recorded))
+    assert all(answer.same for answer in answers)
+    decided = [answer for answer in answers if isinstance(answer, Decided)]
+    # The first decision that knows of it. After how many steps is for `benchmarks/adaptation.py` to say.
+    knowing = dropwhile(lambda entry: not (isinstance(entry, Took) and is_slow(entry.heard.known)), recorded)
+    asked = next(entry for entry in knowing if isinstance(entry, Asked))
+    away = next(answer.decision for answer in decided if answer.asked == asked)
+    assert away.plan is not None
     assert away.then_s < 0.8 * away.now_s
     # Copies come before the layers.
     *_, relieved = (event.plan for event in ran.of(events.Issued) if event.plan.reason == away.reason)
     held = [len(relieved.layers_of_place(place)) for place in range(4)]
     assert held[SLOW] == min(held) < LAYERS / 4
-
-    moved = next(event for event in ran.of(events.Migrated) if event.step > fault.step)
-    assert moved.layers
 
     (regrouped,) = ran.of(events.Regrouped)
     assert regrouped.lost == (0,)
@@ -119,11 +132,8 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     assert counts[1] < min(counts[0], counts[2])
     assert for_three[-1].layers_per_stage[1] > counts[1]
 
-    answers = list(replayed(entries(JobFolder(resolved.config.output).planner_path)))
-    assert all(answer.same for answer in answers)
-    decided = [answer.decision for answer in answers if isinstance(answer, Decided)]
     logged = ran.of(events.Adapted)
-    assert [(each.reason, each.then_s) for each in decided[: len(logged)]] == [
+    assert [(each.decision.reason, each.decision.then_s) for each in decided[: len(logged)]] == [
         (each.reason.partition("; but ")[0], each.then_s) for each in logged
     ]
     seen = [change for answer in answers if isinstance(answer, Observed) for change in answer.heard.changes]
