@@ -51,7 +51,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_path: Path) -> None:
-    trace = "0,add,a\n0,add,b\n2000,remove,b\n3000,add,d\n"
+    trace = "0,add,a\n0,add,b\n2000,remove,b\n6000,add,d\n"
     driver = start(tmp_path, trace, "--speedup", "1", "--finish", "--json")
     output, errors = driver.communicate(timeout=600)
     assert driver.returncode == 0, errors
