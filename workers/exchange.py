@@ -6,7 +6,7 @@ library's reduction, so that siblings and tied copies hold the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -15,11 +15,15 @@ from torch import Tensor, nn
 
 from planner.shares import Part
 from workers.backward import gradient_of
+from workers.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
 from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
 Parameters = dict[tuple[int, str], nn.Parameter]
 """(layer, name within the layer) -> parameter, in order of layer and name."""
+
+APART = 64
+"""Ranges of a layer that siblings sum begin at multiples of so many elements."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ class TiedUse:
 class ReplicaExchange:
     """Sums the gradients of one pipeline rank's layers over all replicas. Its siblings share the work.
 
-    Each tensor is gathered on one sibling, summed there, and sent back: the parts of each replica in their order, then
-    the replicas in theirs.
+    Of each layer, every sibling gathers an equal range, sums it, and sends it back: the parts of each replica in their
+    order, then the replicas in theirs.
 
     Args:
         siblings: places that hold the same layers, by pipeline.
+        layers: layer -> where its gradients are summed.
         tags: first free tag on the channel.
         parts: of all replicas, in order of summation; see `planner.shares`. None: one per pipeline.
     """
@@ -48,121 +53,164 @@ class ReplicaExchange:
         self,
         channel: Channel,
         siblings: Sequence[int],
-        parameters: Parameters,
+        layers: Mapping[int, GradientBuffers],
         tags: int,
         parts: Sequence[Part] | None = None,
     ) -> None:
-        self._taken: dict[Part, list[Tensor | None]] = {}
+        self._taken: dict[Part, dict[int, FlatGradients]] = {}
         self._channel = channel
         self._siblings = tuple(siblings)
         self._parts = parts or [Part(r, 0, 1, r) for r in range(len(self._siblings))]
         self._own = self._siblings.index(channel.rank)
-        self._parameters = list(parameters.values())
-        self._layers = [layer for layer, _ in parameters]
+        self._others = [r for r in range(len(self._siblings)) if r != self._own]
+        self._layers = {layer: summed for layer, summed in sorted(layers.items()) if summed.names}
+        self._number = {layer: number for number, layer in enumerate(self._layers)}
         self._tags = tags
-        load = [0] * len(self._siblings)
-        self._reducer: list[int] = []
-        for parameter in self._parameters:
-            sibling = load.index(min(load))
-            load[sibling] += parameter.numel()
-            self._reducer.append(sibling)
 
     def take(self, replica: int) -> None:
         """Set the present gradients aside as those of the whole of `replica`."""
-        own = self._parts_of(self._own)
-        gradients = [parameter.grad for parameter in self._parameters]
-        if replica != own[-1].replica:
-            # The next window accumulates its gradients in the same memory.
-            gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
-        (part,) = (part for part in own if part.replica == replica)
-        self._taken[part] = gradients
-        for parameter in self._parameters:
-            parameter.grad = None
+        (part,) = (part for part in self._parts_of(self._own) if part.replica == replica)
+        self._taken[part] = {layer: summed.taken() for layer, summed in self._layers.items()}
 
-    def put(self, parts: Mapping[Part, Mapping[int, Sequence[Tensor | None]]]) -> None:
-        """Take the gradients of `parts`: part -> layer -> by parameter, in order of name."""
+    def put(self, parts: Mapping[Part, Mapping[int, FlatGradients]]) -> None:
+        """Take the gradients of `parts`: part -> layer -> gradients. A layer may have none."""
         for part, of_layer in parts.items():
-            left = {layer: iter(gradients) for layer, gradients in of_layer.items()}
-            self._taken[part] = [next(left[layer]) if layer in left else None for layer in self._layers]
+            self._taken[part] = {layer: of_layer.get(layer, NO_GRADIENTS) for layer in self._layers}
 
     def drop(self) -> None:
         """Drop the gradients that were set aside."""
         self._taken = {}
 
     def sum(self) -> None:
-        """Set each parameter's `.grad` to the sum over replicas; a gradient absent everywhere stays absent.
+        """Have each layer's parameters have the sum over replicas; a gradient absent everywhere stays absent.
 
         If no gradients were set aside, the present ones are those of the pipeline's only replica.
         """
         if not self._taken:
             self.take(self._own)
-        others = [r for r in range(len(self._siblings)) if r != self._own]
-        present = self._agree_on_presence(others)
-        own = self._parts_of(self._own)
-        indices = [i for i in range(len(self._parameters)) if any(of[i] for of in present.values())]
-        for i in indices:
-            if self._reducer[i] != self._own:
-                # With zeros for absent ones: a stream's messages all have one shape.
-                gradients = [self._taken[part][i] for part in own]
-                parts = [
-                    self._zeros(i) if gradient is None else canonical(gradient) for gradient in gradients
-                ]
-                self._channel.send(self._stream(self._own, self._reducer[i], 1 + 2 * i), parts)
-        for i in indices:
-            if self._reducer[i] == self._own:
-                self._reduce(i, others, present)
-        for i in indices:
-            if self._reducer[i] != self._own:
-                stream = self._stream(self._reducer[i], self._own, 2 + 2 * i)
-                (self._parameters[i].grad,) = self._channel.receive(stream)
+        present = self._agree_on_presence()
+        layers = [layer for layer in self._layers if any(present[part][layer] for part in self._parts)]
+        for layer in layers:
+            self._mark_absent(layer, present)
+            for sibling in self._others:
+                self._send(self._parts_stream(layer, self._own, sibling), self._cut(layer, sibling))
+        totals: dict[int, list[Tensor]] = {}
+        for layer in layers:
+            totals[layer] = self._total(layer)
+            for sibling in self._others:
+                self._send(self._sum_stream(layer, self._own, sibling), totals[layer])
+        for layer in layers:
+            self._put_total(layer, totals[layer], present)
         self._channel.flush()
         self._taken = {}
 
     def _parts_of(self, sibling: int) -> list[Part]:
         return [part for part in self._parts if part.pipeline == sibling]
 
-    def _reduce(self, i: int, others: Sequence[int], present: Mapping[Part, Sequence[bool]]) -> None:
-        parts = {part: self._taken[part][i] for part in self._parts_of(self._own)}
-        for sibling in others:
-            theirs = self._parts_of(sibling)
-            received = self._channel.receive(self._stream(sibling, self._own, 1 + 2 * i))
-            parts |= {
-                part: gradient for part, gradient in zip(theirs, received, strict=True) if present[part][i]
-            }
-        total: Tensor | None = None
-        for _, of_replica in groupby(self._parts, key=lambda part: part.replica):
-            its = self._added_up([parts.get(part) for part in of_replica], i)
-            total = its if total is None else total.add_(its)
-        assert total is not None
-        for sibling in others:
-            self._channel.send(self._stream(self._own, sibling, 2 + 2 * i), (total,))
-        self._parameters[i].grad = total
+    def _mark_absent(self, layer: int, present: Mapping[Part, Mapping[int, frozenset[str]]]) -> None:
+        """Have what is absent in a part change nothing in the sum of its replica: nothing was added for it. A replica
+        without a gradient has zeros."""
+        layouts = self._layers[layer].layouts
+        for part in self._parts_of(self._own):
+            if not self._taken[part][layer].buffers:
+                self._taken[part][layer] = self._layers[layer].zeros()
+            replicas = [present[other][layer] for other in self._parts if other.replica == part.replica]
+            lacking = frozenset().union(*replicas) - present[part][layer]
+            for layout, buffer in zip(layouts, self._taken[part][layer].buffers, strict=True):
+                for place in layout.places:
+                    if place.name in lacking:
+                        buffer[place.begin : place.stop].fill_(-0.0)
 
-    def _added_up(self, gradients: Sequence[Tensor | None], i: int) -> Tensor:
-        """The sum of one replica's parts, in new memory. Absent ones are left out: nothing was added for them."""
-        there = [canonical(gradient) for gradient in gradients if gradient is not None]
-        if not there:
-            return self._zeros(i)
-        total = there[0].clone()
-        for gradient in there[1:]:
-            total.add_(gradient)
-        return total
+    def _ranges(self, layer: int, sibling: int) -> list[tuple[int, slice]]:
+        """(buffer, elements) of the layer that `sibling` sums."""
+        found: list[tuple[int, slice]] = []
+        for number, layout in enumerate(self._layers[layer].layouts):
+            each = -(-layout.size // (len(self._siblings) * APART)) * APART
+            begin, stop = (min(layout.size, each * n) for n in (sibling, sibling + 1))
+            if begin < stop:
+                found.append((number, slice(begin, stop)))
+        return found
 
-    def _zeros(self, i: int) -> Tensor:
-        return canonical(torch.zeros_like(self._parameters[i]))
+    def _cut(self, layer: int, sibling: int) -> list[Tensor]:
+        """What `sibling` sums of this pipeline's gradients: by part, and for each by buffer."""
+        return [
+            self._taken[part][layer].buffers[number][elements]
+            for part in self._parts_of(self._own)
+            for number, elements in self._ranges(layer, sibling)
+        ]
 
-    def _agree_on_presence(self, others: Sequence[int]) -> dict[Part, list[bool]]:
-        """Part -> by parameter, whether its pipeline has a gradient of it."""
+    def _total(self, layer: int) -> list[Tensor]:
+        """The sum over replicas of what this sibling sums, by buffer; some of it in the memory of what is summed."""
+        count = len(self._ranges(layer, self._own))
+        if not count:
+            return []
+        pieces: dict[Part, Sequence[Tensor]] = {}
+        for sibling in range(len(self._siblings)):
+            if sibling == self._own:
+                received: Sequence[Tensor] = self._cut(layer, self._own)
+            else:
+                received = self._channel.receive(self._parts_stream(layer, sibling, self._own))
+            for number, part in enumerate(self._parts_of(sibling)):
+                pieces[part] = received[number * count : (number + 1) * count]
+        totals: list[Tensor] = []
+        for number in range(count):
+            of_replicas = (
+                _added_up(pieces[part][number] for part in of_replica)
+                for _, of_replica in groupby(self._parts, key=lambda part: part.replica)
+            )
+            totals.append(_added_up(of_replicas))
+        return totals
+
+    def _put_total(
+        self, layer: int, own: Sequence[Tensor], present: Mapping[Part, Mapping[int, frozenset[str]]]
+    ) -> None:
+        """Put the siblings' sums together, in the memory of this pipeline's last part. What was sent of it has arrived,
+        or there would be no sum of it."""
+        buffers = self._taken[self._parts_of(self._own)[-1]][layer].buffers
+        for sibling in range(len(self._siblings)):
+            ranges = self._ranges(layer, sibling)
+            if not ranges:
+                continue
+            theirs = self._sum_stream(layer, sibling, self._own)
+            sums = own if sibling == self._own else self._channel.receive(theirs)
+            for (number, elements), total in zip(ranges, sums, strict=True):
+                target = buffers[number][elements]
+                if target.data_ptr() != total.data_ptr():
+                    target.copy_(total)
+        names = frozenset[str]().union(*(present[part][layer] for part in self._parts))
+        summed = self._layers[layer]
+        summed.put(FlatGradients.of(summed.layouts, buffers, names))
+
+    def _agree_on_presence(self) -> dict[Part, dict[int, frozenset[str]]]:
+        """Part -> layer -> the parameters of which its pipeline has a gradient."""
+        places = [(layer, name) for layer, summed in self._layers.items() for name in summed.names]
         own = self._parts_of(self._own)
-        there = [[gradient is not None for gradient in self._taken[part]] for part in own]
-        mine = torch.tensor(there, dtype=torch.bool).reshape(len(own), len(self._parameters))
-        for sibling in others:
+        there = [[name in self._taken[part][layer] for layer, name in places] for part in own]
+        mine = torch.tensor(there, dtype=torch.bool).reshape(len(own), len(places))
+        for sibling in self._others:
             self._channel.send(self._stream(self._own, sibling, 0), (mine,))
-        present = dict(zip(own, mine.tolist(), strict=True))
-        for sibling in others:
+        rows = dict(zip(own, there, strict=True))
+        for sibling in self._others:
             theirs = self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu().tolist()
-            present.update(zip(self._parts_of(sibling), theirs, strict=True))
-        return present
+            rows.update(zip(self._parts_of(sibling), theirs, strict=True))
+        found: dict[Part, dict[int, frozenset[str]]] = {}
+        for part, row in rows.items():
+            names: dict[int, set[str]] = {layer: set() for layer in self._layers}
+            for (layer, name), is_there in zip(places, row, strict=True):
+                if is_there:
+                    names[layer].add(name)
+            found[part] = {layer: frozenset(of_layer) for layer, of_layer in names.items()}
+        return found
+
+    def _send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        if tensors:
+            self._channel.send(stream, tensors)
+
+    def _parts_stream(self, layer: int, source: int, target: int) -> Stream:
+        return self._stream(source, target, 1 + 2 * self._number[layer])
+
+    def _sum_stream(self, layer: int, source: int, target: int) -> Stream:
+        return self._stream(source, target, 2 + 2 * self._number[layer])
 
     def _stream(self, source: int, target: int, tag: int) -> Stream:
         return Stream(
@@ -171,6 +219,14 @@ class ReplicaExchange:
             self._tags + tag,
             f"gradients pipeline {source} -> {target}",
         )
+
+
+def _added_up(gradients: Iterable[Tensor]) -> Tensor:
+    """Their sum in that order, in the memory of the first."""
+    first, *others = gradients
+    for gradient in others:
+        first.add_(gradient)
+    return first
 
 
 class TieExchange:

@@ -1,18 +1,15 @@
 """Gradients that a pipeline keeps apart with uneven shares: a sum for each part of a replica, not one for all it does.
 
 A window's microbatches may be of several parts (`planner/shares.py`), and a schedule with split backwards works on two
-at once. Before a layer's gradients of a microbatch are added, `.grad` holds the sum of its part.
+at once. Before a layer's gradients of a microbatch are added, its parameters have the sum of its part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch import Tensor, nn
-
 from planner.shares import Part
-
-Gradients = list[Tensor | None]
+from workers.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
 
 
 class GradientParts:
@@ -21,39 +18,35 @@ class GradientParts:
     Args:
         parts: those that its pipeline adds up.
         microbatches: of a replica.
-        parameters: layer -> its parameters.
+        layers: layer -> where its gradients are summed.
     """
 
     def __init__(
-        self, parts: Sequence[Part], microbatches: int, parameters: Mapping[int, Sequence[nn.Parameter]]
+        self, parts: Sequence[Part], microbatches: int, layers: Mapping[int, GradientBuffers]
     ) -> None:
         self._of = {g: part for part in parts for g in part.numbers(microbatches)}
-        self._parameters = parameters
+        self._layers = layers
         self._open: dict[int, Part] = {}
-        """Layer -> the part whose sums its parameters' `.grad` hold."""
-        self._kept: dict[tuple[Part, int], Gradients] = {}
+        """Layer -> the part whose sums its parameters have."""
+        self._kept: dict[tuple[Part, int], FlatGradients] = {}
 
     def open(self, layers: Iterable[int], microbatch: int) -> None:
         """Have what is added to gradients of `layers` from now on count for the part of (global) `microbatch`."""
         part = self._of[microbatch]
         for layer in layers:
-            before = self._open.get(layer)
+            before, summed = self._open.get(layer), self._layers[layer]
             if before == part:
                 continue
             if before is not None:
-                self._keep(before, layer)
+                self._kept[before, layer] = summed.taken()
             self._open[layer] = part
-            absent: Gradients = [None] * len(self._parameters[layer])
-            for parameter, gradient in zip(
-                self._parameters[layer], self._kept.get((part, layer), absent), strict=True
-            ):
-                parameter.grad = gradient
+            summed.put(self._kept.get((part, layer), NO_GRADIENTS))
 
-    def take(self) -> dict[Part, dict[int, Gradients]]:
-        """Part -> layer -> the sums of the window's gradients, by parameter. The parameters have none afterwards."""
+    def take(self) -> dict[Part, dict[int, FlatGradients]]:
+        """Part -> layer -> the sums of the window's gradients. The parameters have none afterwards."""
         for layer, part in self._open.items():
-            self._kept[part, layer] = [parameter.grad for parameter in self._parameters[layer]]
-        taken: dict[Part, dict[int, Gradients]] = {}
+            self._kept[part, layer] = self._layers[layer].taken()
+        taken: dict[Part, dict[int, FlatGradients]] = {}
         for (part, layer), gradients in self._kept.items():
             taken.setdefault(part, {})[layer] = gradients
         self.drop()
@@ -62,16 +55,5 @@ class GradientParts:
     def drop(self) -> None:
         """Drop all gradients."""
         for layer in self._open:
-            for parameter in self._parameters[layer]:
-                parameter.grad = None
+            self._layers[layer].drop()
         self._open, self._kept = {}, {}
-
-    def _keep(self, part: Part, layer: int) -> None:
-        """Set aside the sums of `part`. Copies, unless they are one already: the next part's are formed in the same
-        memory."""
-        parameters = self._parameters[layer]
-        copies = self._kept.get((part, layer), [None] * len(parameters))
-        self._kept[part, layer] = [
-            gradient if gradient is copy or gradient is None else gradient.clone()
-            for gradient, copy in zip((parameter.grad for parameter in parameters), copies, strict=True)
-        ]

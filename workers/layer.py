@@ -18,7 +18,7 @@ from workers.backward import backward, gradient_of
 from workers.blamed import blamed
 from workers.deferred.cover import cover
 from workers.deferred.queue import WeightGradQueue, Workspace
-from workers.layer_state import Gradients
+from workers.flat import FlatGradients, GradientBuffers
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
@@ -63,10 +63,12 @@ class Layer:
         self.module = module
         self.device = device
         self._precision = precision
-        self._deferral, self.uncovered = cover(module, workspace)
         # Listed once: walking the module costs a noticeable part of a short step.
         self._parameters = tuple(module.named_parameters())
         trainable = {n: p for n, p in self._parameters if p.requires_grad}
+        self.summed = GradientBuffers(trainable)
+        """Its gradients, side by side."""
+        self._deferral, self.uncovered = cover(module, workspace, self.summed.home)
         self._uncovered = {n: trainable[n] for n in self.uncovered}
         self._covered = {n: p for n, p in trainable.items() if n not in self._uncovered}
         self._trainable = bool(trainable)
@@ -177,14 +179,13 @@ class Layer:
                 backward(done.outputs, done.root_grads, inputs=targets)
             done.outputs, done.root_grads = None, ()
 
-    def gradients(self) -> Gradients:
-        """The gradients summed in its parameters so far."""
-        return {name: p.grad for name, p in self._parameters if p.grad is not None}
+    def gradients(self) -> FlatGradients:
+        """The gradients summed in its parameters, which are final in this step; side by side from here on."""
+        return self.summed.gathered()
 
     def drop_gradients(self) -> None:
         """Drop the gradients summed in its parameters."""
-        for _, parameter in self._parameters:
-            parameter.grad = None
+        self.summed.drop()
 
     def _train(
         self,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from workers.flat import Flat, flats_of
 from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
 
@@ -51,30 +52,43 @@ class LayerState:
     frozen."""
     freezing: dict[str, Tensor] = field(default_factory=dict)
     """Freezing statistics, with the names and shapes of the job's freeze method; empty without one."""
+    flats: tuple[Flat, ...] = ()
+    """The buffers of which the trained weights and the slots are views, by dtype. A state that was received or read has
+    none: its tensors lie anywhere."""
 
     @staticmethod
     def of(layer: int, name: str, module: nn.Module, optimizer: NamesSlots) -> LayerState:
-        """The live state of `module`: its own parameters and buffers, with fresh optimizer state of zeros.
+        """The live state of `module`: its own parameters and buffers, with fresh optimizer state of zeros. The
+        parameters that it trains come to lie side by side.
 
         The buffers are the tensors that the module holds now. A module must write into them: if it assigns a
         new tensor, this state no longer follows.
         """
         weights, buffers = saved_tensors(module)
         trained = {key: weight for key, weight in weights.items() if weight.requires_grad}
+        flats = flats_of(trained, optimizer.slot_names())
         return LayerState(
             layer=layer,
             name=name,
-            weights=weights,
+            weights=dict(weights),
             buffers=buffers,
-            slots={
-                key: {slot: torch.zeros_like(weight, requires_grad=False) for slot in optimizer.slot_names()}
-                for key, weight in trained.items()
-            },
+            slots=_slots(flats, trained),
             updates=dict.fromkeys(trained, 0),
+            flats=flats,
         )
 
 
-def saved_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _slots(flats: Sequence[Flat], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """Name -> slot -> its part of the flat buffers."""
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+    for flat in flats:
+        for slot, buffer in flat.slots.items():
+            for name, view in flat.layout.views(buffer).items():
+                found[name][slot] = view
+    return found
+
+
+def saved_tensors(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
     """The live weights and persistent buffers of `module` by name; each once, under its first name."""
     saved = module.state_dict().keys()
     buffers = {key: buffer for key, buffer in module.named_buffers() if key in saved}
@@ -83,17 +97,29 @@ def saved_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tenso
 
 def host_copy(state: LayerState) -> LayerState:
     """A copy of `state` in fresh, contiguous CPU allocations that shares no memory with `state`."""
+    flats = tuple(
+        Flat(flat.layout, fresh(flat.weights), {slot: fresh(buffer) for slot, buffer in flat.slots.items()})
+        for flat in state.flats
+    )
+    flat_weights = {name: view for flat in flats for name, view in flat.layout.views(flat.weights).items()}
+    flat_slots = _slots(flats, flat_weights)
     return LayerState(
         layer=state.layer,
         name=state.name,
-        weights={name: fresh(tensor) for name, tensor in state.weights.items()},
+        weights={
+            name: flat_weights[name] if name in flat_weights else fresh(tensor)
+            for name, tensor in state.weights.items()
+        },
         buffers={name: fresh(tensor) for name, tensor in state.buffers.items()},
         slots={
-            name: {slot: fresh(tensor) for slot, tensor in slots.items()}
+            name: flat_slots[name]
+            if name in flat_slots
+            else {slot: fresh(tensor) for slot, tensor in slots.items()}
             for name, slots in state.slots.items()
         },
         updates=dict(state.updates),
         freezing={key: fresh(tensor) for key, tensor in state.freezing.items()},
+        flats=flats,
     )
 
 
@@ -113,7 +139,7 @@ def part_of(state: LayerState, part: Part) -> LayerState:
 
 def united(weights: LayerState, moments: LayerState) -> LayerState:
     """A layer with the weights and buffers of `weights` and the rest of `moments`."""
-    return replace(weights, slots=moments.slots, updates=moments.updates, freezing=moments.freezing)
+    return replace(weights, slots=moments.slots, updates=moments.updates, freezing=moments.freezing, flats=())
 
 
 def bytes_of(state: LayerState) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from planner.shares import parts, parts_of
 from workers.data.dataset import Batch
@@ -22,7 +22,6 @@ from workers.exchange import Parameters, ReplicaExchange, TieExchange
 from workers.freezing.freezer import Freezer
 from workers.generation import GenerationSetup, make_stages, tied_uses
 from workers.gradient_parts import GradientParts
-from workers.reproducibility.canonical import canonical
 from workers.transport.channel import Channel, Stream
 
 Buffers = Mapping[int, Mapping[str, Tensor]]
@@ -52,7 +51,10 @@ class Minibatch:
             for index, (layer, _) in sorted(setup.layers.items())
             for name, parameter in sorted(layer.module.named_parameters())
         }
-        self._parts = self._apart() if plan.shares and plan.replicas > 1 else None
+        summed = {index: layer.summed for index, (layer, _) in setup.layers.items()}
+        self._parts = None
+        if plan.shares and plan.replicas > 1:
+            self._parts = GradientParts(parts_of(plan, setup.pipeline), plan.microbatches, summed)
         self._stages = make_stages(setup, freezer, self._parts)
         self.engine = Engine(
             setup.program,
@@ -81,16 +83,7 @@ class Minibatch:
         self._ties = TieExchange(channel, groups, self._parameters, base, tie_tags) if groups else None
         self._replicas = None
         if plan.replicas > 1:
-            self._replicas = ReplicaExchange(
-                channel, self._siblings, self._parameters, replica_tags, parts(plan)
-            )
-
-    def _apart(self) -> GradientParts:
-        plan = self._setup.plan
-        of_layer: dict[int, list[nn.Parameter]] = {}
-        for (layer, _), parameter in self._parameters.items():
-            of_layer.setdefault(layer, []).append(parameter)
-        return GradientParts(parts_of(plan, self._setup.pipeline), plan.microbatches, of_layer)
+            self._replicas = ReplicaExchange(channel, self._siblings, summed, replica_tags, parts(plan))
 
     @property
     def reads_samples(self) -> bool:
@@ -150,10 +143,11 @@ class Minibatch:
         parameter counts in the first layer that uses it."""
         if self._setup.pipeline and not self._freezer.on:
             return {}  # the first pipeline's stand in the commit; freezing statistics are every sibling's
+        gradients = {index: layer.gradients() for index, (layer, _) in self._setup.layers.items()}
         found = {
-            place: torch.linalg.vector_norm(canonical(parameter.grad), dtype=torch.float64)
-            for place, parameter in self.counted.items()
-            if parameter.grad is not None
+            (index, name): torch.linalg.vector_norm(gradients[index][name], dtype=torch.float64)
+            for index, name in self.counted
+            if name in gradients[index]
         }
         if not found:
             return {}

@@ -1,23 +1,49 @@
 """The optimizers: one implementation of each update rule, the same on every rank and for every standby.
 
-Only elementwise operations, one parameter at a time, so that the bits do not depend on which parameters are
-updated together. They know no gradient norm, no freezing rule and no process group.
+Only elementwise operations, so that the bits do not depend on which parameters are updated together: those of a layer
+are, as far as they lie side by side. They know no gradient norm, no freezing rule and no process group.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from workers.config import OptimizerConfig
+from workers.flat import Layout, Place, side_by_side
 from workers.layer_state import Gradients, LayerState
 from workers.models.definition import ParameterRef
 from workers.protocol import JobError
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Parameters that lie side by side and are updated alike."""
+
+    places: tuple[Place, ...]
+    count: int
+    """Updates of each, with this one."""
+    decay: float
+
+
+PART = 2**17
+"""Elements of a flat buffer that are updated together on a CPU: with their moments they fit its cache."""
+
+
+def _parts(run: _Run, device: torch.device) -> Iterator[slice]:
+    """The run in parts: the scratch of an update is no larger than a part."""
+    begin, stop = run.places[0].begin, run.places[-1].stop
+    step = PART if device.type == "cpu" else max(1, stop - begin)
+    for first in range(begin, stop, step):
+        yield slice(first, min(stop, first + step))
 
 
 class Optimizer(ABC):
@@ -72,35 +98,58 @@ class Optimizer(ABC):
             scale: factor that each gradient is first multiplied by, for mean and clipping.
             step: steps committed before this one; determines the learning rate.
         """
-        assert gradients.keys() <= state.weights.keys(), f"gradients of no parameter of layer {state.name}"
+        assert gradients.keys() <= state.updates.keys(), f"gradients of no parameter of layer {state.name}"
+        if not gradients:
+            return
+        assert state.flats, f"layer {state.name} is a copy without buffers to update"
         lr = self.lr(step)
-        for name, parameter in state.weights.items():
-            if name not in gradients:
-                continue
-            # The scratch has the parameter's layout, whatever the gradient's: a product rounds the same in
-            # any memory order, but the operations after it need not.
-            gradient = torch.empty_like(parameter, requires_grad=False)
-            torch.mul(gradients[name], scale, out=gradient)
+        for name in gradients:
             state.updates[name] += 1
-            decay = self.config.weight_decay if self.decays(state.name, name, parameter) else 0.0
-            self._update_parameter_(parameter, gradient, state.slots[name], state.updates[name], lr, decay)
+        layouts, weights = [flat.layout for flat in state.flats], [flat.weights for flat in state.flats]
+        summed = side_by_side(layouts, gradients, weights)
+        for flat, buffer in zip(state.flats, summed.buffers, strict=True):
+            for run in self._runs(state, flat.layout, gradients.keys()):
+                for part in _parts(run, flat.weights.device):
+                    # Between parameters all are 0, and stay so.
+                    self._update_(
+                        flat.weights[part],
+                        torch.mul(buffer[part], scale),
+                        {slot: values[part] for slot, values in flat.slots.items()},
+                        run.count,
+                        lr,
+                        run.decay,
+                    )
+        # Their buffer has changed; a cast of a weight is made again if its version has.
+        increment_version([state.weights[name] for name in gradients])
+
+    def _runs(self, state: LayerState, layout: Layout, names: Collection[str]) -> Iterator[_Run]:
+        """The parameters `names`, together where they lie side by side and are updated alike."""
+
+        def alike(place: Place) -> tuple[bool, int, bool]:
+            weight = state.weights[place.name]
+            there = place.name in names
+            return there, state.updates[place.name], self.decays(state.name, place.name, weight)
+
+        for (there, count, decays), places in groupby(layout.places, key=alike):
+            if there:
+                yield _Run(tuple(places), count, self.config.weight_decay if decays else 0.0)
 
     @abstractmethod
     def slot_names(self) -> tuple[str, ...]:
         """Names of the tensors that the rule keeps for each parameter."""
 
     @abstractmethod
-    def _update_parameter_(
+    def _update_(
         self,
-        parameter: Tensor,
+        weights: Tensor,
         gradient: Tensor,
         slots: dict[str, Tensor],
         count: int,
         lr: float,
         decay: float,
     ) -> None:
-        """Update `parameter` and `slots`. `gradient` is scratch, free to overwrite; `count` includes this
-        update."""
+        """Update `weights` and `slots`, parts of flat buffers. `gradient` is scratch, free to overwrite; `count`
+        includes this update. Where all are 0, as between parameters, weights and slots stay 0."""
 
 
 class AdamW(Optimizer):
@@ -110,9 +159,9 @@ class AdamW(Optimizer):
     def slot_names(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
-    def _update_parameter_(
+    def _update_(
         self,
-        parameter: Tensor,
+        weights: Tensor,
         gradient: Tensor,
         slots: dict[str, Tensor],
         count: int,
@@ -122,12 +171,12 @@ class AdamW(Optimizer):
         beta1, beta2 = self.config.beta1, self.config.beta2
         first, second = slots["exp_avg"], slots["exp_avg_sq"]
         if decay != 0.0:
-            parameter.mul_(1 - lr * decay)
+            weights.mul_(1 - lr * decay)
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         denominator = torch.sqrt(second, out=gradient)
         denominator.div_((1 - beta2**count) ** 0.5).add_(self.config.eps)
-        parameter.addcdiv_(first, denominator, value=-(lr / (1 - beta1**count)))
+        weights.addcdiv_(first, denominator, value=-(lr / (1 - beta1**count)))
 
 
 class SGD(Optimizer):
@@ -137,9 +186,9 @@ class SGD(Optimizer):
     def slot_names(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.config.momentum != 0.0 else ()
 
-    def _update_parameter_(
+    def _update_(
         self,
-        parameter: Tensor,
+        weights: Tensor,
         gradient: Tensor,
         slots: dict[str, Tensor],
         count: int,
@@ -147,7 +196,7 @@ class SGD(Optimizer):
         decay: float,
     ) -> None:
         if decay != 0.0:
-            gradient.add_(parameter, alpha=decay)
+            gradient.add_(weights, alpha=decay)
         direction = gradient
         if self.config.momentum != 0.0:
             direction = slots["momentum_buffer"]
@@ -156,7 +205,7 @@ class SGD(Optimizer):
                 direction.copy_(gradient)
             else:
                 direction.mul_(self.config.momentum).add_(gradient)
-        parameter.add_(direction, alpha=-lr)
+        weights.add_(direction, alpha=-lr)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:

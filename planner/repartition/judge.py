@@ -237,7 +237,7 @@ class Judge:
             return np.zeros(candidates.orders.shape)
         layers, links = problem.profile.model.layers, problem.profile.cluster.links
         size = np.array([0, *accumulate(layer.gradient_bytes for layer in layers)], dtype=np.float64)
-        matrices = np.array([0, *accumulate(len(layer.matrices) for layer in layers)], dtype=np.float64)
+        trained = np.array([0, *accumulate(layer.gradient_bytes > 0 for layer in layers)], dtype=np.float64)
         cuts, others = candidates.cuts, pipelines - 1
         seconds = np.zeros(candidates.orders.shape)
         siblings = [links[rank][rank + problem.ranks] for rank in range(problem.ranks)]
@@ -247,7 +247,7 @@ class Judge:
         for stage, rank in enumerate(problem.stage_ranks):
             for copies in (plan.windows, 1):
                 part = copies * (size[cuts[:, stage + 1]] - size[cuts[:, stage]]) / pipelines
-                count = copies * (matrices[cuts[:, stage + 1]] - matrices[cuts[:, stage]]) / pipelines
+                count = copies * (trained[cuts[:, stage + 1]] - trained[cuts[:, stage]])
                 seconds[:, rank] += (
                     others
                     * (

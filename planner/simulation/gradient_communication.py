@@ -45,8 +45,8 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     """Per pipeline rank, seconds of the gradient exchange with its siblings in other pipelines; 0 with one pipeline.
 
     Each of D siblings gathers an equal part of every replica's gradients and sends back the sum. With uneven shares,
-    some pipelines send more parts of replicas than others: the most count. The number of messages is the number of
-    matrices: smaller parameters add only their bytes.
+    some pipelines send more parts of replicas than others: the most count. Of each layer that has gradients, a sibling
+    gets one message for each part, and one with the sum.
     """
     pipelines = plan.pipeline_count
     seconds = [0.0] * plan.pipeline_ranks
@@ -56,7 +56,7 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     for rank in range(plan.pipeline_ranks):
         layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
         part = sum(layer.gradient_bytes for layer in layers) / pipelines
-        messages = sum(len(layer.matrices) for layer in layers) / pipelines
+        messages = sum(layer.gradient_bytes > 0 for layer in layers)
         link = _link(profile, plan, *plan.siblings(rank)[:2])
         if link is None:
             continue

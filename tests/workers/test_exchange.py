@@ -2,24 +2,29 @@
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from jobs import job, small_config
-from torch import nn
+from torch import Tensor, nn
 
+from planner.shares import Part
 from workers.build import build_module
 from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.exchange import ReplicaExchange, TiedUse, TieExchange
+from workers.flat import FlatGradients, GradientBuffers
 from workers.launch.ranks import run_threads
 from workers.models.registry import build_definition
 from workers.protocol import StepReport
 from workers.reproducibility import rng
 from workers.transport.local import Hub, LocalChannel
+
+Expected = Callable[[int, str], Tensor | None]
+"""(layer, name) -> gradient"""
 
 PARTS = (1e8, 5.0, -6e7)
 """In float32 the sum in this order is 40000008; the other two orders of addition give 40000004."""
@@ -50,23 +55,119 @@ def with_grad(value: float | None) -> nn.Parameter:
     return parameter
 
 
-@pytest.mark.parametrize("absent", [None, 0, 1, 2])
-def test_replicas_are_summed_in_their_order(absent: int | None) -> None:
-    parts = [None if i == absent else part for i, part in enumerate(PARTS)]
-    total = torch.zeros(())
-    for part in parts:
-        total = total + torch.tensor(part or 0.0)
-    # There are two parameters, so that different siblings form the sums.
-    parameters = [{(0, "a"): with_grad(p), (0, "b"): with_grad(p), (0, "c"): with_grad(None)} for p in parts]
+SIZES = {"matrix": (3, 50), "bias": (7,), "gain": (), "none": (0, 2), "unused": (4,)}
+"""Large enough for three siblings to sum a range each."""
 
-    on_threads(3, lambda rank, channel: ReplicaExchange(channel, (0, 1, 2), parameters[rank], 0).sum())
 
-    for of_rank in parameters:
-        for name in ("a", "b"):
-            grad = of_rank[0, name].grad
-            assert grad is not None
-            assert grad.tolist() == [float(total)] * 5
-        assert of_rank[0, "c"].grad is None
+def trained() -> dict[str, nn.Parameter]:
+    doubles = {"double": nn.Parameter(torch.zeros(90, dtype=torch.float64))}
+    return {name: nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()} | doubles
+
+
+def drawn_gradients(seed: int) -> dict[str, Tensor]:
+    """Of some parameters, with zeros of both signs."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Tensor] = {}
+    for name, parameter in trained().items():
+        if name == "unused" or torch.rand((), generator=generator) < 0.4:
+            continue
+        values = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 1e4
+        zeros = torch.rand(parameter.shape, generator=generator) < 0.3
+        found[name] = torch.where(zeros, torch.where(values > 0, 0.0, -0.0).to(values.dtype), values)
+    return found
+
+
+def added_up(gradients: Sequence[Tensor]) -> Tensor | None:
+    """One after the other; None if there are none."""
+    total: Tensor | None = None
+    for gradient in gradients:
+        total = gradient.clone() if total is None else total + gradient
+    return total
+
+
+def summed_by_hand(
+    replicas: Sequence[Sequence[Mapping[str, Tensor]]], name: str, parameter: Tensor
+) -> Tensor | None:
+    """The sum over replicas, each the sum of its parts: absent parts are left out, absent replicas count as zeros."""
+    of_replicas = [added_up([part[name] for part in parts if name in part]) for parts in replicas]
+    if all(total is None for total in of_replicas):
+        return None
+    return added_up([torch.zeros_like(parameter) if total is None else total for total in of_replicas])
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().reshape(-1).numpy().tobytes()
+
+
+def assert_sums(layers: Sequence[Mapping[int, dict[str, nn.Parameter]]], expected: Expected) -> None:
+    """Every sibling has the expected gradients, bit by bit."""
+    for of_rank in layers:
+        for layer, parameters in of_rank.items():
+            for name, parameter in parameters.items():
+                wanted = expected(layer, name)
+                assert (parameter.grad is None) == (wanted is None), (layer, name)
+                if parameter.grad is not None and wanted is not None:
+                    assert bits(parameter.grad) == bits(wanted), (layer, name)
+
+
+@pytest.mark.parametrize("siblings", [2, 3])
+def test_replicas_are_summed_in_their_order_whatever_is_absent(siblings: int) -> None:
+    layers = [{0: trained(), 1: {}, 2: trained()} for _ in range(siblings)]
+
+    def work(rank: int, channel: LocalChannel) -> None:
+        summed = {layer: GradientBuffers(parameters) for layer, parameters in layers[rank].items()}
+        exchange = ReplicaExchange(channel, range(siblings), summed, 0)
+        for step in range(3):
+            for layer, parameters in layers[rank].items():
+                for name, parameter in parameters.items():
+                    gradients = {} if (layer, step) == (2, 1) else drawn_gradients(seed(step, rank, layer))
+                    parameter.grad = gradients.get(name)
+            exchange.sum()
+            for of_layer in summed.values():
+                of_layer.gathered()
+            if step < 2:
+                for of_layer in summed.values():
+                    of_layer.drop()
+
+    def seed(step: int, rank: int, layer: int) -> int:
+        return 100 * step + 10 * rank + layer
+
+    def expected(layer: int, name: str) -> Tensor | None:
+        replicas = [[drawn_gradients(seed(2, rank, layer))] for rank in range(siblings)]
+        return summed_by_hand(replicas, name, trained()[name])
+
+    on_threads(siblings, work)
+    assert_sums(layers, expected)
+
+
+def test_parts_of_a_replica_are_summed_before_the_replicas() -> None:
+    """Of two replicas, the second pipeline executes the end of the first and all of the second."""
+    parts = (Part(0, 0, 2, 0), Part(0, 2, 3, 1), Part(1, 0, 3, 1))
+    layers = [{0: trained(), 1: trained()} for _ in range(2)]
+
+    def given(part: Part, layer: int) -> dict[str, Tensor]:
+        # Of layer 1 the first replica has no gradient at all.
+        return {} if (layer, part.replica) == (1, 0) else drawn_gradients(7 * parts.index(part) + layer)
+
+    def work(rank: int, channel: LocalChannel) -> None:
+        summed = {layer: GradientBuffers(parameters) for layer, parameters in layers[rank].items()}
+        exchange = ReplicaExchange(channel, (0, 1), summed, 0, parts)
+        taken: dict[Part, dict[int, FlatGradients]] = {}
+        for part in parts:
+            if part.pipeline == rank:
+                for layer, parameters in layers[rank].items():
+                    for name, gradient in given(part, layer).items():
+                        parameters[name].grad = gradient
+                    taken.setdefault(part, {})[layer] = summed[layer].taken()
+        exchange.put(taken)
+        exchange.sum()
+
+    def expected(layer: int, name: str) -> Tensor | None:
+        replicas = [[given(part, layer) for part in parts if part.replica == number] for number in range(2)]
+        return summed_by_hand(replicas, name, trained()[name])
+
+    on_threads(2, work)
+    assert_sums(layers, expected)
 
 
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 1, 0), (1, 0, 1)])

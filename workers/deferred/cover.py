@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from workers.deferred.attention import attention_forward, attention_is_covered
 from workers.deferred.modules import convolution_forward, embedding_forward, linear_forward
-from workers.deferred.queue import Deferral, WeightGradQueue, Workspace
+from workers.deferred.queue import Deferral, Home, WeightGradQueue, Workspace, new_home
 
 __all__ = ["Deferral", "WeightGradQueue", "Workspace", "cover"]
 
@@ -42,16 +42,19 @@ def _override(module: nn.Module, deferral: Deferral) -> tuple[Callable[..., Any]
     return None
 
 
-def cover(module: nn.Module, workspace: Workspace) -> tuple[Deferral, tuple[str, ...]]:
+def cover(module: nn.Module, workspace: Workspace, home: Home = new_home) -> tuple[Deferral, tuple[str, ...]]:
     """Defer the weight gradients of every Linear, Embedding, Conv and MultiheadAttention inside `module`.
 
     Their weights and biases must stay the parameters that they are now.
+
+    Args:
+        home: where the gradients belong.
 
     Returns:
         The deferral whose `queue` is to be set before each forward pass, and the names of the matrices that no
         deferral covers (parameters of two or more dimensions): their gradient takes a second walk of the graph.
     """
-    deferral = Deferral(workspace)
+    deferral = Deferral(workspace, home)
     covered: set[int] = set()
     for part in module.modules():
         override = _override(part, deferral)

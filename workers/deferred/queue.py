@@ -26,15 +26,24 @@ class Workspace:
         return self._scratch[place]
 
 
+Home = Callable[[Tensor], Tensor]
+"""Parameter -> where its gradient belongs, contiguous, of its shape and dtype; with undefined content."""
+
+
+def new_home(parameter: Tensor) -> Tensor:
+    """Memory of its own."""
+    return torch.empty_like(parameter, memory_format=torch.contiguous_format)
+
+
 class Accumulator:
     """Where the gradients of one parameter are summed, with its cast and its scratch."""
 
-    __slots__ = ("_cast", "_cast_version", "_gradient", "_scratch", "_workspace", "parameter")
+    __slots__ = ("_cast", "_cast_version", "_home", "_scratch", "_workspace", "parameter")
 
-    def __init__(self, parameter: Tensor, workspace: Workspace) -> None:
+    def __init__(self, parameter: Tensor, workspace: Workspace, home: Home) -> None:
         self.parameter = parameter
         self._workspace = workspace
-        self._gradient: Tensor | None = None
+        self._home = home
         self._scratch: Tensor | None = None
         self._cast: Tensor | None = None
         self._cast_version = -1
@@ -61,13 +70,11 @@ class Accumulator:
     def add(self, uses: list[Use]) -> None:
         """Form the sum of `uses`, in order and in the dtype they were computed in, and add it once to `.grad`."""
         parameter, first = self.parameter, uses[0]
-        grad = parameter.grad
+        grad, fresh = parameter.grad, parameter.grad is None
         if grad is None:
-            if self._gradient is None:
-                self._gradient = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-            parameter.grad = self._gradient
-            if len(uses) == 1 and first.dtype == self._gradient.dtype:
-                first.form(self._gradient)
+            grad = parameter.grad = self._home(parameter)
+            if len(uses) == 1 and first.dtype == grad.dtype:
+                first.form(grad)
                 return
         scratch = self._scratch
         if scratch is None or scratch.dtype != first.dtype:
@@ -75,9 +82,8 @@ class Accumulator:
         first.form(scratch)
         for use in uses[1:]:
             scratch.add_(use.form(None))
-        if grad is None:
-            assert self._gradient is not None
-            self._gradient.copy_(scratch)
+        if fresh:
+            grad.copy_(scratch)
         else:
             grad.add_(scratch)
 
@@ -142,9 +148,10 @@ class Deferral:
     """What the overridden forwards of one layer share: the queue of the microbatch that runs now."""
 
     workspace: Workspace
+    home: Home = new_home
     queue: WeightGradQueue = field(default_factory=WeightGradQueue)
     accumulators: dict[int, Accumulator] = field(default_factory=dict)
     """By identity of the parameter: two modules may share one."""
 
     def accumulator(self, parameter: Tensor) -> Accumulator:
-        return self.accumulators.setdefault(id(parameter), Accumulator(parameter, self.workspace))
+        return self.accumulators.setdefault(id(parameter), Accumulator(parameter, self.workspace, self.home))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.plan import Plan
+from workers.flat import ALIGNED_BYTES, FlatGradients, side_by_side
 from workers.layer import Layer
 from workers.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
@@ -20,7 +21,7 @@ from workers.transport.channel import Channel, Stream
 class Parcel:
     """What a standby needs for one step of a layer, besides the commit's decision."""
 
-    gradients: Gradients
+    gradients: FlatGradients
     buffers: dict[str, Tensor]
     """As the step leaves them."""
     energies: Tensor
@@ -29,65 +30,74 @@ class Parcel:
 
 @dataclass(frozen=True)
 class _Item:
+    """A run of bytes in a parcel."""
+
     kind: str
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     bytes: int
+    begin: int
 
 
 class Packing:
-    """The form of a layer's parcels: uint8[bytes], in which an absent gradient is zeros and marked in a mask.
+    """The form of a layer's parcels: uint8[bytes], the flat gradients as they lie, then buffers and statistics. An
+    absent gradient is zeros and marked in a mask.
 
     It follows from the layer's shapes: the same for every step, for the owner and for its standbys.
     """
 
     def __init__(self, state: LayerState) -> None:
-        trained = {name: weight for name, weight in state.weights.items() if weight.requires_grad}
-        parts = [("gradient", name, weight) for name, weight in trained.items()]
-        parts += [("buffer", name, buffer) for name, buffer in state.buffers.items()]
+        self._trained = tuple(state.updates)
+        self._layouts = tuple(flat.layout for flat in state.flats)
+        self._weights = tuple(flat.weights for flat in state.flats)
+        parts = [("gradients", str(number), weights) for number, weights in enumerate(self._weights)]
         # Always there: a request may switch freezing on between two steps.
-        parts.append(("energy", "", torch.zeros(len(trained), dtype=torch.float64)))
-        items = [_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes) for kind, name, t in parts]
-        # Wide types first, so that each item begins at a multiple of its own width.
-        self._items = sorted(items, key=lambda item: -item.dtype.itemsize)
-        self._trained = tuple(trained)
+        energies = ("energy", "", torch.zeros(len(self._trained), dtype=torch.float64))
+        rest = [energies, *(("buffer", name, buffer) for name, buffer in state.buffers.items())]
+        # Wide types first.
+        parts += sorted(rest, key=lambda part: -part[2].dtype.itemsize)
+        self._items: list[_Item] = []
+        end = 0
+        for kind, name, t in parts:
+            begin = -(-end // ALIGNED_BYTES) * ALIGNED_BYTES
+            end = begin + t.nbytes
+            self._items.append(_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes, begin))
+        self._mask = slice(end, end + len(self._trained))
 
     def pack(self, gradients: Gradients, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
         """Return one parcel, in a fresh allocation that shares nothing."""
-        device = next(iter({**gradients, **buffers}.values()), torch.empty(0)).device
-        pieces: list[Tensor] = []
+        summed = side_by_side(self._layouts, gradients, self._weights)
+        device = next(iter((*self._weights, *buffers.values())), torch.empty(0)).device
+        raw = torch.zeros(self._mask.stop, dtype=torch.uint8, device=device)
+        values: dict[tuple[str, str], Tensor] = {
+            **{("gradients", str(number)): buffer for number, buffer in enumerate(summed.buffers)},
+            **{("buffer", name): buffer for name, buffer in buffers.items()},
+        }
+        if energies:
+            values["energy", ""] = torch.tensor(energies, dtype=torch.float64, device=device)
         for item in self._items:
-            match item.kind:
-                case "gradient":
-                    tensor = gradients.get(item.name)
-                case "buffer":
-                    tensor = buffers[item.name]
-                case _:
-                    tensor = torch.tensor(energies, dtype=item.dtype, device=device) if energies else None
-            if tensor is None:
-                pieces.append(torch.zeros(item.bytes, dtype=torch.uint8, device=device))
-            else:
-                pieces.append(tensor.detach().reshape(-1).view(torch.uint8))
+            if (value := values.get((item.kind, item.name))) is not None:
+                raw[item.begin : item.begin + item.bytes] = value.detach().reshape(-1).view(torch.uint8)
         mask = [name in gradients for name in self._trained]
-        pieces.append(torch.tensor(mask, dtype=torch.uint8, device=device))
-        return torch.cat(pieces)
+        raw[self._mask] = torch.tensor(mask, dtype=torch.uint8, device=device)
+        return raw
 
     def unpack(self, raw: Tensor) -> Parcel:
         """Return what `pack` put in, as views of `raw`."""
-        values: dict[tuple[str, str], Tensor] = {}
-        begin = 0
-        for item in self._items:
-            part = raw[begin : begin + item.bytes]
-            values[item.kind, item.name] = part.view(item.dtype).reshape(item.shape)
-            begin += item.bytes
-        present = raw[begin:].tolist()
+        values = {
+            (item.kind, item.name): raw[item.begin : item.begin + item.bytes]
+            .view(item.dtype)
+            .reshape(item.shape)
+            for item in self._items
+        }
+        there = raw[self._mask].tolist()
         return Parcel(
-            gradients={
-                name: values["gradient", name]
-                for name, there in zip(self._trained, present, strict=True)
-                if there
-            },
+            gradients=FlatGradients.of(
+                self._layouts,
+                [value for (kind, _), value in values.items() if kind == "gradients"],
+                {name for name, present in zip(self._trained, there, strict=True) if present},
+            ),
             buffers={name: value for (kind, name), value in values.items() if kind == "buffer"},
             energies=values["energy", ""],
         )

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: messages are references."""
+"""Ranks that are threads of one process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class LocalChannel(Channel):
 
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
         self._shapes.setdefault(stream, Shape.of(tensors)).check(stream, tensors)
-        self._hub.queue_of(stream).put(tuple(tensors))
+        # Whoever sends may change them after `flush`, whether they have been received or not.
+        self._hub.queue_of(stream).put(
+            tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in tensors)
+        )
 
     def expect(self, stream: Stream, messages: int) -> None:
         pass
@@ -64,7 +67,7 @@ class LocalChannel(Channel):
             ) from None
         if tensors is None:
             raise ChannelError(f"{stream.name}: the channel is closed")
-        return tuple(t.detach().requires_grad_(t.requires_grad) for t in tensors)
+        return tensors
 
     def flush(self) -> None:
         pass

@@ -6,7 +6,7 @@ import pytest
 from small_profile import layer, plan, profile
 
 from planner.plan import Plan
-from planner.profile import Link, Matrix
+from planner.profile import Link
 from planner.schedule.registry import build
 from planner.simulation.gradient_communication import (
     exchanged_s,
@@ -49,17 +49,16 @@ def test_gradients_are_sent_when_they_are_final_and_taken_in_after_the_own_are_s
 
 
 def test_replicas_gather_and_scatter():
-    matrix = (Matrix(name="w", parameters=4, weight_grad_s=4.0),)
-    one = profile(layer("a", **{**SIZES, "matrices": matrix}), link=LINK)
+    one = profile(layer("a", **SIZES), link=LINK)
     twice = plan(1, replicas=2)
-    # Half of 16 bytes and half a message go each way, twice.
-    way_s = (0.125 + 8 * 0.0625) + 8 / 8 + 0.5 + (0.0625 + 8 * 0.03125)
+    # Half of 16 bytes go each way, twice.
+    way_s = (0.25 + 8 * 0.0625) + 8 / 8 + 0.5 + (0.125 + 8 * 0.03125)
     assert exchanged_s(one, twice) == (2 * way_s,)
     assert exchanged_s(one, replace(twice, pipelines=1)) == (0,)
     assert exchanged_s(one, plan(1)) == (0,)
     # Each pipeline has two replicas: two gradients go to every sum, and one comes back.
     four = exchanged_s(one, plan(1, replicas=4, pipelines=2))[0]
-    brought_s = (0.25 + 16 * 0.0625) + 16 / 8 + 0.5 + (0.125 + 16 * 0.03125)
+    brought_s = (0.5 + 16 * 0.0625) + 16 / 8 + 0.5 + (0.25 + 16 * 0.03125)
     assert four == brought_s + way_s
 
 

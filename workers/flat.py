@@ -1,0 +1,269 @@
+"""A layer's trained parameters side by side: one buffer each for weights, gradients and every slot of the optimizer.
+
+The parameters become views of the buffer, so that an update, a copy or a message is one operation for the whole layer.
+Knows no update rule and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from workers.protocol import JobError
+
+P = TypeVar("P", bound=Tensor)
+
+ALIGNED_BYTES = 64
+"""A parameter is aligned as a fresh allocation is: kernels choose their path, and so the last bits, by alignment."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    """Its first element."""
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where parameters lie in a flat buffer: matrices first, then vectors and scalars, which do not decay."""
+
+    places: tuple[Place, ...]
+    """In the order of the buffer."""
+    size: int
+    """Elements, with those between parameters, which are always 0."""
+
+    @staticmethod
+    def of(parameters: Mapping[str, Tensor]) -> Layout:
+        """The layout of parameters of one dtype."""
+        places: list[Place] = []
+        end = 0
+        for name, tensor in sorted(parameters.items(), key=lambda item: item[1].dim() < 2):
+            every = max(1, ALIGNED_BYTES // tensor.element_size())
+            begin = -(-end // every) * every
+            end = begin + tensor.numel()
+            places.append(Place(name, tuple(tensor.shape), begin, end))
+        return Layout(tuple(places), end)
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """Name -> the parameter's part of `buffer`, in its shape."""
+        return {each.name: buffer[each.begin : each.stop].view(each.shape) for each in self.places}
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The parameters of one layer that have one dtype."""
+
+    layout: Layout
+    weights: Tensor
+    """[size]"""
+    slots: dict[str, Tensor]
+    """Slot of the optimizer -> [size]"""
+
+    @staticmethod
+    def of(parameters: Mapping[str, nn.Parameter], slots: Iterable[str]) -> Flat:
+        """Have `parameters`, of one dtype, lie side by side, if they do not yet; with slots of zeros."""
+        layout = Layout.of(parameters)
+        weights = _side_by_side(parameters, layout)
+        return Flat(layout, weights, {slot: torch.zeros_like(weights) for slot in slots})
+
+
+def flats_of(parameters: Mapping[str, nn.Parameter], slots: Iterable[str]) -> tuple[Flat, ...]:
+    """`Flat.of` for each dtype."""
+    names = tuple(slots)
+    return tuple(Flat.of(own, names) for own in by_dtype(parameters))
+
+
+def by_dtype(parameters: Mapping[str, P]) -> tuple[dict[str, P], ...]:
+    """The parameters of each dtype, in the order in which the dtypes first occur."""
+    found: dict[torch.dtype, dict[str, P]] = {}
+    for name, parameter in parameters.items():
+        found.setdefault(parameter.dtype, {})[name] = parameter
+    return tuple(found.values())
+
+
+@torch.no_grad()
+def _side_by_side(parameters: Mapping[str, nn.Parameter], layout: Layout) -> Tensor:
+    first = parameters[layout.places[0].name]
+    storage = first.untyped_storage()
+    if all(_lies_at(parameters[each.name], storage, each) for each in layout.places):
+        return first.detach().as_strided((layout.size,), (1,), 0)
+    shared = _sharing(parameters)
+    if shared:
+        raise JobError(
+            f"parameters {' and '.join(shared)} share memory, so that an update of one changes the other: make them one"
+            " parameter with two names, or give each its own tensor"
+        )
+    buffer = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
+    for name, view in layout.views(buffer).items():
+        view.copy_(parameters[name])
+        parameters[name].data = view
+    return buffer
+
+
+def _sharing(parameters: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The names of two parameters of one storage, if there are any."""
+    known: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        if not parameter.numel():
+            continue
+        other = known.setdefault(parameter.untyped_storage().data_ptr(), name)
+        if other != name:
+            return other, name
+    return ()
+
+
+def _lies_at(parameter: Tensor, storage: torch.UntypedStorage, place: Place) -> bool:
+    return (
+        parameter.untyped_storage().data_ptr() == storage.data_ptr()
+        and parameter.storage_offset() == place.begin
+        and parameter.is_contiguous()
+        and storage.nbytes() >= place.stop * parameter.element_size()
+    )
+
+
+class FlatGradients(Mapping[str, Tensor]):
+    """A layer's gradients side by side, in the layouts of its weights. As a mapping: parameter -> its summed gradient;
+    an absent one was frozen or not used, and its part of the buffer is 0.
+
+    Args:
+        buffers: one for each layout.
+        views: of the buffers, by parameter that has a gradient.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor], views: Mapping[str, Tensor]) -> None:
+        self.buffers = tuple(buffers)
+        self._views = views
+
+    @staticmethod
+    def of(layouts: Sequence[Layout], buffers: Sequence[Tensor], present: Collection[str]) -> FlatGradients:
+        """Those of the parameters `present`."""
+        views = {
+            name: view
+            for layout, buffer in zip(layouts, buffers, strict=True)
+            for name, view in layout.views(buffer).items()
+            if name in present
+        }
+        return FlatGradients(buffers, views)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+NO_GRADIENTS = FlatGradients((), {})
+"""Those of a layer of which none is present; they take no memory."""
+
+
+def side_by_side(
+    layouts: Sequence[Layout], gradients: Mapping[str, Tensor], like: Sequence[Tensor]
+) -> FlatGradients:
+    """`gradients` in flat buffers: as they are if they lie so, else copies of them.
+
+    Args:
+        like: tensors of the dtypes and on the devices of the buffers.
+    """
+    if isinstance(gradients, FlatGradients):
+        return gradients
+    buffers = [
+        torch.zeros(layout.size, dtype=one.dtype, device=one.device)
+        for layout, one in zip(layouts, like, strict=True)
+    ]
+    found = FlatGradients.of(layouts, buffers, gradients.keys())
+    for name, view in found.items():
+        view.copy_(gradients[name])
+    return found
+
+
+class GradientBuffers:
+    """Where the gradients of one layer are summed, side by side. Takes memory with the first of them.
+
+    Args:
+        parameters: those that the layer trains.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        of_dtype = by_dtype(parameters)
+        self.layouts = tuple(Layout.of(own) for own in of_dtype)
+        self._like = tuple(next(iter(own.values())) for own in of_dtype)
+        self._parameters = dict(parameters)
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._buffers: tuple[Tensor, ...] = ()
+        self._views: dict[str, Tensor] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
+
+    def home(self, parameter: Tensor) -> Tensor:
+        """Where the gradient of `parameter` belongs now, with undefined content."""
+        return self._homes()[self._names[id(parameter)]]
+
+    @torch.no_grad()
+    def gathered(self) -> FlatGradients:
+        """The gradients in the parameters' `.grad`: those that lie elsewhere are brought to where they belong."""
+        if all(parameter.grad is None for parameter in self._parameters.values()):
+            return NO_GRADIENTS
+        present: dict[str, Tensor] = {}
+        for name, view in self._homes().items():
+            gradient = self._parameters[name].grad
+            if gradient is None:
+                view.zero_()
+                continue
+            if gradient is not view:
+                view.copy_(gradient)
+                self._parameters[name].grad = view
+            present[name] = view
+        return FlatGradients(self._buffers, present)
+
+    def taken(self) -> FlatGradients:
+        """Those, taken away: the parameters have none afterwards, and further ones are summed elsewhere."""
+        found = self.gathered()
+        if found.buffers:
+            self.drop()
+            self._buffers, self._views = (), {}
+        return found
+
+    def put(self, summed: FlatGradients) -> None:
+        """Have the parameters have these gradients; further ones are added to them, in their memory."""
+        if not summed.buffers:
+            self.drop()
+            return
+        self._buffers, self._views = summed.buffers, self._views_of(summed.buffers)
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._views[name] if name in summed else None
+
+    def drop(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def zeros(self) -> FlatGradients:
+        """Fresh memory in which no gradient is present."""
+        buffers = [
+            torch.zeros(layout.size, dtype=like.dtype, device=like.device)
+            for layout, like in zip(self.layouts, self._like, strict=True)
+        ]
+        return FlatGradients(buffers, {})
+
+    def _homes(self) -> dict[str, Tensor]:
+        if not self._buffers:
+            self._buffers = self.zeros().buffers
+            self._views = self._views_of(self._buffers)
+        return self._views
+
+    def _views_of(self, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+        pairs = zip(self.layouts, buffers, strict=True)
+        return {name: view for layout, buffer in pairs for name, view in layout.views(buffer).items()}
