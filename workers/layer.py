@@ -63,9 +63,7 @@ class Layer:
         self.module = module
         self.device = device
         self._precision = precision
-        # Listed once: walking the module costs a noticeable part of a short step.
-        self._parameters = tuple(module.named_parameters())
-        trainable = {n: p for n, p in self._parameters if p.requires_grad}
+        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.summed = GradientBuffers(trainable)
         """Its gradients, side by side."""
         self._deferral, self.uncovered = cover(module, workspace, self.summed.home)
