@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from chromium import CHROMIUM
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
@@ -48,8 +49,16 @@ class Browser:
         wait_for(lambda: self.script(there, token), "the page after the login")
 
     def press(self, selector: str) -> None:
-        """Click the first element that `selector` finds."""
-        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+        """Click the first element that `selector` finds; found again if a live page puts a new one in its place."""
+
+        def clicked() -> bool:
+            try:
+                self.driver.find_element(By.CSS_SELECTOR, selector).click()
+            except StaleElementReferenceException:
+                return False
+            return True
+
+        wait_for(clicked, f"{selector}, to be clicked")
 
     def script(self, code: str, *arguments: Any) -> Any:
         """What `code` returns in the page."""

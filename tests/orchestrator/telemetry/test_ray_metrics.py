@@ -37,11 +37,12 @@ def head() -> Iterator[None]:
 
 
 def scraped(job: str) -> dict[str, list[Any]]:
-    """Family -> samples of `job` on the endpoint of Ray's agent, once it shows the job's end. The controller has
-    passed its last metrics on before it ended."""
+    """Family -> samples of `job` on the endpoint of Ray's agent, once it shows the job's end, twice the same. The
+    controller has passed its last metrics on before it ended; the agent takes them in one by one."""
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 10
+    before = None
     while True:
         with urllib.request.urlopen(url, timeout=10) as answer:
             families = text_string_to_metric_families(answer.read().decode())
@@ -55,8 +56,9 @@ def scraped(job: str) -> dict[str, list[Any]]:
             for sample in found.get("ray_freshet_job_state", [])
             if sample.labels["state"] == "finished"
         ]
-        if 1.0 in over:
+        if 1.0 in over and found == before:
             return found
+        before = found
         assert time.monotonic() < deadline_s, f"not on {url}: {sorted(found)}"
         time.sleep(0.1)
 
