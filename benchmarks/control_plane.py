@@ -33,6 +33,7 @@ import ray
 
 from benchmarks.parts.answering_ranks import AnsweringHosts
 from benchmarks.parts.targets import at_most
+from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.config import ControllerConfig
@@ -145,7 +146,7 @@ async def training(folder: Path, plan: Plan, hosts: AnsweringHosts) -> AsyncIter
         patch.object(actor, "RayHosts", lambda setup, own: hosts),
         patch.object(actor, "reap", lambda job: None),
     ):
-        controller = Controller(order, setup, {"job": {"name": NAME, "steps": STEPS}})
+        controller = Controller(*in_pieces(order, setup, {"job": {"name": NAME, "steps": STEPS}}))
         await controller.start()
     try:
         await until(lambda: hosts.trains == plan.world_size)

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import ray
 
 from benchmarks.parts.long_job import MONITORING_SPEC, NAME, PLAN, schedule
+from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.controller.actor import KEPT_RECORDS, Controller
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.log_writer import Log, LogWriter
@@ -48,7 +49,7 @@ async def controller_of(
     """
     alone = SimpleNamespace(current_actor=None, was_current_actor_reconstructed=False)
     with patch.object(ray, "get_runtime_context", lambda: alone):
-        controller = Controller(_order(), _setup(folder), MONITORING_SPEC)
+        controller = Controller(*in_pieces(_order(), _setup(folder), MONITORING_SPEC))
     controller._view = view
     controller._records.extend(recent)
     assert len(controller._records) == min(KEPT_RECORDS, view.events)
