@@ -129,7 +129,7 @@ class ModelProfile:
     microbatch_size: int
     """Samples."""
     precision: str
-    """`float32` or `bfloat16`."""
+    """`float32`, `bfloat16` or `bfloat16-autocast`."""
     threads: int
     """Torch threads per rank."""
     settings: dict[str, Any] = field(default_factory=dict, hash=False)

@@ -40,4 +40,4 @@ def backward(
 
 def gradient_of(tensor: Tensor) -> Tensor:
     """The gradient that `tensor` has; zeros if no backward pass reached it."""
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+    return torch.zeros_like(tensor, dtype=tensor.grad_dtype) if tensor.grad is None else tensor.grad

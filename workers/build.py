@@ -12,6 +12,7 @@ from workers.layer import Layer
 from workers.layer_state import LayerState
 from workers.models.definition import ModelDefinition, ParameterRef
 from workers.optim import Optimizer
+from workers.precision import cast_constants_, cast_parameters
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.keyed_in_turns import keyed_in_turns
@@ -78,7 +79,9 @@ def build_layers(
     for index in layers:
         name = definition.layers[index].name
         module = build_module(definition, index, seed, beside_training=beside_training).to(device).train()
-        state = LayerState.of(index, name, module, optimizer)
+        casts = cast_parameters(module, precision)
+        cast_constants_(module, precision)
+        state = LayerState.of(index, name, module, optimizer, casts)
         built[index] = (
             Layer(index, name, module, precision=precision, device=device, workspace=workspace),
             state,

@@ -302,7 +302,7 @@ class AdaptConfig(Section):
     log, 1 GiB at most: `freshet adapt replay` repeats its decisions from it."""
 
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "bfloat16-autocast"]
 DeviceKind = Literal["cpu", "cuda", "emulated"]
 
 
@@ -316,7 +316,7 @@ class WorkerConfig(Section):
     steps: NonNegative
     """Optimizer steps of the entire job."""
     precision: Precision
-    """`bfloat16` runs forward and backward under autocast; weights, gradients and updates stay `float32`."""
+    """`workers/precision.py` says what each means."""
     threads: Positive
     """Torch threads per rank."""
     validate_every: NonNegative

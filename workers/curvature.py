@@ -25,6 +25,7 @@ class CurvatureProbe:
         every: each step whose number is a multiple of this is kept for the next step.
         microbatches: R * M, the divisor from a summed gradient to the mean.
         parameters: the rank's parameters, each tied one once.
+        weights: their values as updates change them: a module may hold them in 16 bits.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class CurvatureProbe:
         rank: int,
         microbatches: int,
         parameters: Mapping[Place, Tensor],
+        weights: Mapping[Place, Tensor],
         report: Callable[[CurvatureReport], None],
     ) -> None:
         self._every = every
         self._rank = rank
         self._microbatches = microbatches
         self._parameters = parameters
+        self._weights = weights
         self._report = report
         self._kept: dict[Place, tuple[Tensor, Tensor]] | None = None
 
@@ -58,7 +61,7 @@ class CurvatureProbe:
             self._report(self._compared(step, kept))
         if step % self._every == 0:
             self._kept = {
-                place: (gradient_of(parameter).clone(), parameter.clone())
+                place: (gradient_of(parameter).clone(), self._weights[place].clone())
                 for place, parameter in self._parameters.items()
             }
 
@@ -68,7 +71,7 @@ class CurvatureProbe:
             gradient_before, weight_before = kept.pop(place)
             now = gradient_of(parameter)
             gradient_change += _square(gradient_before.sub_(now))
-            weight_change += _square(weight_before.sub_(parameter))
+            weight_change += _square(weight_before.sub_(self._weights[place]))
             gradient += _square(now)
         mean = float(self._microbatches) ** 2
         return CurvatureReport(

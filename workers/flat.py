@@ -7,18 +7,16 @@ Knows no update rule and no network.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from workers.protocol import JobError
 
-P = TypeVar("P", bound=Tensor)
-
-ALIGNED_BYTES = 64
-"""A parameter is aligned as a fresh allocation is: kernels choose their path, and so the last bits, by alignment."""
+ALIGNED = 32
+"""Elements. In 16 bits and more a parameter is so aligned as a fresh allocation is: kernels choose their path, and so
+the last bits, by alignment."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class Layout:
         places: list[Place] = []
         end = 0
         for name, tensor in sorted(parameters.items(), key=lambda item: item[1].dim() < 2):
-            every = max(1, ALIGNED_BYTES // tensor.element_size())
-            begin = -(-end // every) * every
+            begin = -(-end // ALIGNED) * ALIGNED
             end = begin + tensor.numel()
             places.append(Place(name, tuple(tensor.shape), begin, end))
         return Layout(tuple(places), end)
@@ -60,34 +57,55 @@ class Layout:
 
 @dataclass(frozen=True)
 class Flat:
-    """The parameters of one layer that have one dtype."""
+    """The parameters of one layer that its module holds in one dtype."""
 
     layout: Layout
     weights: Tensor
-    """[size]"""
+    """[size], what training changes."""
     slots: dict[str, Tensor]
     """Slot of the optimizer -> [size]"""
+    cast: Tensor | None = None
+    """[size], the weights in 16 bits, with which the module computes; None: it computes with `weights`."""
 
     @staticmethod
-    def of(parameters: Mapping[str, nn.Parameter], slots: Iterable[str]) -> Flat:
-        """Have `parameters`, of one dtype, lie side by side, if they do not yet; with slots of zeros."""
+    def of(parameters: Mapping[str, nn.Parameter], slots: Iterable[str], dtype: torch.dtype) -> Flat:
+        """Have `parameters`, of one dtype, lie side by side, if they do not yet; with slots of zeros.
+
+        Args:
+            dtype: in which the module is to hold them.
+        """
         layout = Layout.of(parameters)
         weights = _side_by_side(parameters, layout)
-        return Flat(layout, weights, {slot: torch.zeros_like(weights) for slot in slots})
+        flat = Flat(layout, weights, {slot: torch.zeros_like(weights) for slot in slots})
+        return flat if weights.dtype == dtype else flat._cast_to(parameters, dtype)
+
+    def _cast_to(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> Flat:
+        cast = self.weights.to(dtype)
+        for name, view in self.layout.views(cast).items():
+            parameters[name].data = view
+            parameters[name].grad_dtype = self.weights.dtype
+        return replace(self, cast=cast)
+
+    def recast(self) -> None:
+        """The weights have changed."""
+        if self.cast is not None:
+            self.cast.copy_(self.weights)
 
 
-def flats_of(parameters: Mapping[str, nn.Parameter], slots: Iterable[str]) -> tuple[Flat, ...]:
-    """`Flat.of` for each dtype."""
+def flats_of(
+    parameters: Mapping[str, nn.Parameter], slots: Iterable[str], casts: Mapping[str, torch.dtype]
+) -> tuple[Flat, ...]:
+    """`Flat.of` for each dtype in which the module holds parameters.
+
+    Args:
+        casts: that of parameters which it holds in another dtype than they have now.
+    """
     names = tuple(slots)
-    return tuple(Flat.of(own, names) for own in by_dtype(parameters))
-
-
-def by_dtype(parameters: Mapping[str, P]) -> tuple[dict[str, P], ...]:
-    """The parameters of each dtype, in the order in which the dtypes first occur."""
-    found: dict[torch.dtype, dict[str, P]] = {}
+    groups: dict[tuple[torch.dtype, torch.dtype], dict[str, nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        found.setdefault(parameter.dtype, {})[name] = parameter
-    return tuple(found.values())
+        held = casts.get(name, parameter.dtype)
+        groups.setdefault((held, parameter.dtype), {})[name] = parameter
+    return tuple(Flat.of(own, names, held) for (held, _), own in groups.items())
 
 
 @torch.no_grad()
@@ -128,6 +146,11 @@ def _lies_at(parameter: Tensor, storage: torch.UntypedStorage, place: Place) -> 
         and parameter.is_contiguous()
         and storage.nbytes() >= place.stop * parameter.element_size()
     )
+
+
+def grad_dtype(parameter: Tensor) -> torch.dtype:
+    """In what the gradients of `parameter` are summed."""
+    return parameter.grad_dtype or parameter.dtype
 
 
 class FlatGradients(Mapping[str, Tensor]):
@@ -196,9 +219,12 @@ class GradientBuffers:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        of_dtype = by_dtype(parameters)
-        self.layouts = tuple(Layout.of(own) for own in of_dtype)
-        self._like = tuple(next(iter(own.values())) for own in of_dtype)
+        groups: dict[tuple[torch.dtype, torch.dtype], dict[str, Tensor]] = {}
+        for name, parameter in parameters.items():
+            groups.setdefault((parameter.dtype, grad_dtype(parameter)), {})[name] = parameter
+        self.layouts = tuple(Layout.of(own) for own in groups.values())
+        self._dtypes = tuple(summed for _, summed in groups)
+        self._devices = tuple(next(iter(own.values())).device for own in groups.values())
         self._parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._buffers: tuple[Tensor, ...] = ()
@@ -253,8 +279,8 @@ class GradientBuffers:
     def zeros(self) -> FlatGradients:
         """Fresh memory in which no gradient is present."""
         buffers = [
-            torch.zeros(layout.size, dtype=like.dtype, device=like.device)
-            for layout, like in zip(self.layouts, self._like, strict=True)
+            torch.zeros(layout.size, dtype=dtype, device=device)
+            for layout, dtype, device in zip(self.layouts, self._dtypes, self._devices, strict=True)
         ]
         return FlatGradients(buffers, {})
 

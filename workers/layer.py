@@ -8,7 +8,6 @@ and no rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from workers.blamed import blamed
 from workers.deferred.cover import cover
 from workers.deferred.queue import WeightGradQueue, Workspace
 from workers.flat import FlatGradients, GradientBuffers
+from workers.precision import autocast, boundary_dtype, cast_floats
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
@@ -63,6 +63,7 @@ class Layer:
         self.module = module
         self.device = device
         self._precision = precision
+        self._cast = boundary_dtype(precision)
         trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.summed = GradientBuffers(trainable)
         """Its gradients, side by side."""
@@ -228,15 +229,16 @@ class Layer:
     def _run(self, inputs: Tensors, draw_key: int, queue: WeightGradQueue) -> Tensors:
         self._deferral.queue = queue
         with self._forward_pass, rng.keyed(draw_key, self.device):
+            inputs = cast_floats(inputs, self._cast)
             if self._precision == "float32":
                 outputs = self.module(*inputs)
             else:
                 with autocast(self._precision, self.device):
                     outputs = self.module(*inputs)
         if isinstance(outputs, Tensor):
-            return (outputs,)
+            return cast_floats((outputs,), self._cast)
         if isinstance(outputs, tuple | list) and outputs and all(isinstance(t, Tensor) for t in outputs):
-            return tuple(outputs)
+            return cast_floats(tuple(outputs), self._cast)
         raise JobError(
             f"layer {self.name} returned {type(outputs).__name__}; a layer returns a tensor or a tuple of tensors"
         )
@@ -248,6 +250,7 @@ class Loss:
     def __init__(self, function: Callable[..., Tensor], *, precision: str, device: torch.device) -> None:
         self._function = function
         self._precision = precision
+        self._cast = boundary_dtype(precision)
         self._device = device
         self._forward_pass, self._backward_pass = blamed("the loss"), blamed("the backward pass of the loss")
 
@@ -262,7 +265,8 @@ class Loss:
             rng.keyed(draw_key, self._device),
             autocast(self._precision, self._device),
         ):
-            loss = self._function(*leaves, *targets)
+            # A loss in 16 bits would lose what a mean over many tokens is made of.
+            loss = self._function(*(t.float() if t.dtype == self._cast else t for t in leaves), *targets)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
         return loss.detach(), Pass(draw_key, leaves, (loss,) if keep else None, WeightGradQueue())
@@ -273,14 +277,6 @@ class Loss:
         with self._backward_pass:
             torch.autograd.backward(done.outputs)
         return tuple(canonical(gradient_of(t)) if t.requires_grad else None for t in done.inputs)
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to `precision` on `device`; nothing for float32."""
-    if precision == "float32":
-        return nullcontext()
-    # The deferral caches casts across microbatches; autocast's cache would keep a step's weights too long.
-    return torch.autocast(device.type, getattr(torch, precision), cache_enabled=False)
 
 
 def _persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:

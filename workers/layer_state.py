@@ -24,6 +24,9 @@ Gradients = Mapping[str, Tensor]
 or not used."""
 
 
+NO_CASTS: Mapping[str, torch.dtype] = {}
+
+
 class NamesSlots(Protocol):
     """What a layer's state needs from an optimizer."""
 
@@ -57,25 +60,44 @@ class LayerState:
     none: its tensors lie anywhere."""
 
     @staticmethod
-    def of(layer: int, name: str, module: nn.Module, optimizer: NamesSlots) -> LayerState:
+    def of(
+        layer: int,
+        name: str,
+        module: nn.Module,
+        optimizer: NamesSlots,
+        casts: Mapping[str, torch.dtype] = NO_CASTS,
+    ) -> LayerState:
         """The live state of `module`: its own parameters and buffers, with fresh optimizer state of zeros. The
         parameters that it trains come to lie side by side.
 
         The buffers are the tensors that the module holds now. A module must write into them: if it assigns a
         new tensor, this state no longer follows.
+
+        Args:
+            casts: parameter -> dtype in which the module holds it from now on: its value here, which training changes,
+                keeps the present one. `recast` follows a change.
         """
-        weights, buffers = saved_tensors(module)
-        trained = {key: weight for key, weight in weights.items() if weight.requires_grad}
-        flats = flats_of(trained, optimizer.slot_names())
+        parameters, buffers = saved_tensors(module)
+        trained = {key: weight for key, weight in parameters.items() if weight.requires_grad}
+        flats = flats_of(trained, optimizer.slot_names(), casts)
+        weights: dict[str, Tensor] = dict(parameters)
+        for flat in flats:
+            if flat.cast is not None:
+                weights |= flat.layout.views(flat.weights)
         return LayerState(
             layer=layer,
             name=name,
-            weights=dict(weights),
+            weights=weights,
             buffers=buffers,
             slots=_slots(flats, trained),
             updates=dict.fromkeys(trained, 0),
             flats=flats,
         )
+
+    def recast(self) -> None:
+        """Have the module follow: weights have changed that it holds in another dtype."""
+        for flat in self.flats:
+            flat.recast()
 
 
 def _slots(flats: Sequence[Flat], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
@@ -194,6 +216,7 @@ def load_(state: LayerState, source: LayerState) -> None:
             else:
                 tensor.zero_()
     state.updates.update(source.updates)
+    state.recast()
 
 
 def digest(state: LayerState) -> str:

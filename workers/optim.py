@@ -119,6 +119,8 @@ class Optimizer(ABC):
                         lr,
                         run.decay,
                     )
+                    if flat.cast is not None:
+                        flat.cast[part].copy_(flat.weights[part])
         # Their buffer has changed; a cast of a weight is made again if its version has.
         increment_version([state.weights[name] for name in gradients])
 

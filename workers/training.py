@@ -146,6 +146,10 @@ class Training:
                 setup.place,
                 self._total,
                 self._minibatch.counted,
+                {
+                    (layer, name): setup.layers[layer][1].weights[name]
+                    for layer, name in self._minibatch.counted
+                },
                 lambda report: self._announcements.add(report.step, report),
             )
         self._checkpointing = Checkpointing(

@@ -50,7 +50,9 @@ class JobConfig(Section):
     event log is copied there every 5 seconds: that much of the log is lost at most with the controller's node, and
     none of the training."""
     precision: Precision = "float32"
-    """`bfloat16` runs forward and backward under autocast; weights and updates stay `float32`."""
+    """Part of the trajectory. `bfloat16` has weights, activations and what goes between stages in 16 bits; gradients
+    are summed in 32, and updates keep a `float32` copy of the weights, which is what checkpoints hold.
+    `bfloat16-autocast` runs forward and backward under torch's autocast, and all that is kept stays `float32`."""
     threads: Positive = 1
     """Torch threads per rank. Part of the trajectory: another number gives other bits."""
     validate_every: NonNegative = 0

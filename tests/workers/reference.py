@@ -14,6 +14,7 @@ from workers.data.sampling import train_indices
 from workers.layer_state import LayerState, digest, state_digest
 from workers.models.registry import build_definition
 from workers.optim import make_optimizer
+from workers.precision import boundary_dtype, cast_constants_, cast_floats, cast_parameters
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
 
@@ -53,7 +54,14 @@ def train_plainly(
     definition = build_definition(config.model, data.vocabulary)
     optimizer = make_optimizer(config.optimizer, config.steps)
     modules = [build_module(definition, i, config.seed) for i in range(len(definition.layers))]
-    states = [LayerState.of(i, definition.names[i], m, optimizer) for i, m in enumerate(modules)]
+    casts = [cast_parameters(module, config.precision) for module in modules]
+    for module in modules:
+        cast_constants_(module, config.precision)
+    states = [
+        LayerState.of(i, definition.names[i], module, optimizer, its)
+        for i, (module, its) in enumerate(zip(modules, casts, strict=True))
+    ]
+    dtype = boundary_dtype(config.precision)
     losses = []
     for step in range(config.steps):
         total = 0.0
@@ -67,16 +75,17 @@ def train_plainly(
                 data.dataset.train_samples,
             )
             batch = data.dataset.train(indices)
-            tensors = batch.inputs
-            autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16")
+            tensors = cast_floats(batch.inputs, dtype)
+            autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16-autocast")
             for module, name in zip(modules, definition.names, strict=True):
                 with rng.keyed(rng.key(config.seed, "forward", step, microbatch, name)), autocast:
                     outputs = module(*tensors)
-                tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+                tensors = cast_floats(outputs if isinstance(outputs, tuple) else (outputs,), dtype)
                 if boundaries:
                     tensors = tuple(Boundary.apply(t) for t in tensors)
             with autocast:
-                loss = definition.loss(*tensors, *batch.targets)
+                wide = (t.float() if t.dtype == dtype else t for t in tensors)
+                loss = definition.loss(*wide, *batch.targets)
             before = {}
             for module, name in zip(modules, definition.names, strict=True):
                 for key in frozen(step + 1, microbatch, name, module):

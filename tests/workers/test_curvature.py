@@ -126,7 +126,8 @@ def test_what_is_kept_waits_for_a_skipped_step_and_is_given_up_at_a_freezing_one
     reports: list[CurvatureReport] = []
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     unused = torch.nn.Parameter(torch.tensor([5.0]))
-    probe = CurvatureProbe(2, 3, 4, {(0, "w"): weight, (1, "u"): unused}, reports.append)
+    parameters = {(0, "w"): weight, (1, "u"): unused}
+    probe = CurvatureProbe(2, 3, 4, parameters, parameters, reports.append)
     weight.grad = torch.tensor([8.0, 0.0])
     probe.observe(2, may_freeze=False)
     weight.data = torch.tensor([1.0, 4.0])

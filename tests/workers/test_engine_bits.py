@@ -90,6 +90,27 @@ def test_real_models_equal_the_plain_loop(tmp_path: Path, name: str, half: int) 
         assert run.state_sha256 == expected, (family, recompute)
 
 
+SIXTEEN_BITS = ("plain", "dropout", "two-outputs", "batchnorm", "raw-matrix", "attention", "fixed")
+
+
+@pytest.mark.parametrize("trait", SIXTEEN_BITS)
+def test_every_family_equals_the_plain_loop_in_16_bits(tmp_path: Path, trait: str) -> None:
+    config = small_config(tmp_path, trait, precision="bfloat16")
+    expected, expected_losses = train_plainly(config, tmp_path)
+    for family, recompute in half_of(SIXTEEN_BITS, trait, 0):
+        run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
+        assert run.state_sha256 == expected, (family, recompute)
+        assert losses(run) == expected_losses
+
+
+@pytest.mark.parametrize("name", ["gpt-dropout", "llama", "vit"])
+def test_real_models_equal_the_plain_loop_in_16_bits(tmp_path: Path, name: str) -> None:
+    config = real_config(tmp_path, name, precision="bfloat16")
+    expected, _ = train_plainly(config, tmp_path)
+    run = run_threads(job(config, ranks=2, schedule="zb-h1"))
+    assert run.state_sha256 == expected
+
+
 @pytest.mark.parametrize("cases", [TRAITS, UNEQUAL, UNTIED])
 def test_the_cases_of_make_test_have_every_family_with_and_without_recomputation(
     cases: Sequence[str],

@@ -41,6 +41,7 @@ def test_any_partition_gives_the_same_bits(tmp_path: Path, trait: str, rows: int
     [
         ("float32", True),
         ("bfloat16", False),
+        ("bfloat16-autocast", False),
         pytest.param("float32", False, marks=pytest.mark.soak),
         pytest.param("bfloat16", True, marks=pytest.mark.soak),
     ],

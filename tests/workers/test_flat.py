@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.config import OptimizerConfig
-from workers.flat import ALIGNED_BYTES, FlatGradients, GradientBuffers, Layout, side_by_side
+from workers.flat import ALIGNED, FlatGradients, GradientBuffers, Layout, side_by_side
 from workers.layer_state import LayerState, digest, host_copy
 from workers.optim import PART, make_optimizer
 from workers.protocol import JobError
@@ -62,7 +62,7 @@ def test_parameters_of_a_dtype_lie_side_by_side_matrices_first_each_as_a_fresh_a
     for flat in state.flats:
         for place in flat.layout.places:
             parameter = module.get_parameter(place.name)
-            assert parameter.data_ptr() % ALIGNED_BYTES == 0 or not parameter.numel()
+            assert parameter.data_ptr() % (2 * ALIGNED) == 0 or not parameter.numel()
             assert parameter.is_contiguous()
             assert torch.equal(flat.weights[place.begin : place.stop].view(place.shape), before[place.name])
             assert state.weights[place.name] is parameter

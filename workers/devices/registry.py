@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import torch
+
 from workers.config import WorkerConfig
 from workers.devices.cuda import CudaDevice
 from workers.devices.device import CpuDevice, Device
 from workers.devices.emulated import EmulatedDevice, layer_times
+from workers.precision import check_gpu
 
 
 def make_device(config: WorkerConfig, layers: int) -> Device:
     """The device that `config` asks for, for a model of `layers` layers.
 
     Raises:
-        JobError: there is no such GPU, or the modelled times do not fit the model.
+        JobError: there is no such GPU, it does not compute in the job's precision, or the modelled times do not fit
+            the model.
     """
     if config.device == "cuda":
-        return CudaDevice()
+        device = CudaDevice()
+        check_gpu(
+            config.precision,
+            torch.cuda.get_device_name(device.torch_device),
+            torch.cuda.get_device_capability(device.torch_device),
+        )
+        return device
     if config.device == "emulated":
         return EmulatedDevice(layer_times(config.emulated, layers))
     return CpuDevice()

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from planner.plan import Plan
-from workers.flat import ALIGNED_BYTES, FlatGradients, side_by_side
+from workers.flat import FlatGradients, side_by_side
 from workers.layer import Layer
 from workers.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
+
+_ALIGNED_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Packing:
         self._items: list[_Item] = []
         end = 0
         for kind, name, t in parts:
-            begin = -(-end // ALIGNED_BYTES) * ALIGNED_BYTES
+            begin = -(-end // _ALIGNED_BYTES) * _ALIGNED_BYTES
             end = begin + t.nbytes
             self._items.append(_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes, begin))
         self._mask = slice(end, end + len(self._trained))

@@ -28,7 +28,7 @@ class LayerParameters:
     @staticmethod
     def of(state: LayerState) -> LayerParameters:
         """Those of a live layer, without what the model itself holds fixed."""
-        free = sorted(name for name, weight in state.weights.items() if weight.requires_grad)
+        free = sorted(state.updates)
         scalars = tuple(state.weights[name].numel() for name in free)
         matrices = tuple(
             count if state.weights[name].dim() >= 2 else 0 for name, count in zip(free, scalars, strict=True)

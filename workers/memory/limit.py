@@ -54,3 +54,4 @@ def _tensors(state: LayerState) -> Iterable[Tensor]:
     for slots in state.slots.values():
         yield from slots.values()
     yield from state.freezing.values()
+    yield from (flat.cast for flat in state.flats if flat.cast is not None)

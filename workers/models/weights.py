@@ -39,6 +39,7 @@ def read_weights(path: str, states: Sequence[LayerState]) -> None:
             with torch.no_grad():
                 for key, tensor in own.items():
                     tensor.copy_(file.get_tensor(key))
+            state.recast()
 
 
 def check_weights(path: str, shapes: Shapes, ties: Sequence[Sequence[ParameterRef]]) -> str:

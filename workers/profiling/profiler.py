@@ -203,7 +203,7 @@ def _profile(chain: Chain, times: LayerTimes, number: int, counted: LayerBytes) 
         update_s=times.seconds(Kind.UPDATE, number),
         parameters=sum(weight.numel() for weight in state.weights.values()),
         parameter_bytes=_weight_bytes(state) + sum(one.cast_bytes for one in accumulators),
-        gradient_bytes=sum(weight.nbytes for weight in state.weights.values() if weight.requires_grad),
+        gradient_bytes=sum(state.weights[name].nbytes for name in state.updates),
         optimizer_bytes=sum(slot.nbytes for slots in state.slots.values() for slot in slots.values()),
         **asdict(counted),
         matrices=_matrices(chain, times, number, weight_grad_s),
@@ -240,4 +240,5 @@ def _matrices(chain: Chain, times: LayerTimes, number: int, weight_grad_s: float
 
 
 def _weight_bytes(state: LayerState) -> int:
-    return sum(tensor.nbytes for tensor in (*state.weights.values(), *state.buffers.values()))
+    casts = [flat.cast for flat in state.flats if flat.cast is not None]
+    return sum(tensor.nbytes for tensor in (*state.weights.values(), *state.buffers.values(), *casts))

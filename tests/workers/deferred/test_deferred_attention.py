@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from workers.deferred.queue import Workspace
-from workers.layer import Layer, autocast
+from workers.layer import Layer
+from workers.precision import autocast
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
@@ -122,7 +123,7 @@ def assert_stock(
             assert same(ours, theirs), (order, keep, number)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16-autocast"])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("name", USES)
 def test_bits_of_stock(name: str, batch_first: bool, precision: str) -> None:
@@ -150,7 +151,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16-autocast"])
 @pytest.mark.parametrize("name", MASKS)
 def test_bits_of_stock_with_masks(name: str, precision: str) -> None:
     for need_weights, dropout in product((False, True), (0.0, 0.3)):
@@ -193,7 +194,7 @@ def test_bits_of_stock_at_other_sizes(sizes: tuple[int, int, int], monkeypatch: 
     width, length, rows = sizes
     monkeypatch.setattr(f"{__name__}.LENGTH", length)
     monkeypatch.setattr(f"{__name__}.ROWS", rows)
-    for use, precision in product(USES.values(), ("float32", "bfloat16")):
+    for use, precision in product(USES.values(), ("float32", "bfloat16-autocast")):
         assert_stock(
             lambda a, x, m, u=use: u(a, x, m, need_weights=False),
             width=width,

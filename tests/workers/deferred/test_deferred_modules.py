@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from workers.deferred.queue import Workspace
-from workers.layer import Layer, autocast
+from workers.layer import Layer
+from workers.precision import autocast
 
 CPU = torch.device("cpu")
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
@@ -58,7 +59,7 @@ class Viewed(nn.Module):
         return self.linear(self.view(x))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16-autocast"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_bits_of_stock(name: str, bias: bool, precision: str) -> None:

@@ -139,10 +139,11 @@ def test_recomputing_the_head_costs_memory(profiles: Callable[[int], Profile], t
     assert 7 not in RECOMPUTES["all"]
 
 
-def test_casts_are_predicted_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bfloat16-autocast", "bfloat16"])
+def test_casts_are_predicted_too(tmp_path: Path, precision: str) -> None:
     config = small_config(
         tmp_path,
-        precision="bfloat16",
+        precision=precision,
         steps=3,
         timeline_every=1,
         model=ModelConfig(factory="small_models:model", arguments={"trait": "attention"}),

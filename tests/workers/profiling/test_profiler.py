@@ -125,7 +125,7 @@ def test_freeze_plans_weigh_the_matrices_that_ranks_freeze(tmp_path: Path, name:
 
 
 def test_casts_and_their_scratch_are_counted(tmp_path: Path) -> None:
-    up, _ = measured(config(tmp_path, precision="bfloat16")).model.layers
+    up, _ = measured(config(tmp_path, precision="bfloat16-autocast")).model.layers
     matrix = WIDTH * HIDDEN
     assert up.parameter_bytes == F32 * up.parameters + 2 * matrix
     assert up.matrices[0].scratch_bytes == 2 * matrix
