@@ -31,9 +31,9 @@ from benchmarks.parts.shaped_link import ADDRESSES, INTERFACE, ShapedLink
 from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from workers.config import EmulatedConfig, ModelConfig
 from workers.launch.ranks import Job, assignment
-from workers.layer_state import LayerState
 from workers.protocol import Generation, Report, Request, StepReport
 from workers.rank import Rank
+from workers.state.layer_state import LayerState
 from workers.state_stream.flow import Flow
 from workers.state_stream.stream import StateServer, fetch
 from workers.transport.open_channel import open_channel

@@ -9,13 +9,13 @@ from torch import nn
 
 from workers.deferred.queue import Workspace
 from workers.layer import Layer
-from workers.layer_state import LayerState
 from workers.models.definition import ModelDefinition, ParameterRef
-from workers.optim import Optimizer
-from workers.precision import cast_constants_, cast_parameters
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.keyed_in_turns import keyed_in_turns
+from workers.state.layer_state import LayerState
+from workers.state.optim import Optimizer
+from workers.state.precision import cast_constants_, cast_parameters
 
 
 def build_module(

@@ -316,7 +316,7 @@ class WorkerConfig(Section):
     steps: NonNegative
     """Optimizer steps of the entire job."""
     precision: Precision
-    """`workers/precision.py` says what each means."""
+    """`workers/state/precision.py` says what each means."""
     threads: Positive
     """Torch threads per rank."""
     validate_every: NonNegative

@@ -20,17 +20,17 @@ from workers.control.rank_program import RankProgram
 from workers.data.dataset import OpenData
 from workers.devices.device import Device
 from workers.elastic.standby import Base, Standbys
-from workers.exchange import TiedUse
 from workers.fault_injection.points import FaultPoints
 from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.plans import Plans
-from workers.gradient_parts import GradientParts
+from workers.gradients.exchange import TiedUse
+from workers.gradients.parts import GradientParts
 from workers.layer import Layer, Loss
-from workers.layer_state import LayerState
 from workers.models.definition import ModelDefinition
-from workers.optim import Optimizer
 from workers.protocol import Report
 from workers.stage import Stage
+from workers.state.layer_state import LayerState
+from workers.state.optim import Optimizer
 from workers.state_stream.following import Followers
 from workers.unfinished import Greeting
 

@@ -17,11 +17,11 @@ from workers.backward import backward, gradient_of
 from workers.blamed import blamed
 from workers.deferred.cover import cover
 from workers.deferred.queue import WeightGradQueue, Workspace
-from workers.flat import FlatGradients, GradientBuffers
-from workers.precision import autocast, boundary_dtype, cast_floats
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
+from workers.state.flat import FlatGradients, GradientBuffers
+from workers.state.precision import autocast, boundary_dtype, cast_floats
 
 Tensors = tuple[Tensor, ...]
 

@@ -18,10 +18,10 @@ from planner.shares import parts, parts_of
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
 from workers.engine import Engine, Window
-from workers.exchange import Parameters, ReplicaExchange, TieExchange
 from workers.freezing.freezer import Freezer
 from workers.generation import GenerationSetup, make_stages, tied_uses
-from workers.gradient_parts import GradientParts
+from workers.gradients.exchange import Parameters, ReplicaExchange, TieExchange
+from workers.gradients.parts import GradientParts
 from workers.transport.channel import Channel, Stream
 
 Buffers = Mapping[int, Mapping[str, Tensor]]

@@ -38,11 +38,9 @@ from workers.elastic.switch import take_up
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.plans import Plans, Settings, check_plan
 from workers.generation import GenerationSetup
-from workers.layer_state import LayerState, host_copy
 from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
-from workers.optim import Optimizer, make_optimizer
 from workers.process.cores import pin_to_core
 from workers.process.host_memory import keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
@@ -67,6 +65,8 @@ from workers.protocol import (
 )
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
+from workers.state.layer_state import LayerState, host_copy
+from workers.state.optim import Optimizer, make_optimizer
 from workers.state_stream.following import Followers
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workers.freezing.mask import NOTHING, Mask
-from workers.gradient_parts import GradientParts
+from workers.gradients.parts import GradientParts
 from workers.layer import Layer, Loss, Pass, Tensors
 from workers.reproducibility import rng
 

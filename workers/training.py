@@ -18,7 +18,6 @@ from workers.checkpoint.coordination import Checkpointing
 from workers.commit import CommitError, CommitRecord, Decision, Prepared, settle
 from workers.control.announcements import Announcements
 from workers.control.next_plan import NextPlan
-from workers.curvature import CurvatureProbe
 from workers.data.sampling import samples_digest
 from workers.elastic.followed import Followed
 from workers.elastic.held_updates import HeldUpdates
@@ -27,7 +26,7 @@ from workers.elastic.standby_watch import StandbyWatch
 from workers.engine import Window
 from workers.fault_injection.points import Phase
 from workers.generation import GenerationSetup, make_freezer
-from workers.layer_state import digest
+from workers.gradients.curvature import CurvatureProbe
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import OutOfMemory, shortage_in
 from workers.memory.watch import MemoryWatch
@@ -49,6 +48,7 @@ from workers.protocol import (
 )
 from workers.sample_text import sample_text
 from workers.skipped_steps import SkippedSteps
+from workers.state.layer_state import digest
 from workers.transport.channel import Channel
 from workers.unfinished import Greeting, Unfinished, agree
 from workers.validation import SAMPLING, validate

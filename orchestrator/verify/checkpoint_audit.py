@@ -58,8 +58,8 @@ def _audit_one(ref: CheckpointRef, ledger: Ledger) -> None:
 def _state_sha256(ref: CheckpointRef) -> str | None:
     """Hash of a checkpoint's layers; None if it is damaged."""
     from workers.checkpoint.folder import DamagedCheckpointError, read_layer, read_manifest
-    from workers.layer_state import digest
     from workers.reproducibility.digest import state_digest
+    from workers.state.layer_state import digest
 
     try:
         manifest = read_manifest(ref)

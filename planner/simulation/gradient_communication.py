@@ -1,7 +1,7 @@
 """The cost of gradients that travel between the window and the commit of a step: between replicas and to standbys.
 
-`workers/exchange.py` and `workers/elastic/redundancy.py` in numbers. Knows when the window ends, and nothing of its
-actions.
+`workers/gradients/exchange.py` and `workers/elastic/redundancy.py` in numbers. Knows when the window ends, and nothing
+of its actions.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from workers.devices.device import CpuDevice
 from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.followed import Followed
 from workers.engine import Engine
-from workers.layer_state import LayerState
 from workers.protocol import Settlement
 from workers.rank import Rank
+from workers.state.layer_state import LayerState
 from workers.state_stream.following import Parcels
 from workers.state_stream.sending import Delivery
 from workers.transport.channel import ChannelError, Stream

@@ -24,7 +24,6 @@ from workers.control.rank_program import place_programs
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, run_threads
-from workers.layer_state import state_digest
 from workers.protocol import (
     Assignment,
     FaultReport,
@@ -40,6 +39,7 @@ from workers.protocol import (
     StepReport,
 )
 from workers.rank import Rank
+from workers.state.layer_state import state_digest
 from workers.transport.channel import ChannelError
 from workers.transport.process_group import ProcessGroupChannel
 

@@ -11,12 +11,12 @@ from workers.build import build_module
 from workers.config import WorkerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
-from workers.layer_state import LayerState, digest, state_digest
 from workers.models.registry import build_definition
-from workers.optim import make_optimizer
-from workers.precision import boundary_dtype, cast_constants_, cast_floats, cast_parameters
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
+from workers.state.layer_state import LayerState, digest, state_digest
+from workers.state.optim import make_optimizer
+from workers.state.precision import boundary_dtype, cast_constants_, cast_floats, cast_parameters
 
 
 class Boundary(torch.autograd.Function):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 from workers.state_stream.flow import Flow
 from workers.state_stream.following import Followers
 from workers.state_stream.stream import StateServer, fetch

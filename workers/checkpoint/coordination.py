@@ -17,8 +17,8 @@ from workers.checkpoint.writer import CheckpointWriter, WriteResult
 from workers.commit import CommitRecord
 from workers.config import FreezeConfig, WorkerConfig
 from workers.fault_injection.points import FaultPoints, Phase
-from workers.layer_state import LayerState, host_copy
 from workers.protocol import CheckpointReport, Generation, Report
+from workers.state.layer_state import LayerState, host_copy
 from workers.transport.channel import Channel
 from workers.unfinished import Unfinished
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
 from workers.checkpoint.storage import Folder, join, open_folder, split
-from workers.layer_state import LayerState, fresh
 from workers.protocol import CheckpointRef, DamagedCheckpoint, JobError
+from workers.state.layer_state import LayerState, fresh
 
 _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")

@@ -10,8 +10,8 @@ from workers.checkpoint.folder import write_layer
 from workers.checkpoint.manifest import FileRecord, layer_files
 from workers.checkpoint.storage import open_folder
 from workers.fault_injection.points import FaultPoints, Phase
-from workers.layer_state import LayerState
 from workers.protocol import JobError
+from workers.state.layer_state import LayerState
 
 
 @dataclass(frozen=True, kw_only=True)

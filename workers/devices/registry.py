@@ -8,7 +8,7 @@ from workers.config import WorkerConfig
 from workers.devices.cuda import CudaDevice
 from workers.devices.device import CpuDevice, Device
 from workers.devices.emulated import EmulatedDevice, layer_times
-from workers.precision import check_gpu
+from workers.state.precision import check_gpu
 
 
 def make_device(config: WorkerConfig, layers: int) -> Device:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from workers.elastic.layer_source import Built, LayerSource
 from workers.elastic.standby import Standbys
 from workers.freezing.plans import Settings
-from workers.layer_state import bytes_of, load_
-from workers.optim import Optimizer
 from workers.protocol import CopiedAhead, CopyAhead
+from workers.state.layer_state import bytes_of, load_
+from workers.state.optim import Optimizer
 from workers.state_stream.follow import Following, follow
 from workers.state_stream.following import Change, Parcels, Subject
 from workers.state_stream.frames import StateStreamError

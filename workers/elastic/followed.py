@@ -9,7 +9,7 @@ from torch import Tensor
 from workers.commit import Decision
 from workers.elastic.redundancy import Packing
 from workers.layer import Layer
-from workers.layer_state import LayerState, host_copy
+from workers.state.layer_state import LayerState, host_copy
 from workers.state_stream.following import Change, Followers, Parcels
 
 

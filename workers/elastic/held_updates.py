@@ -14,8 +14,8 @@ from torch import Tensor
 from workers.commit import Decision
 from workers.elastic.redundancy import Packing
 from workers.layer import Layer
-from workers.layer_state import LayerState
-from workers.optim import Optimizer
+from workers.state.layer_state import LayerState
+from workers.state.optim import Optimizer
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import Plans, Settings
 from workers.layer import Layer
-from workers.layer_state import LayerState, load_, part_of, united
 from workers.models.definition import ModelDefinition
 from workers.models.weights import read_weights
-from workers.optim import Optimizer
 from workers.protocol import Assignment, CheckpointRef, Part, Source
+from workers.state.layer_state import LayerState, load_, part_of, united
+from workers.state.optim import Optimizer
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import fetch
 from workers.unfinished import Greeting

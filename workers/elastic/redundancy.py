@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from planner.plan import Plan
-from workers.flat import FlatGradients, side_by_side
 from workers.layer import Layer
-from workers.layer_state import Gradients, LayerState
+from workers.state.flat import FlatGradients, side_by_side
+from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
 
 _ALIGNED_BYTES = 64

@@ -25,8 +25,8 @@ from workers.freezing.freezer import begin_statistics
 from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Settings
 from workers.layer import Layer
-from workers.layer_state import LayerState, bytes_of
-from workers.optim import Optimizer
+from workers.state.layer_state import LayerState, bytes_of
+from workers.state.optim import Optimizer
 
 Base = tuple[Layer, LayerState]
 BringBase = Callable[[int, threading.Event], Base]

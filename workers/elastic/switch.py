@@ -10,8 +10,8 @@ from workers.control.next_plan import NextPlan
 from workers.elastic.standby import Standbys
 from workers.freezing.plans import Settings
 from workers.layer import Layer
-from workers.layer_state import LayerState
-from workers.optim import Optimizer
+from workers.state.layer_state import LayerState
+from workers.state.optim import Optimizer
 
 Built = Mapping[int, tuple[Layer, LayerState]]
 """Layer number -> layer and its live state."""

@@ -12,7 +12,7 @@ from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
 from workers.freezing.settled import flags_of
 from workers.freezing.stability import AutoFreeze, Finding, make_metric, settled_prefix
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 
 
 class Checks:

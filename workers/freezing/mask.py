@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from workers.layer_state import LayerState
 from workers.reproducibility import rng
+from workers.state.layer_state import LayerState
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 
 UNKNOWN = math.inf
 """The score of a layer of which too little is known."""

@@ -11,8 +11,8 @@ import torch
 from workers.build import build_layers
 from workers.config import ModelConfig, OptimizerConfig
 from workers.models.registry import build_definition
-from workers.optim import make_optimizer
 from workers.profiling.chain import Chain, Flight
+from workers.state.optim import make_optimizer
 
 CONTEXT, HEADS, SAMPLES = 64, 4, 4
 

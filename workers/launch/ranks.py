@@ -20,7 +20,6 @@ from planner.plan import Plan
 from workers.config import WorkerConfig
 from workers.control.rank_program import place_programs
 from workers.launch.processes import Died, RankProcesses
-from workers.layer_state import state_digest
 from workers.process.host_memory import settle_objects
 from workers.profiling.counted_memory import CountedMemory, LiveStorages
 from workers.protocol import (
@@ -34,6 +33,7 @@ from workers.protocol import (
     TimelineReport,
 )
 from workers.rank import Rank
+from workers.state.layer_state import state_digest
 from workers.transport.channel import Channel
 from workers.transport.local import Hub, LocalChannel
 

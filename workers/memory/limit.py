@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from workers.layer_state import LayerState
 from workers.profiling.counted_memory import LiveStorages
+from workers.state.layer_state import LayerState
 
 
 class LimitReached(MemoryError):

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from workers.layer_state import saved_tensors
 from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
 from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
+from workers.state.layer_state import saved_tensors
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensor -> shape."""

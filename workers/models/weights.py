@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from workers.layer_state import LayerState
 from workers.models.definition import ParameterRef
 from workers.protocol import JobError
+from workers.state.layer_state import LayerState
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Key -> shape."""

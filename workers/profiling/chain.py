@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from workers.deferred.queue import Accumulator
 from workers.layer import Layer, Loss, Pass, Tensors
-from workers.layer_state import LayerState
 from workers.reproducibility import rng
+from workers.state.layer_state import LayerState
 
 
 @dataclass

@@ -18,9 +18,9 @@ import torch
 from planner.ir import Action, Kind
 from workers.deferred.queue import Accumulator
 from workers.layer import Tensors
-from workers.optim import Optimizer
 from workers.profiling.chain import Chain, Flight
 from workers.profiling.stopwatch import Stopwatch
+from workers.state.optim import Optimizer
 
 TIMED = (Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.UPDATE)
 

@@ -21,10 +21,8 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
 from workers.layer import Loss, Tensors
-from workers.layer_state import LayerState
 from workers.models.definition import ModelDefinition
 from workers.models.outline import outline
-from workers.optim import Optimizer
 from workers.profiling.chain import Chain, Flight
 from workers.profiling.layer_bytes import LayerBytes, count_bytes
 from workers.profiling.layer_times import LayerTimes
@@ -32,6 +30,8 @@ from workers.profiling.link_probe import probe_commit, probe_links
 from workers.profiling.machine import describe_device
 from workers.profiling.measured import Measured
 from workers.profiling.stopwatch import Stopwatch
+from workers.state.layer_state import LayerState
+from workers.state.optim import Optimizer
 from workers.transport.channel import Channel
 
 BUDGET_S = 2.5

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 
 Chunk = bytes | memoryview
 

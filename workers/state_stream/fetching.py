@@ -6,8 +6,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from workers.layer_state import LayerState
 from workers.protocol import Part
+from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import Loading
 from workers.state_stream.flow import Flow
 from workers.state_stream.frames import (

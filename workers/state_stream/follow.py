@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import Loading
 from workers.state_stream.fetching import Answers, connect, load
 from workers.state_stream.following import Change, Parcels, States, Subject

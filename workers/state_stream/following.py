@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from workers.layer_state import LayerState, bytes_of
+from workers.state.layer_state import LayerState, bytes_of
 from workers.state_stream.frames import Refused
 
 MOST_BEHIND_BYTES = 2**28

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import chunks, header
 from workers.state_stream.flow import Ahead, Flow, Pace, give_way
 from workers.state_stream.following import Change

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from workers.layer_state import LayerState, part_of
 from workers.protocol import Part
+from workers.state.layer_state import LayerState, part_of
 from workers.state_stream.fetching import fetch as fetch
 from workers.state_stream.flow import JOIN_S, Flow
 from workers.state_stream.following import Change, Followers, Over, Parcels, States, Subject

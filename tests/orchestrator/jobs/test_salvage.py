@@ -27,8 +27,8 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import Manifest
 from workers.launch.ranks import Job, run_threads
-from workers.layer_state import united
 from workers.protocol import CheckpointRef, CheckpointReport, Request, StepReport
+from workers.state.layer_state import united
 
 SLOW = {
     "device": "emulated",

@@ -12,8 +12,8 @@ from planner.plan import Plan
 from workers.checkpoint.folder import checkpoint_folder, write_layer, write_manifest
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.config import OptimizerConfig
-from workers.layer_state import LayerState, host_copy
-from workers.optim import make_optimizer
+from workers.state.layer_state import LayerState, host_copy
+from workers.state.optim import make_optimizer
 
 NAMES = ("embedding", "block-0", "head")
 FILES = [file for layer, name in enumerate(NAMES) for file in layer_files(layer, name)]

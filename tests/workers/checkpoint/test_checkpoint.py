@@ -20,9 +20,9 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import layer_files
 from workers.config import OptimizerConfig
-from workers.layer_state import LayerState, digest, host_copy, load_
-from workers.optim import make_optimizer
 from workers.protocol import JobError
+from workers.state.layer_state import LayerState, digest, host_copy, load_
+from workers.state.optim import make_optimizer
 
 
 @pytest.fixture(params=["path", "uri"])

@@ -24,7 +24,7 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import FileRecord, Manifest
 from workers.checkpoint.writer import CheckpointWriter
-from workers.layer_state import LayerState, digest
+from workers.state.layer_state import LayerState, digest
 
 ROOT = Path(workers.__file__).parent.parent
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from workers.deferred.queue import Workspace
 from workers.layer import Layer
-from workers.precision import autocast
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
+from workers.state.precision import autocast
 
 CPU = torch.device("cpu")
 HEADS, ROWS, LENGTH, SOURCES = 2, 3, 7, 5

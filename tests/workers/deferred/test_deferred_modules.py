@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workers.deferred.queue import Workspace
 from workers.layer import Layer
-from workers.precision import autocast
+from workers.state.precision import autocast
 
 CPU = torch.device("cpu")
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {

@@ -14,9 +14,9 @@ from rank_group import SECRET, state_sha256, with_standbys
 from planner.plan import Plan
 from workers import rank as rank_module
 from workers.launch.ranks import assignment, run_threads
-from workers.layer_state import LayerState, host_copy
 from workers.protocol import Generation, Outcome, Parted, Request, Settlement
 from workers.rank import Rank
+from workers.state.layer_state import LayerState, host_copy
 from workers.transport.local import Hub, LocalChannel
 
 RANKS = 3

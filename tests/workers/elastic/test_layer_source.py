@@ -18,10 +18,10 @@ from workers.config import ElasticConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built
 from workers.launch.ranks import assignment
-from workers.layer_state import LayerState, host_copy, part_of
 from workers.protocol import Assignment, CheckpointRef, Generation, JobError, Part, Settlement, Source
 from workers.rank import Rank
 from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
+from workers.state.layer_state import LayerState, host_copy, part_of
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.transport.channel import ChannelError

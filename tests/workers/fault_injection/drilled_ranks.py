@@ -10,9 +10,9 @@ from typing import TypeVar
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, assignment
-from workers.layer_state import state_digest
 from workers.protocol import FaultReport, Generation, Outcome, Report
 from workers.rank import Rank
+from workers.state.layer_state import state_digest
 
 Kind = TypeVar("Kind")
 

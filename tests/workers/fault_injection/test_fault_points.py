@@ -29,8 +29,8 @@ from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.fault_injection.points import FaultPoints
 from workers.launch.processes import forkserver
-from workers.layer_state import LayerState
 from workers.protocol import FaultReport, JobError, NoticeReport, Report, WarningReport
+from workers.state.layer_state import LayerState
 from workers.transport.channel import ChannelError
 
 ANSWER_S = 30.0

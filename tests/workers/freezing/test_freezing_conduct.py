@@ -23,9 +23,9 @@ from workers.freezing.freezer import begin_statistics
 from workers.freezing.stability import UNKNOWN
 from workers.launch.ranks import Job, run_processes, run_threads
 from workers.layer import Layer
-from workers.layer_state import LayerState, host_copy, load_
-from workers.optim import make_optimizer
 from workers.protocol import CheckpointRef, FreezeReport, StepReport
+from workers.state.layer_state import LayerState, host_copy, load_
+from workers.state.optim import make_optimizer
 
 APF = FreezeConfig(method="apf", warm_up=1, check_every=2, apf_threshold=0.7, apf_alpha=0.5)
 

@@ -19,9 +19,9 @@ from workers.freezing.mask import Mask
 from workers.layer import Layer, Loss
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
-from workers.optim import make_optimizer
 from workers.protocol import JobError
 from workers.stage import Masks, Stage
+from workers.state.optim import make_optimizer
 
 CPU = torch.device("cpu")
 TRAITS = (

@@ -15,10 +15,10 @@ from workers.freezing.freezer import Extent, Freezer, begin_statistics
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw, topped_up_or_thinned
 from workers.freezing.plans import Plans
 from workers.freezing.ratios import ALWAYS, NEVER, Budgets, Share, phases_of
-from workers.layer_state import LayerState
-from workers.optim import make_optimizer
 from workers.protocol import FreezeReport, FrozenAction, JobError
 from workers.reproducibility import rng
+from workers.state.layer_state import LayerState
+from workers.state.optim import make_optimizer
 from workers.transport.local import Hub, LocalChannel
 
 DRAWS = 1000

@@ -18,8 +18,8 @@ from workers.freezing.stability import (
     perturbation,
     settled_prefix,
 )
-from workers.layer_state import LayerState
-from workers.optim import make_optimizer
+from workers.state.layer_state import LayerState
+from workers.state.optim import make_optimizer
 
 
 def layer(metric: Metric, weight: list[float], bias: list[float]) -> LayerState:

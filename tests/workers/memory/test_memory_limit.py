@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.layer_state import LayerState
 from workers.memory.limit import LimitedMemory, LimitReached
+from workers.state.layer_state import LayerState
 
 FLOATS = 1000
 BYTES = 4 * FLOATS

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from workers.checkpoint.folder import checkpoints, export, read_layer, read_manifest
 from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import run_threads
-from workers.layer_state import LayerState
 from workers.models.definition import ParameterRef
 from workers.models.weights import check_weights, read_weights
-from workers.optim import AdamW
 from workers.protocol import JobError
+from workers.state.layer_state import LayerState
+from workers.state.optim import AdamW
 
 SHAPES = {"a.weight": (2, 3), "a.bias": (2,), "b.weight": (2, 3)}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from state_streams import bits, rich_state
 
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import Loading, chunks, header
 
 TWO = LayerState(

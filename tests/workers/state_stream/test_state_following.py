@@ -22,7 +22,7 @@ from state_streams import (
     serving,
 )
 
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 from workers.state_stream import frames
 from workers.state_stream.follow import Following, follow
 from workers.state_stream.following import Change, Followers, Parcels, Subject

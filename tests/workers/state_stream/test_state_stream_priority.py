@@ -8,7 +8,7 @@ import time
 import torch
 from state_streams import HOST, LIVELY, SECRET, between, bits, eventually, fetching, rich_state, serving
 
-from workers.layer_state import LayerState
+from workers.state.layer_state import LayerState
 from workers.state_stream.flow import Flow
 from workers.state_stream.stream import fetch
 

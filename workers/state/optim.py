@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from workers.config import OptimizerConfig
-from workers.flat import Layout, Place, side_by_side
-from workers.layer_state import Gradients, LayerState
 from workers.models.definition import ParameterRef
 from workers.protocol import JobError
+from workers.state.flat import Layout, Place, side_by_side
+from workers.state.layer_state import Gradients, LayerState
 
 
 @dataclass(frozen=True)

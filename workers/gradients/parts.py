@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.shares import Part
-from workers.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
+from workers.state.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
 
 
 class GradientParts:

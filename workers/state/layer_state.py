@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from workers.flat import Flat, flats_of
 from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
+from workers.state.flat import Flat, flats_of
 
 Gradients = Mapping[str, Tensor]
 """One layer's gradients: parameter -> summed gradient, of its shape and dtype. An absent parameter was frozen

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from planner.shares import Part
 from workers.backward import gradient_of
-from workers.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
 from workers.reproducibility.canonical import canonical
+from workers.state.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
 from workers.transport.channel import Channel, Stream
 
 Parameters = dict[tuple[int, str], nn.Parameter]

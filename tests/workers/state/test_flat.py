@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from workers.config import OptimizerConfig
-from workers.flat import ALIGNED, FlatGradients, GradientBuffers, Layout, side_by_side
-from workers.layer_state import LayerState, digest, host_copy
-from workers.optim import PART, make_optimizer
 from workers.protocol import JobError
+from workers.state.flat import ALIGNED, FlatGradients, GradientBuffers, Layout, side_by_side
+from workers.state.layer_state import LayerState, digest, host_copy
+from workers.state.optim import PART, make_optimizer
 
 ADAMW = make_optimizer(OptimizerConfig(weight_decay=0.1), 10)
 

@@ -15,12 +15,12 @@ from workers.build import build_module
 from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
-from workers.exchange import ReplicaExchange, TiedUse, TieExchange
-from workers.flat import FlatGradients, GradientBuffers
+from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.launch.ranks import run_threads
 from workers.models.registry import build_definition
 from workers.protocol import StepReport
 from workers.reproducibility import rng
+from workers.state.flat import FlatGradients, GradientBuffers
 from workers.transport.local import Hub, LocalChannel
 
 Expected = Callable[[int, str], Tensor | None]

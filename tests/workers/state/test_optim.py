@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from workers.config import OptimizerConfig
-from workers.layer_state import LayerState
-from workers.optim import make_optimizer
+from workers.state.layer_state import LayerState
+from workers.state.optim import make_optimizer
 
 STEPS = 20
 

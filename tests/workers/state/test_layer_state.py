@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from workers.config import OptimizerConfig
-from workers.layer_state import LayerState, digest, host_copy, load_, state_digest
-from workers.optim import make_optimizer
 from workers.protocol import JobError
+from workers.state.layer_state import LayerState, digest, host_copy, load_, state_digest
+from workers.state.optim import make_optimizer
 
 ADAMW = make_optimizer(OptimizerConfig(), 10)
 

@@ -15,7 +15,7 @@ from test_freezing_training import METHODS, frozen_job
 from planner.search.convergence import CurvatureSample, estimate
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
-from workers.curvature import CurvatureProbe
+from workers.gradients.curvature import CurvatureProbe
 from workers.launch.ranks import Run, run_threads
 from workers.protocol import CurvatureReport
 
