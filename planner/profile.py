@@ -74,7 +74,7 @@ class LayerProfile:
     parameters: int
     """Scalars, trainable or not."""
     parameter_bytes: int
-    """Weights, buffers, and the cast weights that a lower precision keeps."""
+    """Weights, buffers, and their casts."""
     gradient_bytes: int
     """Gradients, from the first weight gradient of a step on."""
     optimizer_bytes: int
@@ -97,6 +97,8 @@ class LayerProfile:
     backward, whether or not the layer recomputes."""
     loss_input_bytes: int = 0
     """Part of `loss_bytes`: the outputs, which a recompute makes a second time."""
+    cast_bytes: int = 0
+    """Part of `parameter_bytes`: weights in the lower precision, which are made anew where the layer moves to."""
     statistics_bytes: int = 0
     """What the job's freezing method keeps for the layer, as part of its state. From the job, not measured."""
     sample_bytes: int = 0
@@ -114,8 +116,13 @@ class LayerProfile:
 
     @property
     def state_bytes(self) -> int:
-        """Weights, optimizer state and freezing statistics: what moves when the layer does."""
+        """Weights, optimizer state and freezing statistics."""
         return self.parameter_bytes + self.optimizer_bytes + self.statistics_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """What is sent when the layer moves."""
+        return self.state_bytes - self.cast_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +136,7 @@ class ModelProfile:
     microbatch_size: int
     """Samples."""
     precision: str
-    """`float32`, `bfloat16` or `bfloat16-autocast`."""
+    """`float32`, `bfloat16`, `bfloat16-autocast` or `float16`."""
     threads: int
     """Torch threads per rank."""
     settings: dict[str, Any] = field(default_factory=dict, hash=False)

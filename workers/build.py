@@ -15,7 +15,7 @@ from workers.reproducibility import rng
 from workers.reproducibility.keyed_in_turns import keyed_in_turns
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
-from workers.state.precision import cast_constants_, cast_parameters
+from workers.state.precision import cast_fixed_, cast_parameters
 
 
 def build_module(
@@ -77,13 +77,32 @@ def build_layers(
     workspace = Workspace()
     built: dict[int, tuple[Layer, LayerState]] = {}
     for index in layers:
-        name = definition.layers[index].name
-        module = build_module(definition, index, seed, beside_training=beside_training).to(device).train()
-        casts = cast_parameters(module, precision)
-        cast_constants_(module, precision)
-        state = LayerState.of(index, name, module, optimizer, casts)
-        built[index] = (
-            Layer(index, name, module, precision=precision, device=device, workspace=workspace),
-            state,
+        built[index] = assembled(
+            index,
+            definition.layers[index].name,
+            build_module(definition, index, seed, beside_training=beside_training).to(device),
+            precision=precision,
+            device=device,
+            optimizer=optimizer,
+            workspace=workspace,
         )
     return built
+
+
+def assembled(
+    index: int,
+    name: str,
+    module: nn.Module,
+    *,
+    precision: str,
+    device: torch.device,
+    optimizer: Optimizer,
+    workspace: Workspace,
+) -> tuple[Layer, LayerState]:
+    """The layer of a module that is on `device`, with fresh optimizer state."""
+    module.train()
+    casts = cast_parameters(module, precision)
+    cast_fixed_(module, casts)
+    state = LayerState.of(index, name, module, optimizer, casts)
+    layer = Layer(index, name, module, precision=precision, device=device, workspace=workspace)
+    return layer, state

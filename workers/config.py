@@ -302,7 +302,7 @@ class AdaptConfig(Section):
     log, 1 GiB at most: `freshet adapt replay` repeats its decisions from it."""
 
 
-Precision = Literal["float32", "bfloat16", "bfloat16-autocast"]
+Precision = Literal["float32", "bfloat16", "bfloat16-autocast", "float16"]
 DeviceKind = Literal["cpu", "cuda", "emulated"]
 
 

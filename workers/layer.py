@@ -252,6 +252,8 @@ class Loss:
         self._precision = precision
         self._cast = boundary_dtype(precision)
         self._device = device
+        self.scale = 1.0
+        """Factor on the gradients that the next backward passes begin with."""
         self._forward_pass, self._backward_pass = blamed("the loss"), blamed("the backward pass of the loss")
 
     def forward(
@@ -274,8 +276,9 @@ class Loss:
     def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
         """The canonical gradient of each output of the last layer; None if the output carries none."""
         assert done.outputs is not None
+        (loss,) = done.outputs
         with self._backward_pass:
-            torch.autograd.backward(done.outputs)
+            torch.autograd.backward(loss, None if self.scale == 1.0 else torch.full_like(loss, self.scale))
         return tuple(canonical(gradient_of(t)) if t.requires_grad else None for t in done.inputs)
 
 

@@ -90,8 +90,11 @@ class Minibatch:
         """Whether this rank has the first stage."""
         return 0 in self._stages
 
-    def run(self, step: int) -> tuple[Window, Buffers]:
+    def run(self, step: int, loss_scale: float = 1.0) -> tuple[Window, Buffers]:
         """Compute the step after `step` committed ones. The gradients are then final.
+
+        Args:
+            loss_scale: factor on the loss, and so on all gradients until they are summed up.
 
         Returns:
             The window, and the buffers to commit where they differ from the live ones: those hold the values
@@ -101,6 +104,9 @@ class Minibatch:
             ChannelError: a rank is gone.
         """
         self.samples = {}
+        for stage in self._stages.values():
+            if stage.loss is not None:
+                stage.loss.scale = loss_scale
         if self._replicas is None:
             window = self.engine.run(step, self._batches(step, range(self._setup.plan.microbatches)))
             buffers: Buffers = {}
@@ -114,6 +120,10 @@ class Minibatch:
             window, buffers = self._run_replicas(step, self._replicas)
         if self._ties is not None:
             self._ties.sum()
+        if loss_scale != 1.0:
+            for layer, _ in self._setup.layers.values():
+                for summed in layer.gradients().buffers:
+                    summed.mul_(1.0 / loss_scale)
         return window, buffers
 
     def _run_replicas(self, step: int, exchange: ReplicaExchange) -> tuple[Window, Buffers]:

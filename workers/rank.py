@@ -66,7 +66,9 @@ from workers.protocol import (
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
 from workers.state.layer_state import LayerState, host_copy
+from workers.state.loss_scale import LossScale
 from workers.state.optim import Optimizer, make_optimizer
+from workers.state.precision import scales_loss
 from workers.state_stream.following import Followers
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
@@ -138,6 +140,8 @@ class Rank:
         """The newest training, which settles an undecided commit."""
         self._vector: tuple[bytes, ...] | None = None
         self._left: Unfinished | None = None
+        self._loss_scale: LossScale | None = None
+        """Of the step after `_step`, where the precision needs one and this rank knows it."""
         self._began = 0
         """The newest step begun in its last training."""
         self._short = False
@@ -222,11 +226,13 @@ class Rank:
         if assignment.start is not None:
             try:
                 known = source.load([*owned, *copied], assignment.start)
+                self._loss_scale = source.loss_scale(assignment.start)
             except DamagedCheckpointError as error:
                 return error.damage
             self._vector = self._left = None
         elif assignment.step == 0:
             known = source.initial([*owned, *copied])
+            self._loss_scale = LossScale()
         else:
             known = self._held() if self._step == assignment.step else {}
             self._offer(known)
@@ -257,6 +263,8 @@ class Rank:
         self._salvaged = salvaged
         if self._step != assignment.step:
             self._vector = self._left = None
+            if assignment.start is None and assignment.step:
+                self._loss_scale = None
         self._step = assignment.step
         self._freeze_plans = plans
         self._assignment = assignment
@@ -308,7 +316,7 @@ class Rank:
         to `assignment.step`."""
         if self._step != assignment.step:
             self._layers, self._idle, self._salvaged = {}, {}, {}
-            self._training = self._vector = self._left = None
+            self._training = self._vector = self._left = self._loss_scale = None
         self._step = assignment.step
         whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
         weights = {**self._salvaged, **haul.weights}
@@ -388,7 +396,13 @@ class Rank:
             device=self._device,
             mailbox=self._mailbox,
             standbys=self._standbys,
-            greeting=Greeting(host=self._host, port=self.port, left=self._left, lacks=self._standbys.lacking),
+            greeting=Greeting(
+                host=self._host,
+                port=self.port,
+                left=self._left,
+                lacks=self._standbys.lacking,
+                loss_scale=self._loss_scale if scales_loss(self._config.precision) else None,
+            ),
             offer=self._offer_bases,
             bring=partial(self._source.fetch_base, self._step),
             withdraw=self._withdraw,
@@ -554,13 +568,16 @@ class Rank:
         """
         files = {record.name: record for record in records}
         try:
-            seal(self._config, self._definition.names, plan, folder, step, generation, files)
+            seal(
+                self._config, self._definition.names, plan, folder, step, generation, files, self._loss_scale
+            )
         except OSError as error:
             raise JobError(f"could not complete {folder}: {error.strerror or error}") from error
 
     def _take_over(self, training: Training) -> None:
         """Keep what outlives a generation."""
         self._step, self._left, self._began = training.step, training.left, training.began
+        self._loss_scale = training.loss_scale
         if training.vector is not None:
             self._vector = training.vector
 

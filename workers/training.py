@@ -49,6 +49,7 @@ from workers.protocol import (
 from workers.sample_text import sample_text
 from workers.skipped_steps import SkippedSteps
 from workers.state.layer_state import digest
+from workers.state.precision import scales_loss
 from workers.transport.channel import Channel
 from workers.unfinished import Greeting, Unfinished, agree
 from workers.validation import SAMPLING, validate
@@ -119,6 +120,8 @@ class Training:
         """The plan that all ranks follow after the newest commit."""
         self._owners: list[Greeting] = []
         """Every rank's greeting, by place."""
+        self.loss_scale = setup.greeting.loss_scale
+        """Of the next step, where the precision needs one. Known once the ranks have greeted each other."""
         self.ended_s = 0.0
         """When another plan replaced it, by `time.perf_counter`."""
         config, plan = setup.config, setup.plan
@@ -170,7 +173,7 @@ class Training:
         """Take over the state that lasts for a generation."""
         self.vector, self._owners = before.vector, before._owners
         self._requests, self._validated = before._requests, before._validated
-        self._skipped = before._skipped
+        self._skipped, self.loss_scale = before._skipped, before.loss_scale
         self._announcements, self._checkpointing = before._announcements, before._checkpointing
         self._checkpointing.plan = self._setup.plan
 
@@ -240,7 +243,7 @@ class Training:
             self._step()
             if self._skipped.too_many:
                 self._settle_all()
-                raise JobError(self._skipped.explain(self.step))
+                raise JobError(self._skipped.explain(self.step, self.loss_scale))
             stopped = self._stopped
             if Request.REGROUP in self._requests and not stopped and self.step < config.steps:
                 self._settle_all()
@@ -276,6 +279,7 @@ class Training:
         if not known:
             told = self._channel.all_gather(setup.greeting.encode())
             self._owners = [Greeting.decode(greeting) for greeting in told]
+            self._agree_on_scale()
             if setup.pipeline == 0:  # its ranks are those that others fetch from
                 setup.offer({layer for greeting in self._owners for layer in greeting.lacks})
         plan = setup.plan
@@ -291,6 +295,18 @@ class Training:
         self._validated = left.validated
         self._attend(left)
         return self._stopped
+
+    def _agree_on_scale(self) -> None:
+        """Take the loss scale from a rank that knows it: from the newest commit, or from the checkpoint."""
+        if not scales_loss(self._setup.config.precision):
+            return
+        known = [owner.loss_scale for owner in self._owners if owner.loss_scale is not None]
+        if not known:
+            raise JobError(
+                f"no rank that is left knows the loss scale after step {self.step}: resume from the newest checkpoint,"
+                " which holds it"
+            )
+        self.loss_scale = known[0]
 
     def _attend(self, left: Unfinished | None = None) -> None:
         """Do what the newest commit requests.
@@ -336,7 +352,8 @@ class Training:
         try:
             self._shipping.expect()
             with self._limited_memory(step):
-                window, buffers = self._minibatch.run(self.step)
+                scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+                window, buffers = self._minibatch.run(self.step, scale)
             self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
             # with forward-only stages: they may run ahead of those behind them.
@@ -497,7 +514,9 @@ class Training:
         self._announcements.add_shared(self.step, self._step_report(decision, step_s))
         for report in reports:
             self._announcements.add(self.step, report)
-        warning = self._skipped.count(decision)
+        if self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.after(skipped=decision.skipped)
+        warning = self._skipped.count(decision, self.loss_scale)
         if warning is not None and self._setup.place == 0:
             self._announcements.add(self.step, WarningReport(rank=self._setup.rank, text=warning))
         config = self._setup.config
@@ -539,9 +558,10 @@ class Training:
 
     def _checkpoint(self) -> None:
         if self._setup.pipeline == 0:
-            self._checkpointing.start(self.step, [state for _, state in self._setup.layers.values()])
+            states = [state for _, state in self._setup.layers.values()]
+            self._checkpointing.start(self.step, states, self.loss_scale)
         else:
-            self._checkpointing.start(self.step, [])
+            self._checkpointing.start(self.step, [], self.loss_scale)
 
     def _validate(self) -> None:
         loss = validate(self._setup, self._minibatch.engine, self._channel)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from workers.protocol import Request
+from workers.state.loss_scale import LossScale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +39,24 @@ class Greeting:
     """What it knows of the commit at the start of the generation, if it took part in one."""
     lacks: tuple[int, ...] = ()
     """Layers that it keeps standbys of and fetches from their owners."""
+    loss_scale: LossScale | None = None
+    """Of the next step, where the precision needs one and it knows that."""
 
     def encode(self) -> bytes:
         left = None if self.left is None else {**asdict(self.left), "requests": sorted(self.left.requests)}
-        return json.dumps([self.host, self.port, left, self.lacks]).encode()
+        scale = None if self.loss_scale is None else self.loss_scale.to_json()
+        return json.dumps([self.host, self.port, left, self.lacks, scale]).encode()
 
     @staticmethod
     def decode(text: bytes) -> Greeting:
-        host, port, fields, lacks = json.loads(text)
+        host, port, fields, lacks, scale = json.loads(text)
         left = None
         if fields is not None:
             fields["requests"] = frozenset(Request(name) for name in fields["requests"])
             left = Unfinished(**fields)
-        return Greeting(host=host, port=port, left=left, lacks=tuple(lacks))
+        return Greeting(
+            host=host, port=port, left=left, lacks=tuple(lacks), loss_scale=LossScale.from_json(scale)
+        )
 
 
 def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:

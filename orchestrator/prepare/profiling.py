@@ -35,7 +35,7 @@ from workers.config import WorkerConfig
 from workers.profiling.measured import combine
 from workers.protocol import JobError
 
-MEASUREMENT = 2
+MEASUREMENT = 3
 """Version of what is measured and how; a new version invalidates old profiles."""
 CACHE_VARIABLE = "FRESHET_PROFILES"
 """Environment variable that names another folder for the cache."""
@@ -250,7 +250,7 @@ def _check_model(profile: Profile, found: ModelOutline, where: str) -> None:
 
 
 def _measure(spec: Spec, ranks: int) -> Profile:
-    config = _config(spec)
+    config = worker_config(spec)
     if spec.cluster.address == "local":
         return _measure_here(config, ranks, spec.cluster.timeout_s)
     from orchestrator.prepare.measuring import measure_on_cluster
@@ -292,7 +292,7 @@ def _measure_here(config: WorkerConfig, ranks: int, timeout_s: float) -> Profile
     return Profile.from_json(text)
 
 
-def _config(spec: Spec) -> WorkerConfig:
+def worker_config(spec: Spec) -> WorkerConfig:
     """The configuration of the measuring ranks. They follow no plan, so it leaves out the planner's choices."""
     device, pipeline = spec.cluster.device, spec.pipeline
     assert device != "auto", "the spec must be settled"

@@ -50,9 +50,11 @@ class JobConfig(Section):
     event log is copied there every 5 seconds: that much of the log is lost at most with the controller's node, and
     none of the training."""
     precision: Precision = "float32"
-    """Part of the trajectory. `bfloat16` has weights, activations and what goes between stages in 16 bits; gradients
-    are summed in 32, and updates keep a `float32` copy of the weights, which is what checkpoints hold.
-    `bfloat16-autocast` runs forward and backward under torch's autocast, and all that is kept stays `float32`."""
+    """Part of the trajectory. `bfloat16` has weights, activations and messages between stages in 16 bits; the
+    gradients of microbatches are summed in 32, and updates change a `float32` copy of the weights, which is what
+    checkpoints hold (parameters that the model fixes are held in 16 only). `bfloat16-autocast` is torch's autocast
+    over weights of 32 bits. On a GPU both need compute capability 8.0. `float16` is as `bfloat16`, with a factor on the
+    loss that is halved by each step whose gradients overflow, which is skipped, and doubled after 2000 without."""
     threads: Positive = 1
     """Torch threads per rank. Part of the trajectory: another number gives other bits."""
     validate_every: NonNegative = 0

@@ -223,7 +223,7 @@ def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int]
     for owners, targets in ((now, arrivals(now, then)), (then, new_copies(now, then))):
         for layer, target in targets:
             way = owners.owners_of(layer)[0], target
-            moved[way] = moved.get(way, 0) + profile.model.layers[layer].state_bytes
+            moved[way] = moved.get(way, 0) + profile.model.layers[layer].moved_bytes
     return moved
 
 

@@ -132,7 +132,7 @@ class Problem:
 
     def moved_bytes(self, cuts: Integers, order: Order) -> Integers:
         """int[N]: state of the layers that change ranks, in one pipeline."""
-        sizes = np.array([layer.state_bytes for layer in self.profile.model.layers])
+        sizes = np.array([layer.moved_bytes for layer in self.profile.model.layers])
         layers = np.arange(self.layers)
         now = np.array(self.now.stage_ranks)[np.searchsorted(self.cut_now, layers, side="right") - 1]
         owners = np.array(order)[list(self.stage_ranks)]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +16,9 @@ from workers.models.registry import build_definition
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
 from workers.state.layer_state import LayerState, digest, state_digest
+from workers.state.loss_scale import LossScale
 from workers.state.optim import make_optimizer
-from workers.state.precision import boundary_dtype, cast_constants_, cast_floats, cast_parameters
+from workers.state.precision import boundary_dtype, cast_fixed_, cast_floats, cast_parameters
 
 
 class Boundary(torch.autograd.Function):
@@ -29,6 +31,27 @@ class Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return canonical(grad)
+
+
+class WideEmbedding(torch.autograd.Function):
+    """An embedding of 16 bits whose gradient is summed over rows in 32."""
+
+    @staticmethod
+    def forward(ctx, weight, tokens):
+        ctx.tokens, ctx.rows = tokens, weight.shape[0]
+        return nn.functional.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.float()
+        return torch.ops.aten.embedding_dense_backward(grad, ctx.tokens, ctx.rows, -1, False), None
+
+
+def embed_widely(module: nn.Module) -> None:
+    for child in module.modules():
+        if isinstance(child, nn.Embedding) and child.weight.dtype in (torch.bfloat16, torch.float16):
+            assert child.padding_idx is None
+            child.forward = partial(WideEmbedding.apply, child.weight)
 
 
 Frozen = Callable[[int, int, str, nn.Module], Collection[str]]
@@ -55,16 +78,20 @@ def train_plainly(
     optimizer = make_optimizer(config.optimizer, config.steps)
     modules = [build_module(definition, i, config.seed) for i in range(len(definition.layers))]
     casts = [cast_parameters(module, config.precision) for module in modules]
-    for module in modules:
-        cast_constants_(module, config.precision)
+    for module, its in zip(modules, casts, strict=True):
+        cast_fixed_(module, its)
     states = [
         LayerState.of(i, definition.names[i], module, optimizer, its)
         for i, (module, its) in enumerate(zip(modules, casts, strict=True))
     ]
+    for module in modules:
+        embed_widely(module)
     dtype = boundary_dtype(config.precision)
+    scale = LossScale() if config.precision == "float16" else None
     losses = []
     for step in range(config.steps):
         total = 0.0
+        buffers = [{name: b.clone() for name, b in state.buffers.items()} for state in states]
         for microbatch in range(config.microbatches):
             indices = train_indices(
                 config.seed,
@@ -91,10 +118,13 @@ def train_plainly(
                 for key in frozen(step + 1, microbatch, name, module):
                     parameter = module.get_parameter(key)
                     before[parameter], parameter.grad = parameter.grad, None
-            loss.backward()
+            loss.backward(None if scale is None else torch.tensor(scale.value))
             for parameter, gradient in before.items():
                 parameter.grad = gradient
             total += float(loss.detach())
+        for parameter in (p for module in modules for p in module.parameters() if p.grad is not None):
+            if scale is not None:
+                parameter.grad /= scale.value
         squares = 0.0
         for module in modules:
             of_layer = 0.0
@@ -105,9 +135,16 @@ def train_plainly(
         norm = math.sqrt(squares) / config.microbatches
         clip_norm = config.optimizer.clip_norm
         clip = clip_norm / norm if clip_norm is not None and norm > clip_norm else 1.0
+        losses.append(total / config.microbatches)
+        skipped = not math.isfinite(norm)
+        scale = None if scale is None else scale.after(skipped=skipped)
         for module, state in zip(modules, states, strict=True):
+            if skipped:
+                module.zero_grad()
+                for name, before in buffers[state.layer].items():
+                    state.buffers[name].copy_(before)
+                continue
             gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
             optimizer.update_(state, gradients, clip / config.microbatches, step)
             module.zero_grad()
-        losses.append(total / config.microbatches)
     return state_digest([digest(s) for s in states]), losses

@@ -167,8 +167,16 @@ class TiedHead(nn.Module):
         return self.linear(torch.tanh(self.up(x)))
 
 
-def model(trait: str, classes: int = 5) -> ModelDefinition:
-    """A model of 8 layers with `trait` in the middle and a head of `classes` (the tied head has its own)."""
+def steep(factor: float, outputs: Tensor, targets: Tensor) -> Tensor:
+    return factor * cross_entropy(outputs, targets)
+
+
+def model(trait: str, classes: int = 5, factor: float = 1.0) -> ModelDefinition:
+    """A model of 8 layers with `trait` in the middle and a head of `classes` (the tied head has its own).
+
+    Args:
+        factor: on the loss, and so on all gradients.
+    """
     plain = [Residual] * 3
     middle = {
         "plain": [Residual, Residual],
@@ -187,6 +195,5 @@ def model(trait: str, classes: int = 5) -> ModelDefinition:
     ties = ()
     if trait == "tied":
         ties = ((ParameterRef("l0", "up.weight"), ParameterRef("l7", "up.weight")),)
-    return ModelDefinition(
-        tuple(LayerBuilder(f"l{i}", kind) for i, kind in enumerate(kinds)), cross_entropy, ties
-    )
+    loss = cross_entropy if factor == 1.0 else partial(steep, factor)
+    return ModelDefinition(tuple(LayerBuilder(f"l{i}", kind) for i, kind in enumerate(kinds)), loss, ties)

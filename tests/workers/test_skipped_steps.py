@@ -12,6 +12,7 @@ from workers.commit import Decision
 from workers.config import OptimizerConfig
 from workers.protocol import Position, WarningReport
 from workers.skipped_steps import SkippedSteps
+from workers.state.loss_scale import LossScale
 
 
 def decision(step: int, norm: float) -> Decision:
@@ -38,6 +39,13 @@ def test_only_a_run_of_skipped_steps_is_too_many_and_few_are_warned_of() -> None
     assert warning is None, "the end is said by the error"
     assert steps.too_many
     assert steps.explain(60).startswith("30 steps in a row up to step 60 changed no weight")
+
+
+def test_a_warning_tells_the_loss_scale_where_there_is_one() -> None:
+    steps = SkippedSteps(30)
+    warning = steps.count(decision(1, math.inf), LossScale(value=32768.0))
+    assert warning is not None
+    assert "step 1 changed no weight: the gradient norm is inf; the loss scale is 32768 now." in warning
 
 
 def test_a_learning_rate_out_of_all_bounds_ends_the_job_with_no_step_half_done(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from workers.config import FreezeConfig, WorkerConfig
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.protocol import CheckpointReport, Generation, Report
 from workers.state.layer_state import LayerState, host_copy
+from workers.state.loss_scale import LossScale
 from workers.transport.channel import Channel
 from workers.unfinished import Unfinished
 
@@ -61,6 +62,7 @@ class Checkpointing:
         self._finished: list[WriteResult] = []
         self._expected = {file for i, name in enumerate(names) for file in layer_files(i, name)}
         self._steps: dict[str, int] = {}
+        self._scales: dict[str, LossScale | None] = {}
         self._files: dict[str, dict[str, FileRecord]] = {}
         self._failed: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
@@ -72,12 +74,17 @@ class Checkpointing:
         self.whole = left.whole if left is not None else 0
         """Step of the newest checkpoint that is complete for certain, as far as this rank can know."""
 
-    def start(self, step: int, states: Sequence[LayerState]) -> None:
-        """Begin the checkpoint of `step` with a host copy of `states`; waits only for the one before."""
+    def start(self, step: int, states: Sequence[LayerState], loss_scale: LossScale | None = None) -> None:
+        """Begin the checkpoint of `step` with a host copy of `states`; waits only for the one before.
+
+        Args:
+            loss_scale: of the next step.
+        """
         folder = checkpoint_folder(self._config.output, step, self._generation.number)
         if folder in self._steps:
             return
         self._steps[folder] = self.begun = step
+        self._scales[folder] = loss_scale
         if not states:
             return
         self._take(self._writer.wait())
@@ -163,7 +170,8 @@ class Checkpointing:
         try:
             if self._faults is not None:
                 self._faults.reach(Phase.SAVING, step)
-            seal(self._config, self._names, self.plan, folder, step, self._generation.number, files)
+            number, scale = self._generation.number, self._scales[folder]
+            seal(self._config, self._names, self.plan, folder, step, number, files, scale)
         except OSError as error:
             self._drop(folder, str(error))
             self._take(
@@ -203,6 +211,7 @@ def seal(
     step: int,
     generation: int,
     files: Mapping[str, FileRecord],
+    loss_scale: LossScale | None,
 ) -> None:
     """Complete the checkpoint at `folder`, and delete checkpoints that are too old.
 
@@ -217,6 +226,7 @@ def seal(
         layers=names,
         samples=step * config.replicas * config.microbatches * config.microbatch_size,
         files=files,
+        loss_scale=loss_scale,
     )
     write_manifest(folder, manifest)
     # If an old checkpoint cannot be deleted now, the next call tries again.

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.checkpoint.storage import join
+from workers.state.loss_scale import LossScale
 
-FORMAT = 1
-"""Version of the checkpoint format that this code writes, and the only one that it reads."""
+FORMAT = 2
+"""Version of the checkpoint format that this code writes. It reads version 1 too, in which `bfloat16` was the name of
+what is `bfloat16-autocast` now."""
 
 _LAYER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -50,6 +52,8 @@ class Manifest:
     """Data position: training samples consumed."""
     files: Mapping[str, FileRecord]
     """File name -> record, two files per layer."""
+    loss_scale: LossScale | None = None
+    """Of the next step, where the job's precision needs one."""
 
     def to_json(self) -> str:
         """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are not JSON values."""
@@ -61,6 +65,7 @@ class Manifest:
             "plan": self.plan,
             "layers": list(self.layers),
             "samples": self.samples,
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
             "files": {
                 name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in self.files.items()
             },
@@ -83,15 +88,24 @@ class Manifest:
             raise ValueError(f"is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise ValueError("is not a JSON object")
-        if fields.get("format") != FORMAT:
+        if fields.get("format") not in (1, FORMAT):
             raise ValueError(
-                f"is of format {fields.get('format')!r}, where this version reads format {FORMAT}"
+                f"is of format {fields.get('format')!r}, where this version reads formats 1 and {FORMAT}"
             )
         if fields.pop("sha256", None) != _checksum(fields):
             raise ValueError("was altered: its values do not have the sha256 that it states")
+        if fields["format"] == 1:
+            fields.setdefault("loss_scale", None)
         _check_types(fields)
+        if fields["format"] == 1 and fields["spec"].get("precision") == "bfloat16":
+            fields["spec"]["precision"] = "bfloat16-autocast"
         layers = tuple(fields["layers"])
-        return Manifest(**{**fields, "layers": layers, "files": _records(fields["files"], layers)})
+        read = {
+            "layers": layers,
+            "loss_scale": LossScale.from_json(fields["loss_scale"]),
+            "files": _records(fields["files"], layers),
+        }
+        return Manifest(**{**fields, **read})
 
 
 def checkpoint_folder(output: str, step: int, generation: int) -> str:
@@ -122,8 +136,9 @@ _TYPES: Mapping[str, type] = {
 
 
 def _check_types(fields: Mapping[str, Any]) -> None:
-    if fields.keys() != _TYPES.keys():
-        odd = ", ".join(sorted(fields.keys() ^ _TYPES.keys()))
+    expected = {*_TYPES, "loss_scale"}
+    if fields.keys() != expected:
+        odd = ", ".join(sorted(fields.keys() ^ expected))
         raise ValueError(f"has missing or unknown fields: {odd}")
     for name, kind in _TYPES.items():
         if type(fields[name]) is not kind or (kind is int and fields[name] < 0):

@@ -129,7 +129,7 @@ def _products(
     sizes: tuple[int, ...],
 ) -> tuple[Tensor, ...]:
     """The product of each input with its `sizes` rows of `in_proj_weight`, together one use of that."""
-    dtype, device = compute_dtype(inputs[0]), inputs[0].device
+    dtype, device = compute_dtype(inputs[0], module.in_proj_weight), inputs[0].device
     inputs = tuple(x.to(dtype) for x in inputs)
     # Each part is cast by itself, as torch does it: alignment can change bits.
     weights = [part.to(dtype) for part in module.in_proj_weight.detach().split(sizes)]

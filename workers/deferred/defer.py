@@ -20,10 +20,22 @@ UseOf = Callable[..., Use]
 """Gradient of each output (None where it has none) -> the use of the matrix behind them."""
 
 
-def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype in which a matrix product of `tensor` is computed: autocast's, or its own."""
+def compute_dtype(tensor: Tensor, weight: Tensor) -> torch.dtype:
+    """The dtype in which the product of `tensor` and `weight` is computed: autocast's, or theirs.
+
+    Raises:
+        RuntimeError: without autocast they have two, which torch does not multiply either.
+    """
     device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+    if not tensor.is_meta and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    if tensor.dtype != weight.dtype:
+        its, others = (str(t.dtype).removeprefix("torch.") for t in (tensor, weight))
+        raise RuntimeError(
+            f"an input of {its} meets a matrix of {others}: with job.precision, parameters and what a layer takes have"
+            " its bits; cast what you make or keep yourself where it is used, as in self.mean.to(x.dtype)"
+        )
+    return tensor.dtype
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from workers.deferred.defer import Held, compute_dtype, defer, product
 from workers.deferred.queue import Deferral, Use
+from workers.state.flat import grad_dtype
 
 
 def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
     accumulator = deferral.accumulator(weight)
 
     def of_rows(x: Tensor) -> Tensor:
-        dtype = compute_dtype(x)
+        dtype = compute_dtype(x, weight)
         if x.dtype != dtype:
             x = x.to(dtype)
         held = Held(x)
@@ -45,16 +46,18 @@ def embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Ten
     given = module.padding_idx
     padding_idx = -1 if given is None else given
     accumulator, parameter = deferral.accumulator(module.weight), module.weight
+    dtype = grad_dtype(parameter)
 
     def forward(tokens: Tensor) -> Tensor:
         def use_of(grad: Tensor) -> Use:
             def form(out: Tensor | None) -> Tensor:
+                # Added row by row, which 16 bits would not bear: a frequent token has hundreds of rows.
                 dense = torch.ops.aten.embedding_dense_backward(
-                    grad, tokens, parameter.shape[0], padding_idx, False
+                    grad.to(dtype), tokens, parameter.shape[0], padding_idx, False
                 )
                 return dense if out is None else out.copy_(dense)
 
-            return Use(accumulator, form, grad.dtype)
+            return Use(accumulator, form, dtype)
 
         output = functional.embedding(tokens, parameter.detach(), given)
         return defer(output, accumulator, deferral.queue, use_of)
@@ -71,7 +74,7 @@ def convolution_forward(
     accumulator, bias, sizes = deferral.accumulator(module.weight), module.bias, [module.out_channels]
 
     def of_batch(x: Tensor) -> Tensor:
-        dtype = compute_dtype(x)
+        dtype = compute_dtype(x, accumulator.parameter)
         if x.dtype != dtype:
             x = x.to(dtype)
         weight = accumulator.cast(dtype)

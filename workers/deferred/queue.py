@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from workers.state.flat import grad_dtype
+
 
 class Workspace:
     """Scratch that a rank's layers share: no step allocates it again, and it stays in the cache."""
@@ -27,12 +29,13 @@ class Workspace:
 
 
 Home = Callable[[Tensor], Tensor]
-"""Parameter -> where its gradient belongs, contiguous, of its shape and dtype; with undefined content."""
+"""Parameter -> where its gradient belongs, contiguous, of its shape, in what its gradients are summed; with undefined
+content."""
 
 
 def new_home(parameter: Tensor) -> Tensor:
     """Memory of its own."""
-    return torch.empty_like(parameter, memory_format=torch.contiguous_format)
+    return torch.empty_like(parameter, dtype=grad_dtype(parameter), memory_format=torch.contiguous_format)
 
 
 class Accumulator:

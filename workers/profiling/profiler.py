@@ -32,6 +32,7 @@ from workers.profiling.measured import Measured
 from workers.profiling.stopwatch import Stopwatch
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
+from workers.state.precision import boundary_dtype
 from workers.transport.channel import Channel
 
 BUDGET_S = 2.5
@@ -133,8 +134,10 @@ def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
     """The layers from `first` on that fit, one at least."""
     config, definition = subject.config, subject.definition
     outlines = outline(definition)
-    copies = 2 + len(subject.optimizer.slot_names())  # weights, gradients, optimizer state
-    stop, size = first, 0
+    copies = 2.0 + len(subject.optimizer.slot_names())  # weights, gradients, optimizer state
+    if boundary_dtype(config.precision) is not None:
+        copies += 0.5  # casts
+    stop, size = first, 0.0
     while stop < len(outlines):
         size += copies * outlines[stop].parameter_bytes
         if stop > first and size > limit_bytes:
@@ -181,7 +184,7 @@ def _measure_part(
     while len(times.repeats_s) < REPEATS or (spent_s < budget_s and len(times.repeats_s) < MOST_REPEATS):
         spent_s += repeat()
     numbers = range(len(chain.layers))
-    return [_profile(chain, times, number, counted[number]) for number in numbers], times.repeats_s
+    return [layer_profile(chain, times, number, counted[number]) for number in numbers], times.repeats_s
 
 
 def _outputs(chain: Chain, flight: Flight) -> Tensors:
@@ -191,10 +194,13 @@ def _outputs(chain: Chain, flight: Flight) -> Tensors:
     return flight.tensors
 
 
-def _profile(chain: Chain, times: LayerTimes, number: int, counted: LayerBytes) -> LayerProfile:
+def layer_profile(chain: Chain, times: LayerTimes, number: int, counted: LayerBytes) -> LayerProfile:
+    """Layer `number` of the chain, as timed and counted."""
     layer, state = chain.layers[number], chain.states[number]
     accumulators = [one.accumulator for one in times.formed(number) if one.accumulator is not None]
     weight_grad_s = times.seconds(Kind.WEIGHT_GRAD, number)
+    casts = [flat.cast for flat in state.flats if flat.cast is not None]
+    cast_bytes = sum(cast.nbytes for cast in casts) + sum(one.cast_bytes for one in accumulators)
     return LayerProfile(
         name=layer.name,
         forward_s=times.seconds(Kind.FORWARD, number),
@@ -202,7 +208,8 @@ def _profile(chain: Chain, times: LayerTimes, number: int, counted: LayerBytes) 
         weight_grad_s=weight_grad_s,
         update_s=times.seconds(Kind.UPDATE, number),
         parameters=sum(weight.numel() for weight in state.weights.values()),
-        parameter_bytes=_weight_bytes(state) + sum(one.cast_bytes for one in accumulators),
+        parameter_bytes=_weight_bytes(state) + cast_bytes,
+        cast_bytes=cast_bytes,
         gradient_bytes=sum(state.weights[name].nbytes for name in state.updates),
         optimizer_bytes=sum(slot.nbytes for slots in state.slots.values() for slot in slots.values()),
         **asdict(counted),
@@ -240,5 +247,4 @@ def _matrices(chain: Chain, times: LayerTimes, number: int, weight_grad_s: float
 
 
 def _weight_bytes(state: LayerState) -> int:
-    casts = [flat.cast for flat in state.flats if flat.cast is not None]
-    return sum(tensor.nbytes for tensor in (*state.weights.values(), *state.buffers.values(), *casts))
+    return sum(tensor.nbytes for tensor in (*state.weights.values(), *state.buffers.values()))

@@ -185,7 +185,7 @@ def load_(state: LayerState, source: LayerState) -> None:
         JobError: a layer name, tensor name, shape or dtype differs.
     """
     where = f"layer {state.layer} ({state.name})"
-    remedy = "use the [model] and [optimizer] settings that the state was saved with"
+    remedy = "use the job.precision, [model] and [optimizer] settings that the state was saved with"
     if state.name != source.name:
         raise JobError(f"{where} cannot take the state of layer {source.layer} ({source.name}): {remedy}")
     here, there = dict(_tensors(state)), dict(_tensors(source))

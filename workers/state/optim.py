@@ -121,7 +121,7 @@ class Optimizer(ABC):
                     )
                     if flat.cast is not None:
                         flat.cast[part].copy_(flat.weights[part])
-        # Their buffer has changed; a cast of a weight is made again if its version has.
+        # Their buffer has changed; what autocast casts of a weight is made again if its version has.
         increment_version([state.weights[name] for name in gradients])
 
     def _runs(self, state: LayerState, layout: Layout, names: Collection[str]) -> Iterator[_Run]:

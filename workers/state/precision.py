@@ -1,13 +1,14 @@
 """In what a layer computes, and what of it that is: the one place that knows what `job.precision` means.
 
-With `bfloat16` weights, activations and boundaries have 16 bits. Gradients are summed in 32, and the weights that
-training changes, the masters, have 32: what the module holds is their cast. With `bfloat16-autocast` torch casts
-operation by operation, and everything that is kept has 32 bits.
+With `bfloat16` and `float16` weights, activations and boundaries have 16 bits. Gradients are summed in 32, and the
+weights that training changes, the masters, have 32: what the module holds is their cast. With `bfloat16-autocast` torch
+casts operation by operation, and everything that is kept has 32 bits.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -18,19 +19,28 @@ from workers.protocol import JobError
 BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first GPUs that multiply in bfloat16; on older ones torch emulates it, slowly."""
 
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
 _AUTOCAST = {"bfloat16-autocast": torch.bfloat16}
-_CAST = {"bfloat16": torch.bfloat16}
+_CAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def check_gpu(precision: str, name: str, capability: tuple[int, int]) -> None:
     """Raises:
     JobError: a GPU of this compute capability does not compute in `precision`.
     """
-    if precision != "float32" and capability < BFLOAT16_SINCE:
+    if precision.startswith("bfloat16") and capability < BFLOAT16_SINCE:
         has, since = (".".join(map(str, version)) for version in (capability, BFLOAT16_SINCE))
         raise JobError(
             f"job.precision = {json.dumps(precision)}, but {name} has compute capability {has}, and GPUs compute in"
-            f' bfloat16 from {since} on: set job.precision = "float32", or use newer GPUs'
+            f' bfloat16 from {since} on: set job.precision to "float16" or "float32", or use newer GPUs'
         )
 
 
@@ -43,6 +53,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
+def scales_loss(precision: str) -> bool:
+    """Whether gradients would often be too small for `precision`, so that the loss is scaled up before them."""
+    return precision == "float16"
+
+
 def boundary_dtype(precision: str) -> torch.dtype | None:
     """What floats between layers are cast to; None: they stay as they are."""
     return _CAST.get(precision)
@@ -50,11 +65,16 @@ def boundary_dtype(precision: str) -> torch.dtype | None:
 
 def cast_parameters(module: nn.Module, precision: str) -> dict[str, torch.dtype]:
     """Parameter -> in what `module` is to hold it, for those that it does not hold so yet: all of 32 bits, but those of
-    a module with running statistics, which stay together with these."""
+    a norm with running statistics, which torch applies in 32 to inputs of 16."""
     dtype = _CAST.get(precision)
     if dtype is None:
         return {}
-    kept = {id(p) for owner in _with_statistics(module) for p in owner.parameters(recurse=False)}
+    kept = {
+        id(parameter)
+        for norm in module.modules()
+        if isinstance(norm, _NORMS) and norm.running_mean is not None
+        for parameter in norm.parameters()
+    }
     return {
         name: dtype
         for name, parameter in module.named_parameters()
@@ -63,23 +83,11 @@ def cast_parameters(module: nn.Module, precision: str) -> dict[str, torch.dtype]
 
 
 @torch.no_grad()
-def cast_constants_(module: nn.Module, precision: str) -> None:
-    """Cast what training does not change: fixed parameters, and buffers that the module does not save."""
-    dtype = _CAST.get(precision)
-    if dtype is None:
-        return
-    casts = cast_parameters(module, precision)
+def cast_fixed_(module: nn.Module, casts: Mapping[str, torch.dtype]) -> None:
+    """Cast the parameters among `casts` that training does not change: they need no master."""
     for name, parameter in module.named_parameters():
         if name in casts and not parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-    for owner in module.modules():
-        for name, buffer in owner._buffers.items():
-            if (
-                buffer is not None
-                and buffer.dtype == torch.float32
-                and name in owner._non_persistent_buffers_set
-            ):
-                owner._buffers[name] = buffer.to(dtype)
+            parameter.data = parameter.data.to(casts[name])
 
 
 def cast_floats(tensors: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
@@ -87,16 +95,3 @@ def cast_floats(tensors: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple
     if dtype is None:
         return tensors
     return tuple(t.to(dtype) if t.dtype == torch.float32 else t for t in tensors)
-
-
-def _with_statistics(module: nn.Module) -> list[nn.Module]:
-    return [
-        owner
-        for owner in module.modules()
-        if any(
-            buffer is not None
-            and buffer.is_floating_point()
-            and name not in owner._non_persistent_buffers_set
-            for name, buffer in owner._buffers.items()
-        )
-    ]

@@ -18,7 +18,7 @@ from workers.checkpoint.folder import (
     write_layer,
     write_manifest,
 )
-from workers.checkpoint.manifest import layer_files
+from workers.checkpoint.manifest import FORMAT, Manifest, layer_files
 from workers.config import OptimizerConfig
 from workers.protocol import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_
@@ -59,7 +59,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(output: str, tmp_path: Path) -> Non
         "manifest.json",
     }
     read = read_manifest(ref)
-    assert (read.format, read.step, read.generation, read.samples) == (1, 20, 1, 640)
+    assert (read.format, read.step, read.generation, read.samples) == (FORMAT, 20, 1, 640)
     assert read.layers == NAMES
     assert read.spec == {"job": {"name": "rehearsal", "seed": 7}, "optimizer": {"lr": 0.1, "clip_norm": None}}
     assert Plan.from_json(json.dumps(read.plan)) == PLAN
@@ -68,6 +68,15 @@ def test_a_checkpoint_comes_back_bit_for_bit(output: str, tmp_path: Path) -> Non
         assert state.updates["gain"] == 2
     for name, record in read.files.items():
         assert (folder / name).stat().st_size == record.bytes
+
+
+def test_what_format_1_calls_bfloat16_is_autocast(output: str) -> None:
+    saved(output, 20)
+    (ref,) = checkpoints(output)
+    fields = vars(read_manifest(ref))
+    for written, meant in ((1, "bfloat16-autocast"), (FORMAT, "bfloat16")):
+        old = Manifest(**{**fields, "format": written, "spec": {"precision": "bfloat16"}})
+        assert Manifest.from_json(old.to_json()).spec == {"precision": meant}
 
 
 def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:

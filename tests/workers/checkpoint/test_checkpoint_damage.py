@@ -83,7 +83,7 @@ def without(field: str) -> str:
         (without("samples"), "was altered"),
         (without("sha256"), "was altered"),
         (without("format"), "is of format None"),
-        (edited(format=2), "is of format 2, where this version reads format 1"),
+        (edited(format=3), "is of format 3, where this version reads formats 1 and 2"),
         (edited(step=-1), "has a wrong step: -1"),
         (edited(step="20"), "has a wrong step: 20"),
         (edited(samples=True), "has a wrong samples: True"),

@@ -109,9 +109,10 @@ def assert_stock(
     module = Attends(use, width, **fields).train()
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
-    stock = copy.deepcopy(module)
-    x = torch.randn(ROWS, LENGTH, width, requires_grad=True)
-    memory = torch.randn(ROWS, SOURCES, width, requires_grad=memory_grad)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    stock = copy.deepcopy(module.to(dtype))
+    x = torch.randn(ROWS, LENGTH, width).to(dtype).requires_grad_()
+    memory = torch.randn(ROWS, SOURCES, width).to(dtype).requires_grad_(memory_grad)
     expected = stock_bits(stock, (x, memory), 11, precision)
     for order, keep in (("B", True), ("IW", True), ("IW", False)):
         workspace = Workspace()
@@ -123,7 +124,7 @@ def assert_stock(
             assert same(ours, theirs), (order, keep, number)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16-autocast"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("name", USES)
 def test_bits_of_stock(name: str, batch_first: bool, precision: str) -> None:

@@ -59,15 +59,16 @@ class Viewed(nn.Module):
         return self.linear(self.view(x))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16-autocast"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_bits_of_stock(name: str, bias: bool, precision: str) -> None:
     shape, view = LAYOUTS[name]
     torch.manual_seed(3)
-    module = Viewed(view, bias)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    module = Viewed(view, bias).to(dtype)
     stock = copy.deepcopy(module)
-    x = torch.randn(shape, requires_grad=True)
+    x = torch.randn(shape).to(dtype).requires_grad_()
     layer = Layer(0, "l", module, precision=precision, device=CPU, workspace=Workspace())
     (output,), done = layer.forward((x,), 1, keep=True)
     with autocast(precision, CPU):

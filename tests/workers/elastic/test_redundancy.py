@@ -32,9 +32,10 @@ DECISION = Decision(
 )
 
 
-@pytest.fixture
-def rank(tmp_path: Path) -> Rank:
-    config = small_config(tmp_path, "batchnorm", freeze=FreezeConfig(method="apf", warm_up=0, check_every=1))
+@pytest.fixture(params=["float32", "bfloat16"])
+def rank(tmp_path: Path, request: pytest.FixtureRequest) -> Rank:
+    freeze = FreezeConfig(method="apf", warm_up=0, check_every=1)
+    config = small_config(tmp_path, "batchnorm", freeze=freeze, precision=request.param)
     made = Rank(config, 0, lambda report: None)
     made.setup()
     made.follow(assignment(job(config), 0))

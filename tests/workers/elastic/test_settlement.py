@@ -38,7 +38,8 @@ BLIND = Fault(kind=FaultKind.BLIND, step=KILL_STEP)
 def test_a_kill_in_the_commit_has_one_outcome(
     tmp_path: Path, phase: Phase, blind: tuple[int, ...], settled: int
 ) -> None:
-    config = drilled(small_config(tmp_path, "batchnorm", steps=6))
+    precision = "bfloat16" if phase is Phase.IN_COMMIT else "float32"
+    config = drilled(small_config(tmp_path, "batchnorm", steps=6, precision=precision))
     expected = run_threads(job(config))
     four = job(config, ranks=4, schedule="1f1b")
     with RankGroup(config, 4) as group:

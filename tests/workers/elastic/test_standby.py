@@ -15,10 +15,13 @@ from test_freezing_control import control, solved
 from test_freezing_training import FIRST, METHODS, SECOND
 
 from planner.freezing import Phases
-from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
+from workers.config import ModelConfig, OptimizerConfig, Precision, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import run_threads
 from workers.protocol import FreezeReport, Position
+
+PRECISION: dict[str, Precision] = {"batchnorm": "bfloat16", "timelyfreeze+apf": "bfloat16"}
+"""Of the cases that do not train in float32."""
 
 
 def configured(tmp_path: Path, case: str) -> tuple[WorkerConfig, dict[str, Any]]:
@@ -31,7 +34,8 @@ def configured(tmp_path: Path, case: str) -> tuple[WorkerConfig, dict[str, Any]]
         return drilled(config.model_copy(update={"model": model})), {"layers": 8}
     if case in METHODS:
         plans = (FIRST, SECOND) if METHODS[case].timely else ()
-        config = small_config(tmp_path, "tied", steps=8, freeze=METHODS[case])
+        precision = PRECISION.get(case, "float32")
+        config = small_config(tmp_path, "tied", steps=8, freeze=METHODS[case], precision=precision)
         return drilled(config), {"freeze_plans": plans}
     if case == "changed":
         # Rank 1 is killed in the first step that follows the plan: the copies have changed with it.
@@ -46,7 +50,8 @@ def configured(tmp_path: Path, case: str) -> tuple[WorkerConfig, dict[str, Any]]
     if case == "sgd":
         sgd = OptimizerConfig(name="sgd", lr=0.05)
         return drilled(small_config(tmp_path, "twice", steps=6, optimizer=sgd)), {}
-    return drilled(small_config(tmp_path, case, steps=6)), {}
+    precision = PRECISION.get(case, "float32")
+    return drilled(small_config(tmp_path, case, steps=6, precision=precision)), {}
 
 
 @pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", "dropout", "sgd", "changed", *METHODS])

@@ -139,7 +139,7 @@ def test_small_models(trait: str, recompute: bool, split: bool) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REAL))
-@pytest.mark.parametrize("precision", ["float32", "bfloat16-autocast"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
 @pytest.mark.parametrize("split", [False, True])
 def test_real_models(tmp_path: Path, name: str, precision: str, split: bool) -> None:
     definition, dataset = real(name, tmp_path)

@@ -36,7 +36,7 @@ class Part(nn.Module):
         self.norm = nn.BatchNorm1d(6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.linear(x) * self.fixed + self.constant)
+        return self.norm(self.linear(x) * self.fixed + self.constant.to(x.dtype))
 
 
 def built(precision: str, seed: int = 0) -> tuple[Layer, LayerState]:
@@ -73,7 +73,7 @@ def test_weights_and_boundaries_have_16_bits_sums_and_what_changes_32() -> None:
         "norm.weight": torch.float32,
         "norm.bias": torch.float32,
     }
-    assert module.get_buffer("constant").dtype == HALF
+    assert module.get_buffer("constant").dtype == torch.float32
     assert module.get_buffer("norm.running_mean").dtype == torch.float32
     assert {gradient.dtype for gradient in layer.gradients().values()} == {torch.float32}
     assert {state.weights[name].dtype for name in state.updates} == {torch.float32}
@@ -140,3 +140,47 @@ def test_a_gpu_that_does_not_compute_in_16_bits_is_refused(precision: str) -> No
         check_gpu(precision, "Tesla T4", (7, 5))
     check_gpu("float32", "Tesla T4", (7, 5))
     check_gpu(precision, "A100", (8, 0))
+
+
+class Careless(nn.Module):
+    """Normalises with a constant of 32 bits before a matrix."""
+
+    def __init__(self, matrix: type[nn.Module]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.mean: Tensor
+        self.inner = nn.Linear(6, 6, bias=False) if matrix is nn.Linear else nn.Conv1d(2, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x - self.mean)
+
+
+@pytest.mark.parametrize("matrix", [nn.Linear, nn.Conv1d])
+def test_an_input_of_32_bits_at_a_matrix_of_16_is_an_error_not_an_old_cast(matrix: type[nn.Module]) -> None:
+    builder = LayerBuilder("careless", lambda: Careless(matrix))
+    definition = ModelDefinition(layers=(builder,), loss=lambda x, y: x.mean())
+    layers = build_layers(definition, [0], seed=0, precision="bfloat16", device=CPU, optimizer=ADAMW)
+    with pytest.raises(JobError, match=r"layer careless .* an input of float32 meets a matrix of bfloat16"):
+        layers[0][0].forward((torch.randn(4, 2, 6),), 1, keep=True)
+
+
+def test_a_frequent_token_gets_the_sum_of_all_its_rows() -> None:
+    builder = LayerBuilder("embed", lambda: nn.Embedding(4, 2))
+    definition = ModelDefinition(layers=(builder,), loss=lambda x, y: x.mean())
+    layer, _ = build_layers(definition, [0], seed=0, precision="bfloat16", device=CPU, optimizer=ADAMW)[0]
+    tokens = torch.zeros(4, 1000, dtype=torch.int64)
+    for microbatch in range(2):
+        (output,), done = layer.forward((tokens,), microbatch, keep=True)
+        layer.backward(done, (torch.ones_like(output),), weights=True)
+    assert layer.gradients()["weight"][0].tolist() == [8000.0, 8000.0]
+
+
+def test_gradients_of_microbatches_are_summed_in_32_bits() -> None:
+    builder = LayerBuilder("linear", lambda: nn.Linear(6, 6))
+    definition = ModelDefinition(layers=(builder,), loss=lambda x, y: x.mean())
+    layer, _ = build_layers(definition, [0], seed=0, precision="bfloat16", device=CPU, optimizer=ADAMW)[0]
+    for microbatch, factor in enumerate((256.0, 1.0)):
+        (output,), done = layer.forward((torch.ones(8, 6),), microbatch, keep=True)
+        layer.backward(done, (torch.full_like(output, factor),), weights=True)
+    for name, sums in layer.gradients().items():
+        assert (sums == 8 * 257).all(), name  # 16 bits have 2048 and 2064, and nothing between

@@ -1,0 +1,142 @@
+"""`float16`: steps whose gradients overflow are skipped and lower the loss scale, with the same bits wherever it runs
+and whatever is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, small_config
+from rank_group import Raised, RankGroup, drilled, state_sha256, with_standbys
+from reference import train_plainly
+
+from workers.checkpoint.folder import checkpoints, read_manifest
+from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
+from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.processes import Died
+from workers.launch.ranks import Run, run_threads
+from workers.protocol import JobError, StepReport
+from workers.state.loss_scale import INITIAL, LossScale
+
+STEPS = 9
+STEEP = 8.0
+"""Factor on the loss with which the first steps overflow."""
+
+
+def config(folder: Path, trait: str = "plain", factor: float = STEEP, **changes: Any) -> WorkerConfig:
+    model = ModelConfig(factory="small_models:model", arguments={"trait": trait, "factor": factor})
+    fields: dict[str, Any] = {"precision": "float16", "steps": STEPS, "model": model}
+    return small_config(folder, **{**fields, **changes})
+
+
+def skipped(run: Run) -> list[bool]:
+    return [report.skipped for report in run.reports if isinstance(report, StepReport)]
+
+
+@pytest.fixture
+def grows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scale grows after two steps in a row without overflow."""
+    monkeypatch.setattr("workers.state.loss_scale.GROWS_AFTER", 2)
+
+
+def test_overflow_halves_the_scale_and_a_long_time_without_doubles_it() -> None:
+    scale = LossScale()
+    assert scale.value == INITIAL
+    for _ in range(2):
+        scale = scale.after(skipped=True)
+    assert scale == LossScale(value=INITIAL / 4)
+    for _ in range(1999):
+        scale = scale.after(skipped=False)
+    assert scale == LossScale(value=INITIAL / 4, applied=1999)
+    assert scale.after(skipped=True) == LossScale(value=INITIAL / 8)
+    assert scale.after(skipped=False) == LossScale(value=INITIAL / 2)
+
+
+@pytest.mark.parametrize("value", [[1.0], "1", [0.0, 1], [1.0, -1], [1.0, 1, 1]])
+def test_what_is_no_scale_is_refused(value: object) -> None:
+    assert LossScale.from_json(
+        json.loads(json.dumps(LossScale(value=2.0, applied=3).to_json()))
+    ) == LossScale(value=2.0, applied=3)
+    with pytest.raises(ValueError, match="wrong loss_scale"):
+        LossScale.from_json(value)
+
+
+@pytest.mark.parametrize("trait", ["plain", "dropout", "batchnorm", "tied"])
+def test_partitions_and_families_equal_the_plain_loop(tmp_path: Path, trait: str, grows_soon: None) -> None:
+    settings = config(tmp_path, trait)
+    if trait == "tied":  # the plain loop knows no ties
+        expected = run_threads(job(settings)).state_sha256
+    else:
+        expected, _ = train_plainly(settings, tmp_path)
+    for shape in (
+        {"ranks": 2, "schedule": "zb-h1"},
+        {"ranks": 4, "schedule": "1f1b"},
+        {"ranks": 2, "schedule": "zbv"},
+    ):
+        run = run_threads(job(settings, **shape))
+        assert run.state_sha256 == expected, shape
+        assert 0 < sum(skipped(run)) < STEPS
+
+
+def test_gradients_and_norms_are_those_without_a_scale(tmp_path: Path) -> None:
+    """At a scale that nothing overflows at, only what would have become 0 may differ."""
+    run = run_threads(job(config(tmp_path, factor=0.01)))
+    wide = run_threads(job(config(tmp_path, factor=0.01, precision="float32")))
+    pairs = zip(*([r for r in one.reports if isinstance(r, StepReport)] for one in (run, wide)), strict=True)
+    for ours, theirs in pairs:
+        assert not ours.skipped
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=0.02)
+        assert ours.loss == pytest.approx(theirs.loss, rel=0.01)
+
+
+def test_replicas_and_fewer_pipelines_have_the_same_bits(tmp_path: Path, grows_soon: None) -> None:
+    settings = config(tmp_path, replicas=2)
+    one = run_threads(job(settings, ranks=2, schedule="1f1b"))
+    assert 0 < sum(skipped(one)) < STEPS
+    again = run_threads(job(settings, ranks=1))
+    assert again.state_sha256 == one.state_sha256
+
+
+def test_stop_and_resume_at_any_step(tmp_path: Path, grows_soon: None) -> None:
+    expected = run_threads(job(config(tmp_path / "quiet"), ranks=2, schedule="1f1b"))
+    scales = set()
+    for stop_at in range(1, STEPS):
+        settings = config(tmp_path / f"stop-{stop_at}")
+        stopped = run_threads(job(settings, stop_at=stop_at, ranks=2, schedule="1f1b"))
+        (newest, *_) = checkpoints(settings.output)
+        scales.add(read_manifest(newest).loss_scale)
+        resumed = run_threads(job(settings, start=newest, generation=2, ranks=1))
+        assert resumed.state_sha256 == expected.state_sha256, stop_at
+        assert skipped(stopped) + skipped(resumed) == skipped(expected)
+    assert len(scales) > 3
+
+
+@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.IN_COMMIT])
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_rank_that_comes_after_a_loss_learns_the_scale(tmp_path: Path, phase: Phase, step: int) -> None:
+    settings = drilled(config(tmp_path))
+    expected = run_threads(job(settings))
+    assert 2 < sum(skipped(expected)) < 6
+    three = job(settings, ranks=3, schedule="1f1b")
+    with RankGroup(settings, 4) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=step, phase=phase))
+        ended = group.train(three, range(3), plan=with_standbys(three))
+        assert isinstance(ended[1], Died)
+        assert all(isinstance(ended[number], Raised) for number in (0, 2)), ended
+        assert (1, "kill", step, phase) in group.fired
+        settled, _, sources = group.settle()
+        ended = group.train(three, (3, 0, 2), plan=with_standbys(three), step=settled, sources=sources)
+        assert state_sha256(ended) == expected.state_sha256
+        told = group.steps()
+    assert [told[step].skipped for step in range(1, STEPS + 1)] == skipped(expected)
+
+
+def test_gradients_that_overflow_at_every_scale_end_the_job(tmp_path: Path) -> None:
+    optimizer = OptimizerConfig(lr=0.01, max_skipped_steps=4)
+    settings = config(tmp_path, factor=1e30, optimizer=optimizer, checkpoint=CheckpointConfig())
+    with pytest.raises(
+        JobError, match=r"overflowed float16 at every loss scale down to 8192 .* \"bfloat16\""
+    ):
+        run_threads(job(settings))
