@@ -16,6 +16,7 @@ BENCHMARKS = (
     "first_step",
     "partition",
     "planning_time",
+    "on_paper",
     "repartition",
     "shrink",
     "monitoring",

@@ -16,6 +16,7 @@ from orchestrator.analysis.outlook import Outlook, convergence_of, outlook
 from orchestrator.cli.text.plan_text import show
 from orchestrator.pictures.forms import check_suffix
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
+from orchestrator.prepare.on_paper import PaperCluster, paper_profile
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies, redundancy
 from orchestrator.prepare.profiling import profile_of, read
 from orchestrator.prepare.settling import SettledSpec, settle
@@ -33,6 +34,7 @@ def plan_command(
     overrides: Sequence[str],
     *,
     profile: Path | None,
+    on: PaperCluster | None = None,
     as_json: bool,
     timeline: Path | None,
     estimates: Path | None = None,
@@ -52,7 +54,7 @@ def plan_command(
         raise JobError("--target-error needs --estimates, the event log of a run with job.curvature_every")
     if estimates is not None:
         convergence = convergence_of(estimates, lr=spec.optimizer.lr, target=target_error)
-    settled, measured = _measured(checked, outline_model(spec), profile)
+    settled, measured = _measured(checked, outline_model(spec), profile, on)
     begun_s = time.perf_counter()
     choice = first_plan(settled, measured)
     frozen = freezing(settled.spec, choice)
@@ -67,8 +69,13 @@ def plan_command(
         show(Console(highlight=False), choice, frozen, mode, copies, foreseen)
 
 
-def _measured(checked: CheckedSpec, found: ModelOutline, profile: Path | None) -> tuple[SettledSpec, Profile]:
+def _measured(
+    checked: CheckedSpec, found: ModelOutline, profile: Path | None, on: PaperCluster | None
+) -> tuple[SettledSpec, Profile]:
     """The settled spec and the profile to plan it with."""
+    if on is not None:
+        settled = settle(checked, found, {"GPU": float(on.count)})
+        return settled, paper_profile(settled, on)
     if profile is not None:
         given = read(profile, found)
         has_gpus = given.cluster.devices[0].kind == "cuda"

@@ -50,7 +50,7 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
     outlines = []
     with torch.random.fork_rng(devices=[]):
         for builder in definition.layers:
-            module = _build(builder)
+            module = sketch(builder)
             parameters = sum(parameter.numel() for parameter in module.parameters())
             size = sum(parameter.nbytes for parameter in module.parameters())
             own, buffers = ({n: tuple(t.shape) for n, t in group.items()} for group in saved_tensors(module))
@@ -85,7 +85,12 @@ class _NoNormalDraws(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _build(builder: LayerBuilder) -> nn.Module:
+def sketch(builder: LayerBuilder) -> nn.Module:
+    """The layer's module without memory for its parameters, if its builder needs no values of them.
+
+    Raises:
+        JobError: it cannot be built, or is no module.
+    """
     try:
         with torch.device("meta"), _NoNormalDraws(), warnings.catch_warnings():
             # Torch warns of each tensor that a builder loads: here there is nothing to load into.

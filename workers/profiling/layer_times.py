@@ -137,8 +137,9 @@ class LayerTimes:
         """Update as training does: the layer's norm, then its optimizer step."""
         layer, state = self._chain.layers[number], self._chain.states[number]
         gradients = layer.gradients()
-        for gradient in gradients.values():
-            float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients.values()]
+        if norms and not norms[0].is_meta:
+            torch.stack(norms).tolist()
         self._optimizer.update_(state, gradients, 1.0, 0)
 
     def _end(self, kind: Kind, number: int, flight: Flight) -> None:

@@ -133,7 +133,7 @@ def _sharing(parameters: Mapping[str, Tensor]) -> tuple[str, ...]:
     for name, parameter in parameters.items():
         if not parameter.numel():
             continue
-        other = known.setdefault(parameter.untyped_storage().data_ptr(), name)
+        other = known.setdefault(parameter.untyped_storage()._cdata, name)
         if other != name:
             return other, name
     return ()
@@ -141,7 +141,7 @@ def _sharing(parameters: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def _lies_at(parameter: Tensor, storage: torch.UntypedStorage, place: Place) -> bool:
     return (
-        parameter.untyped_storage().data_ptr() == storage.data_ptr()
+        parameter.untyped_storage()._cdata == storage._cdata
         and parameter.storage_offset() == place.begin
         and parameter.is_contiguous()
         and storage.nbytes() >= place.stop * parameter.element_size()

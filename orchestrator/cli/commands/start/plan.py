@@ -10,6 +10,8 @@ import typer
 from orchestrator.cli.options import Address, Json, Wait
 from workers.protocol import JobError
 
+NETWORK_GBIT = 400.0
+
 
 def plan(
     spec: Annotated[Path | None, typer.Argument(help="The job's TOML file.")] = None,
@@ -19,6 +21,20 @@ def plan(
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERxDEVICE",
+            help="Plan for devices that need not be there, such as 8xh100, one per machine: times from the model's"
+            " shapes and their data sheets.",
+        ),
+    ] = None,
+    network: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GBIT/S", help="With --on: of the link between any two machines. [default: 400]"
+        ),
     ] = None,
     as_json: Json = False,
     timeline: Annotated[
@@ -58,9 +74,10 @@ def plan(
     if (spec is None) == (job is None):
         raise JobError("plan what? Give a spec, or --job and the name of a running job")
     if job is not None:
-        if overrides or profile or timeline or estimates or target_error is not None:
+        if overrides or profile or on or network or timeline or estimates or target_error is not None:
             raise JobError(
-                "--set, --profile, --timeline, --estimates and --target-error go with a spec, not with --job"
+                "--set, --profile, --on, --network, --timeline, --estimates and --target-error go with a spec, not"
+                " with --job"
             )
         from orchestrator.cli.plan_of_job import plan_of_job
 
@@ -69,12 +86,18 @@ def plan(
     if partition is not None or apply or wait:
         raise JobError("--partition, --apply and --wait go with --job, not with a spec")
     assert spec is not None
+    if on is not None and profile is not None:
+        raise JobError("--on and --profile both say what to plan with: give one of them")
+    if network is not None and on is None:
+        raise JobError("--network goes with --on")
     from orchestrator.cli.plan import plan_command
+    from orchestrator.prepare.on_paper import PaperCluster
 
     plan_command(
         spec,
         overrides or [],
         profile=profile,
+        on=None if on is None else PaperCluster.parse(on, NETWORK_GBIT if network is None else network),
         as_json=as_json,
         timeline=timeline,
         estimates=estimates,
