@@ -11,6 +11,7 @@ import sys
 BENCHMARKS = (
     "split_backward",
     "pipelining",
+    "one_rank",
     "attention",
     "prediction",
     "first_step",

@@ -1,0 +1,174 @@
+"""One rank beside a plain loop of the same model in one process: what the engine costs where there is no pipeline.
+
+    python -m benchmarks.one_rank [--rounds N] [--steps N] [--layers N] [--width N]
+
+GPT with context 128, 8 microbatches of 4, AdamW without clipping, one thread, each in a process of its own, in turn.
+The plain loop is what a user would write: one graph per microbatch, `loss.backward()`, `optimizer.step()`. A round's
+figure is the median of its steps after the first two; the ratio is the median over rounds. Below it, where the time of
+a step goes: forward, backward, and the rest (the update; with us also the norms and the commit).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.parts.targets import at_least
+from benchmarks.parts.two_rank_job import WARM_UP, make_job
+from planner.ir import Action, Kind
+from planner.schedule.registry import build
+from workers.build import build_module
+from workers.config import ModelConfig
+from workers.data.registry import open_dataset
+from workers.data.sampling import train_indices
+from workers.launch.processes import forkserver
+from workers.launch.ranks import Job, run_processes
+from workers.models.registry import build_definition
+from workers.protocol import StepReport, TimelineReport
+
+GOAL = 1.0
+PARTS = ("forward", "backward", "rest")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps after the first ones: seconds of each, and of its parts; and the last loss."""
+
+    taken_s: list[float]
+    parts_s: Mapping[str, list[float]]
+    loss: float
+
+
+def one_rank_job(steps: int, output: Path, layers: int, width: int) -> Job:
+    model = ModelConfig(family="gpt", layers=layers, width=width, heads=4, context=128)
+    job = make_job("1f1b", steps, output, model=model, timeline_every=1)
+    plan = replace(job.plan, layers=((0, layers + 2),), stage_ranks=(0,))
+    return replace(job, plan=plan, schedule=build("1f1b", 1, job.config.microbatches, 1))
+
+
+def ours(job: Job) -> Steps:
+    run = run_processes(job)
+    steps = [r for r in run.reports if isinstance(r, StepReport)]
+    timelines = {r.step: r.spans for r in run.reports if isinstance(r, TimelineReport)}
+    taken: list[float] = []
+    parts: dict[str, list[float]] = {part: [] for part in PARTS}
+    for report in steps[WARM_UP:]:
+        taken.append(report.step_s)
+        spans = timelines[report.step]
+        kinds = [(Action.parse(span.action).kind, span.end_s - span.start_s) for span in spans]
+        parts["forward"].append(sum(s for kind, s in kinds if kind is Kind.FORWARD))
+        parts["backward"].append(sum(s for kind, s in kinds if kind is not Kind.FORWARD))
+        parts["rest"].append(report.step_s - parts["forward"][-1] - parts["backward"][-1])
+    return Steps(taken, parts, steps[-1].loss)
+
+
+def _loop(job: Job, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    config = job.config
+    data = open_dataset(config.data, config.model, config.output)
+    definition = build_definition(config.model, data.vocabulary)
+    layers = [build_module(definition, i, config.seed).train() for i in range(len(definition.layers))]
+    model = torch.nn.Sequential(*layers)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    settings = config.optimizer
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+    )
+    total = config.microbatches
+    taken: list[float] = []
+    parts: dict[str, list[float]] = {part: [] for part in PARTS}
+    loss = 0.0
+    for step in range(config.steps):
+        begun_s = perf_counter()
+        forward_s = backward_s = loss = 0.0
+        for microbatch in range(total):
+            samples = train_indices(
+                config.seed, step, microbatch, total, config.microbatch_size, data.dataset.train_samples
+            )
+            batch = data.dataset.train(samples)
+            before_s = perf_counter()
+            found = definition.loss(model(*batch.inputs), *batch.targets) / total
+            between_s = perf_counter()
+            found.backward()
+            forward_s += between_s - before_s
+            backward_s += perf_counter() - between_s
+            loss += float(found.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+        if step >= WARM_UP:
+            taken.append(perf_counter() - begun_s)
+            parts["forward"].append(forward_s)
+            parts["backward"].append(backward_s)
+            parts["rest"].append(taken[-1] - forward_s - backward_s)
+    pipe.send(Steps(taken, parts, loss))
+
+
+def plain(job: Job) -> Steps:
+    context: Any = forkserver()
+    here, there = context.Pipe()
+    process = context.Process(target=_loop, args=(job, there))
+    process.start()
+    there.close()
+    steps: Steps = here.recv()
+    process.join()
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    options = parser.parse_args()
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__};"
+        f" {date.today()}"
+    )
+    ratios: list[float] = []
+    parts: dict[str, tuple[list[float], list[float]]] = {part: ([], []) for part in PARTS}
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            job = one_rank_job(options.steps, Path(folder), options.layers, options.width)
+            # Each comes first in every other round.
+            order = (plain, ours) if number % 2 else (ours, plain)
+            found = {run: run(job) for run in order}
+        theirs, own = found[plain], found[ours]
+        assert abs(own.loss - theirs.loss) < 1e-3 * theirs.loss, (own.loss, theirs.loss)
+        ratios.append(median(theirs.taken_s) / median(own.taken_s))
+        print(
+            f"round {number}: ours {1e3 * median(own.taken_s):.0f} ms, plain {1e3 * median(theirs.taken_s):.0f} ms a"
+            f" step, {ratios[-1]:.3f} of its throughput",
+            flush=True,
+        )
+        for part, (of_ours, of_theirs) in parts.items():
+            of_ours.append(median(own.parts_s[part]))
+            of_theirs.append(median(theirs.parts_s[part]))
+    text = f"throughput over the plain loop's {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    print(at_least(text, median(ratios), GOAL))
+    for part, (of_ours, of_theirs) in parts.items():
+        print(f"  {part}: ours {1e3 * median(of_ours):.1f} ms, plain {1e3 * median(of_theirs):.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
