@@ -4,7 +4,7 @@ depends on. Knows no update and no commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,9 @@ from torch import Tensor
 
 from planner.plan import Plan
 from workers.layer import Layer
-from workers.state.flat import FlatGradients, side_by_side
+from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
-
-_ALIGNED_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -62,28 +60,66 @@ class Packing:
         self._items: list[_Item] = []
         end = 0
         for kind, name, t in parts:
-            begin = -(-end // _ALIGNED_BYTES) * _ALIGNED_BYTES
+            begin = aligned(end)
             end = begin + t.nbytes
             self._items.append(_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes, begin))
         self._mask = slice(end, end + len(self._trained))
+        self.bytes = self._mask.stop
+        """Size of a parcel."""
 
     def pack(self, gradients: Gradients, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
         """Return one parcel, in a fresh allocation that shares nothing."""
         summed = side_by_side(self._layouts, gradients, self._weights)
         device = next(iter((*self._weights, *buffers.values())), torch.empty(0)).device
-        raw = torch.zeros(self._mask.stop, dtype=torch.uint8, device=device)
-        values: dict[tuple[str, str], Tensor] = {
-            **{("gradients", str(number)): buffer for number, buffer in enumerate(summed.buffers)},
-            **{("buffer", name): buffer for name, buffer in buffers.items()},
-        }
-        if energies:
-            values["energy", ""] = torch.tensor(energies, dtype=torch.float64, device=device)
-        for item in self._items:
-            if (value := values.get((item.kind, item.name))) is not None:
-                raw[item.begin : item.begin + item.bytes] = value.detach().reshape(-1).view(torch.uint8)
-        mask = [name in gradients for name in self._trained]
-        raw[self._mask] = torch.tensor(mask, dtype=torch.uint8, device=device)
+        raw = torch.zeros(self.bytes, dtype=torch.uint8, device=device)
+        for item, buffer in zip(self._items, summed.buffers, strict=False):
+            raw[item.begin : item.begin + item.bytes] = buffer.view(torch.uint8)
+        self._put_rest(raw, gradients, buffers, energies)
         return raw
+
+    def pack_in_place(
+        self, gradients: FlatGradients, buffers: Mapping[str, Tensor], energies: Sequence[float]
+    ) -> Tensor:
+        """Return one parcel: the memory of `gradients` itself, if there is room in it (`GradientBuffers.make_room`).
+        What adds to these gradients changes it."""
+        memory = self._memory_of(gradients)
+        if memory is None:
+            return self.pack(gradients, buffers, energies)
+        self._put_rest(memory, gradients, buffers, energies)
+        return memory
+
+    def _memory_of(self, gradients: FlatGradients) -> Tensor | None:
+        """The bytes in which the flat gradients lie as in a parcel; None if they do not."""
+        if not gradients.buffers:
+            return None
+        storage = gradients.buffers[0].untyped_storage()
+        if storage.nbytes() != self.bytes:
+            return None
+        for item, buffer in zip(self._items, gradients.buffers, strict=False):
+            begin = buffer.storage_offset() * buffer.element_size()
+            if (begin, buffer.nbytes) != (
+                item.begin,
+                item.bytes,
+            ) or buffer.untyped_storage()._cdata != storage._cdata:
+                return None
+        return torch.empty(0, dtype=torch.uint8, device=gradients.buffers[0].device).set_(storage)
+
+    def _put_rest(
+        self, raw: Tensor, present: Collection[str], buffers: Mapping[str, Tensor], energies: Sequence[float]
+    ) -> None:
+        """Put into a parcel what lies behind the gradients."""
+        values: dict[tuple[str, str], Tensor] = {("buffer", name): value for name, value in buffers.items()}
+        if energies:
+            values["energy", ""] = torch.tensor(energies, dtype=torch.float64, device=raw.device)
+        for item in self._items[len(self._layouts) :]:
+            part = raw[item.begin : item.begin + item.bytes]
+            value = values.get((item.kind, item.name))
+            if value is None:
+                part.zero_()
+            else:
+                part.copy_(value.detach().reshape(-1).view(torch.uint8))
+        mask = [name in present for name in self._trained]
+        raw[self._mask] = torch.tensor(mask, dtype=torch.uint8, device=raw.device)
 
     def unpack(self, raw: Tensor) -> Parcel:
         """Return what `pack` put in, as views of `raw`."""
@@ -141,6 +177,8 @@ class Shipping:
                 self._outgoing.append((layer, streams))
             self._incoming += [(layer, stream) for stream in streams if stream.target == place]
         self._packings = {layer: Packing(layers[layer][1]) for layer, _ in self._outgoing}
+        for layer, packing in self._packings.items():
+            layers[layer][0].summed.make_room(packing.bytes)
 
     def expect(self) -> None:
         """Prepare to receive the parcels of the step that begins."""
@@ -148,7 +186,8 @@ class Shipping:
             self._channel.expect(stream, 1)
 
     def send(self, energies: Mapping[int, Sequence[float]]) -> dict[int, Tensor]:
-        """Start sending the step's parcels, and return them by layer. Gradients and buffers are final.
+        """Start sending the step's parcels, and return them by layer: until the gradients are added to again. Gradients
+        and buffers are final.
 
         Args:
             energies: layer -> freezing statistics, where the job freezes.
@@ -156,7 +195,8 @@ class Shipping:
         parcels: dict[int, Tensor] = {}
         for index, streams in self._outgoing:
             layer, state = self._layers[index]
-            raw = self._packings[index].pack(layer.gradients(), state.buffers, energies.get(index, ()))
+            summed = layer.gradients()
+            raw = self._packings[index].pack_in_place(summed, state.buffers, energies.get(index, ()))
             parcels[index] = raw
             for stream in streams:
                 self._channel.send(stream, (raw,))

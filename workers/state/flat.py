@@ -19,6 +19,10 @@ ALIGNED = 32
 the last bits, by alignment."""
 
 
+ALIGNED_BYTES = 64
+"""Where memory holds several buffers, each begins at a multiple of this, as a fresh allocation does."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a parameter lies."""
@@ -148,6 +152,11 @@ def _lies_at(parameter: Tensor, storage: torch.UntypedStorage, place: Place) -> 
     )
 
 
+def aligned(size: int) -> int:
+    """The first place for another buffer in memory of which `size` bytes are taken."""
+    return -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
 def grad_dtype(parameter: Tensor) -> torch.dtype:
     """In what the gradients of `parameter` are summed."""
     return parameter.grad_dtype or parameter.dtype
@@ -224,7 +233,8 @@ class GradientBuffers:
             groups.setdefault((parameter.dtype, grad_dtype(parameter)), {})[name] = parameter
         self.layouts = tuple(Layout.of(own) for own in groups.values())
         self._dtypes = tuple(summed for _, summed in groups)
-        self._devices = tuple(next(iter(own.values())).device for own in groups.values())
+        self._device = next((parameter.device for parameter in parameters.values()), None)
+        self._least_bytes = 0
         self._parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._buffers: tuple[Tensor, ...] = ()
@@ -233,6 +243,13 @@ class GradientBuffers:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._parameters)
+
+    def make_room(self, size: int) -> None:
+        """Have the buffers lie in memory of at least `size` bytes from now on, one after the other from its start: what
+        is sent along with them lies behind them, and nothing is copied for it."""
+        if size != self._least_bytes:
+            self._least_bytes = size
+            self._buffers, self._views = (), {}
 
     def home(self, parameter: Tensor) -> Tensor:
         """Where the gradient of `parameter` belongs now, with undefined content."""
@@ -278,11 +295,15 @@ class GradientBuffers:
 
     def zeros(self) -> FlatGradients:
         """Fresh memory in which no gradient is present."""
-        buffers = [
-            torch.zeros(layout.size, dtype=dtype, device=device)
-            for layout, dtype, device in zip(self.layouts, self._dtypes, self._devices, strict=True)
-        ]
-        return FlatGradients(buffers, {})
+        ranges: list[tuple[int, int]] = []
+        end = 0
+        for layout, dtype in zip(self.layouts, self._dtypes, strict=True):
+            begin = aligned(end)
+            end = begin + layout.size * dtype.itemsize
+            ranges.append((begin, end))
+        memory = torch.zeros(max(end, self._least_bytes), dtype=torch.uint8, device=self._device)
+        parts = zip(ranges, self._dtypes, strict=True)
+        return FlatGradients([memory[begin:stop].view(dtype) for (begin, stop), dtype in parts], {})
 
     def _homes(self) -> dict[str, Tensor]:
         if not self._buffers:

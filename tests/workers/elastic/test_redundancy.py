@@ -75,6 +75,31 @@ def test_a_parcel_brings_all_of_a_step(rank: Rank) -> None:
     assert not parcel.gradients["norm.weight"].equal(gradients["norm.weight"])
 
 
+def test_the_memory_of_the_gradients_is_the_parcel(rank: Rank) -> None:
+    layer, state = base(rank, 3)
+    packing = Packing(state)
+    layer.summed.make_room(packing.bytes)
+    energies = [0.1 * number for number in range(len(state.freezing["energy"]))]
+    for step, absent in enumerate(("norm.bias", "norm.weight", "")):
+        for name, gradient in drawn(state.weights).items():
+            layer.module.get_parameter(name).grad = None if name == absent else gradient
+        gradients = layer.gradients()
+        said = energies if step == 0 else []
+        raw = packing.pack_in_place(gradients, state.buffers, said)
+        assert raw.data_ptr() == gradients.buffers[0].data_ptr()
+        assert raw.equal(packing.pack(gradients, state.buffers, said))
+        layer.drop_gradients()
+
+
+def test_gradients_without_room_are_copied_into_a_parcel(rank: Rank) -> None:
+    layer, state = base(rank, 3)
+    packing = Packing(state)
+    for gradients in (layer.summed.zeros(), layer.gradients()):
+        raw = packing.pack_in_place(gradients, state.buffers, ())
+        assert raw.equal(packing.pack({}, state.buffers, ()))
+        assert raw.data_ptr() not in [buffer.data_ptr() for buffer in gradients.buffers]
+
+
 def parcel_of(rank: Rank, layer: int) -> Tensor:
     _, state = base(rank, layer)
     return Packing(state).pack(drawn(state.weights), state.buffers, state.freezing["energy"].tolist())
