@@ -44,6 +44,7 @@ def test_the_import_contract_names_every_planner_module_that_is_no_leaf():
             "freezing",
             "wording",
             "arrivals",
+            "accelerators",
         )
     }
     assert set(contract["forbidden_modules"]) == modules - leaves
