@@ -232,7 +232,7 @@ class Rank:
             self._vector = self._left = None
         elif assignment.step == 0:
             known = source.initial([*owned, *copied])
-            self._loss_scale = LossScale()
+            self._loss_scale = LossScale() if scales_loss(self._config.precision) else None
         else:
             known = self._held() if self._step == assignment.step else {}
             self._offer(known)
@@ -401,7 +401,7 @@ class Rank:
                 port=self.port,
                 left=self._left,
                 lacks=self._standbys.lacking,
-                loss_scale=self._loss_scale if scales_loss(self._config.precision) else None,
+                loss_scale=self._loss_scale,
             ),
             offer=self._offer_bases,
             bring=partial(self._source.fetch_base, self._step),

@@ -97,10 +97,8 @@ class Packing:
             return None
         for item, buffer in zip(self._items, gradients.buffers, strict=False):
             begin = buffer.storage_offset() * buffer.element_size()
-            if (begin, buffer.nbytes) != (
-                item.begin,
-                item.bytes,
-            ) or buffer.untyped_storage()._cdata != storage._cdata:
+            place = (buffer.untyped_storage()._cdata, begin, buffer.nbytes)
+            if place != (storage._cdata, item.begin, item.bytes):
                 return None
         return torch.empty(0, dtype=torch.uint8, device=gradients.buffers[0].device).set_(storage)
 
