@@ -4,7 +4,7 @@
 
 LLaMA 7 B on 8, 13 B on 16 and 70 B on 64 devices of 80 GB, with 400 and with 25 Gbit/s between any two, in 16 bits.
 Per row: the step, what its copies add to it, the fullest rank's memory by part, and the share of the devices' published
-rate that the model's multiplications take (MFU).
+rate that 6 multiplications per parameter and token take (MFU).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def row(which: Size, device: str, gigabits: float) -> None:
     checked = check(absolute(load(SPEC, which.overrides)))
     found = outline_model(checked.spec)
     cluster = PaperCluster.parse(f"{which.devices}x{device}", gigabits)
-    settled = settle(checked, found, {"GPU": float(cluster.count)})
+    settled = settle(checked, found, {"GPU": float("inf")})
     begun_s = time.perf_counter()
     profile = paper_profile(settled, cluster)
     profiled_s = time.perf_counter() - begun_s

@@ -13,6 +13,7 @@ from planner.differences import differences, from_differences
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from workers.control.rank_program import RankProgram
+from workers.state.loss_scale import LossScale
 
 
 class Request(StrEnum):
@@ -430,6 +431,8 @@ class Position:
     arrived."""
     freeze_plans: tuple[FreezePlan, ...] = ()
     """The adopted freeze plans, with their starts."""
+    loss_scale: LossScale | None = None
+    """Of the step after `step`, where the precision needs one and the rank knows it."""
     host: str = ""
     port: int = 0
     """Where its state server listens."""
@@ -482,6 +485,8 @@ class Assignment:
     """The checkpoint with the moments of layers whose sources have only the weights; None: initial values."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts; later ones are adopted only after the last of them."""
+    loss_scale: LossScale | None = None
+    """Of the next step, where the precision needs one and no checkpoint says it."""
 
     @property
     def salvaged(self) -> frozenset[int]:

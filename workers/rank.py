@@ -18,7 +18,7 @@ from planner.observed import StepTimes
 from planner.plan import Plan
 from workers.checkpoint.coordination import seal
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
-from workers.checkpoint.folder import DamagedCheckpointError
+from workers.checkpoint.folder import DamagedCheckpointError, read_manifest
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
 from workers.commit import vector_sha256
@@ -48,6 +48,7 @@ from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, Subject, measure
 from workers.protocol import (
     Assignment,
+    CheckpointRef,
     CopyAhead,
     DamagedCheckpoint,
     Generation,
@@ -226,7 +227,7 @@ class Rank:
         if assignment.start is not None:
             try:
                 known = source.load([*owned, *copied], assignment.start)
-                self._loss_scale = source.loss_scale(assignment.start)
+                self._loss_scale = self._scale_of(assignment.start)
             except DamagedCheckpointError as error:
                 return error.damage
             self._vector = self._left = None
@@ -264,12 +265,28 @@ class Rank:
         if self._step != assignment.step:
             self._vector = self._left = None
             if assignment.start is None and assignment.step:
-                self._loss_scale = None
+                self._loss_scale = assignment.loss_scale
         self._step = assignment.step
         self._freeze_plans = plans
         self._assignment = assignment
         self._training = None
         return None
+
+    def _scale_of(self, start: CheckpointRef) -> LossScale | None:
+        """The loss scale of the step after the checkpoint `start`, where the precision needs one.
+
+        Raises:
+            DamagedCheckpointError: it has none.
+        """
+        if not scales_loss(self._config.precision):
+            return None
+        scale = read_manifest(start).loss_scale
+        if scale is None:
+            problem = f'has no loss scale, which job.precision = "{self._config.precision}" needs'
+            raise DamagedCheckpointError(
+                DamagedCheckpoint(path=start.path, file="manifest.json", problem=problem)
+            )
+        return scale
 
     def copy_ahead(self, order: CopyAhead) -> None:
         """Copy layers of its coming place while others train, in threads. Takes the place of an earlier order; one for
@@ -316,7 +333,8 @@ class Rank:
         to `assignment.step`."""
         if self._step != assignment.step:
             self._layers, self._idle, self._salvaged = {}, {}, {}
-            self._training = self._vector = self._left = self._loss_scale = None
+            self._training = self._vector = self._left = None
+            self._loss_scale = assignment.loss_scale
         self._step = assignment.step
         whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
         weights = {**self._salvaged, **haul.weights}
@@ -513,6 +531,7 @@ class Rank:
             holds=tuple(sorted(self._held())),
             weights=tuple(sorted(self._salvaged)),
             freeze_plans=self._freeze_plans.known,
+            loss_scale=self._loss_scale,
             host=self._host,
             port=self.port,
         )
@@ -566,6 +585,10 @@ class Rank:
         Raises:
             JobError: the file system refused.
         """
+        if scales_loss(self._config.precision) and self._loss_scale is None:
+            raise JobError(
+                f"rank {self._rank} does not know the loss scale after step {step}: {folder} is not whole"
+            )
         files = {record.name: record for record in records}
         try:
             seal(

@@ -300,13 +300,14 @@ class Training:
         """Take the loss scale from a rank that knows it: from the newest commit, or from the checkpoint."""
         if not scales_loss(self._setup.config.precision):
             return
-        known = [owner.loss_scale for owner in self._owners if owner.loss_scale is not None]
+        known = {owner.loss_scale for owner in self._owners if owner.loss_scale is not None}
         if not known:
             raise JobError(
                 f"no rank that is left knows the loss scale after step {self.step}: resume from the newest checkpoint,"
                 " which holds it"
             )
-        self.loss_scale = known[0]
+        assert len(known) == 1, f"ranks differ in the loss scale after step {self.step}: {known}"
+        (self.loss_scale,) = known
 
     def _attend(self, left: Unfinished | None = None) -> None:
         """Do what the newest commit requests.

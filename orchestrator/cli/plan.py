@@ -74,7 +74,7 @@ def _measured(
 ) -> tuple[SettledSpec, Profile]:
     """The settled spec and the profile to plan it with."""
     if on is not None:
-        settled = settle(checked, found, {"GPU": float(on.count)})
+        settled = settle(checked, found, {"GPU": float("inf")})
         return settled, paper_profile(settled, on)
     if profile is not None:
         given = read(profile, found)

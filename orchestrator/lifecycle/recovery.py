@@ -13,6 +13,7 @@ from planner.plan import Plan
 from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
+from workers.state.loss_scale import LossScale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,8 @@ class RecoveryPlan:
     """Steps that were committed before; those beyond `step` are lost."""
     failures: int = 0
     """How often the job has failed with no new step committed, this time included."""
+    loss_scale: LossScale | None = None
+    """Of the step after `step`, as the living ranks know it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +205,14 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         rerun=1 if _interrupted(now, held) else 0,
         reached=reached,
         failures=failures,
+        loss_scale=_loss_scale(now, step) if at_hand else None,
     )
+
+
+def _loss_scale(now: Situation, step: int) -> LossScale | None:
+    """Return the loss scale after `step`: that of any rank which has applied its commit."""
+    scales = (position.loss_scale for position in _holders(now).values() if position.step == step)
+    return next((scale for scale in scales if scale is not None), None)
 
 
 def _interrupted(now: Situation, held: int | None) -> bool:

@@ -321,6 +321,7 @@ def _load(job: Job, draft: Draft) -> Step:
             sources=needed(place),
             moments=recovery_plan.moments[0] if recovery_plan.moments else None,
             freeze=job.progress.freeze,
+            loss_scale=recovery_plan.loss_scale,
         )
         for place, rank in enumerate(draft.members)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from orchestrator.prepare.planning import ranks_to_profile
 from orchestrator.prepare.profiling import worker_config
 from orchestrator.prepare.settling import SettledSpec
 from orchestrator.quantities import percent
+from orchestrator.spec.checks import AUTO
 from planner.accelerators import ACCELERATORS, MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Accelerator
 from planner.profile import DeviceProfile, Link, Profile
 from planner.wording import counted
@@ -45,7 +47,7 @@ class PaperCluster:
                 f"--on {devices}: no data sheet of {found[2]!r} is known, only of {known}; or measure on such a device"
                 " with freshet profile, and plan with --profile"
             )
-        if gigabits_per_s <= 0:
+        if not 0 < gigabits_per_s < math.inf:
             raise JobError(f"--network {gigabits_per_s:g}: a network carries more than 0 Gbit/s")
         return PaperCluster(
             accelerator=ACCELERATORS[found[2]], count=int(found[1]), gigabits_per_s=gigabits_per_s
@@ -75,30 +77,33 @@ def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
         )
     ranks = ranks_to_profile(spec, len(settled.outline.layers), cluster.count)
     if ranks > cluster.count:
+        lower = "pipeline.replicas" if spec.pipeline.ranks == AUTO else "pipeline.ranks"
         raise JobError(
-            f"pipeline.ranks = {ranks}, and --on has {counted(cluster.count, 'device')}: plan on {ranks}, or lower"
-            " pipeline.ranks"
+            f"the job needs {ranks} ranks at least, and --on has {counted(cluster.count, 'device')}: plan on {ranks},"
+            f" or lower {lower}"
         )
     data = open_dataset(spec.data, spec.model, spec.job.folder)
-    device = cluster.accelerator
-    profile = profile_on_paper(
-        worker_config(spec),
-        build_definition(spec.model, data.vocabulary),
-        data,
-        device,
-        [
-            DeviceProfile(
-                kind="cuda", name=device.name, memory_bytes=device.memory_bytes, machine=f"machine {number}"
-            )
-            for number in range(ranks)
-        ],
-        Link(latency_s=LATENCY_S, bytes_per_s=cluster.gigabits_per_s * 1e9 / 8),
-    )
+    device, used = cluster.accelerator, replace(cluster, count=ranks)
+    machines = [
+        DeviceProfile(
+            kind="cuda", name=device.name, memory_bytes=device.memory_bytes, machine=f"machine {number}"
+        )
+        for number in range(ranks)
+    ]
+    link = Link(latency_s=LATENCY_S, bytes_per_s=cluster.gigabits_per_s * 1e9 / 8)
+    definition = build_definition(spec.model, data.vocabulary)
+    try:
+        profile = profile_on_paper(worker_config(spec), definition, data, device, machines, link)
+    except JobError as error:
+        raise JobError(
+            f"{error}. --on passes tensors without values: where a layer reads them, measure with freshet profile and"
+            " plan with --profile"
+        ) from error
     return replace(
         profile,
         source=(
-            f"on paper, from shapes and data sheets, for {cluster}; matrix products at"
+            f"on paper, from shapes and data sheets, for {used}; matrix products at"
             f" {percent(MATRIX_EFFICIENCY)} of the published rate, all else at {percent(MEMORY_EFFICIENCY)} of the"
-            " published bandwidth"
+            " published bandwidth, messages at the whole rate of the network from memory to memory"
         ),
     )

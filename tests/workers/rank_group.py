@@ -40,6 +40,7 @@ from workers.protocol import (
 )
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
+from workers.state.loss_scale import LossScale
 from workers.transport.channel import ChannelError
 from workers.transport.process_group import ProcessGroupChannel
 
@@ -161,6 +162,7 @@ class RankGroup:
         sources: Sequence[Source] = (),
         start: Any = None,
         regroup_by: int | None = None,
+        loss_scale: LossScale | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, Any]:
         """Train one generation.
@@ -182,6 +184,7 @@ class RankGroup:
                     start=start,
                     sources=tuple(sources),
                     freeze=job.freeze_plans,
+                    loss_scale=loss_scale,
                 ),
             )
             for place, number in enumerate(members)

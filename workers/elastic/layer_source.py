@@ -19,7 +19,6 @@ from workers.models.definition import ModelDefinition
 from workers.models.weights import read_weights
 from workers.protocol import Assignment, CheckpointRef, Part, Source
 from workers.state.layer_state import LayerState, load_, part_of, united
-from workers.state.loss_scale import LossScale
 from workers.state.optim import Optimizer
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import fetch
@@ -119,15 +118,6 @@ class LayerSource:
         for layer, (_, state) in built.items():
             load_(state, read_layer(start, manifest, layer))
         return built
-
-    @staticmethod
-    def loss_scale(start: CheckpointRef) -> LossScale | None:
-        """The loss scale of the step after the checkpoint `start`.
-
-        Raises:
-            DamagedCheckpointError: its manifest is damaged.
-        """
-        return read_manifest(start).loss_scale
 
     def begin(self, freeze: Settings) -> None:
         """Build layers for the `freeze` settings from here on, and let `fetch_all` fetch until `stop`."""

@@ -27,7 +27,7 @@ from workers.profiling.chain import Chain, Flight
 from workers.profiling.cost_settings import cost_settings
 from workers.profiling.layer_bytes import count_bytes
 from workers.profiling.layer_times import LayerTimes
-from workers.profiling.profiler import layer_profile
+from workers.profiling.profiler import MICROBATCHES, layer_profile
 from workers.profiling.roofline import FusedAttention, Roofline
 from workers.profiling.stopwatch import Stopwatch
 from workers.protocol import Span
@@ -101,7 +101,7 @@ def profile_on_paper(
         with Roofline(accelerator) as clock:
             times = LayerTimes(chain, Stopwatch(PaperDevice(clock)), optimizer, begin, lambda _: None, ())
             # As in a step, the first microbatch's gradients are formed and later ones added.
-            times.repeat(2)
+            times.repeat(min(MICROBATCHES, config.microbatches))
     return Profile(
         model=ModelProfile(
             layers=tuple(layer_profile(chain, times, number, one) for number, one in enumerate(counted)),

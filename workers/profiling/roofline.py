@@ -17,13 +17,17 @@ from torch.utils.flop_counter import flop_registry
 from planner.accelerators import Accelerator
 
 aten = torch.ops.aten
+OVERWRITES = ("copy_", "fill_", "zero_")
+WIDEST = 256
+"""Width of the widest head that the fused attention takes."""
 
 
 class Roofline(TorchDispatchMode):
     """Inside the context it adds up the seconds of every operation, on tensors that need no values.
 
     What an operation reads from memory is its arguments, what it writes its results: nothing is taken to stay in a
-    cache from one to the next, and nothing to wait for its launch.
+    cache from one to the next, and nothing to wait for its launch. Causal attention counts the upper half of its
+    scores too, and an embedding its whole table.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -45,45 +49,68 @@ class Roofline(TorchDispatchMode):
         return results
 
     def _seconds(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> float:
-        given, made = list(_tensors((args, kwargs))), list(_tensors(results))
-        if not given or (not func._schema.is_mutable and _only_views(given, made)):
-            return 0.0
-        written = [t for t in made if not any(t is other for other in given)]
-        moved = sum(map(_bytes, given)) + sum(map(_bytes, written))
-        memory_s = moved / self._accelerator.memory_rate()
+        memory_s = _moved_bytes(func, args, kwargs, results) / self._accelerator.memory_rate()
         count = flop_registry.get(func._overloadpacket)
         if count is None:
             return memory_s
         flops = float(count(*args, **kwargs, out_val=results))
         self.flops += flops
-        bits = 8 * given[0].element_size()
+        bits = 8 * next(_tensors(args)).element_size()
         return max(memory_s, flops / self._accelerator.matrix_flops(bits))
 
 
+def _moved_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> int:
+    """What an operation reads and writes: nothing for a view, and where it makes memory without content."""
+    name = func._schema.name.rpartition("::")[2]
+    if name.startswith(("empty", "new_empty")):
+        return 0
+    given: set[int] = set()
+    moved = 0
+    for number, argument in enumerate(func._schema.arguments):
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        for tensor in _tensors(value):
+            given.add(tensor.untyped_storage()._cdata)
+            changed = argument.alias_info is not None and argument.alias_info.is_write
+            # What is written over is not read first.
+            over = argument.is_out or (changed and name in OVERWRITES)
+            moved += (changed + (not over)) * _bytes(tensor)
+    fresh = [t for t in _tensors(results) if t.untyped_storage()._cdata not in given]
+    if given and not fresh and not func._schema.is_mutable:
+        return 0
+    return moved + sum(map(_bytes, fresh))
+
+
 class FusedAttention(TorchFunctionMode):
-    """Has attention take the kernels that a GPU has for it, also on tensors that are on none: their memory does not
-    grow with the square of the length (Dao 2023, FlashAttention-2)."""
+    """Has attention take the kernel that a GPU has for 16 bits, also on tensors that are on none: its memory does not
+    grow with the square of the length (Dao 2023, FlashAttention-2). In 32 bits deterministic training has none
+    (`workers/reproducibility/determinism.py`)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not scaled_dot_product_attention or kwargs.get("attn_mask") is not None or len(args) != 3:
-            return func(*args, **kwargs)
-        query, key, value = args
-        dropout, causal = kwargs.get("dropout_p", 0.0), kwargs.get("is_causal", False)
-        if query.element_size() == 2:
-            return aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal)[0]
-        return aten._scaled_dot_product_efficient_attention(query, key, value, None, True, dropout, causal)[0]
+        fused = _fused(*args, **kwargs) if func is scaled_dot_product_attention else None
+        return func(*args, **kwargs) if fused is None else fused
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """Attention by the fused kernel; None where there is none for these arguments."""
+    if attn_mask is not None or query.element_size() != 2 or query.shape[-1] > WIDEST or query.dim() != 4:
+        return None
+    return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
     return (value for value in tree_iter(values) if isinstance(value, Tensor))
-
-
-def _only_views(given: list[Tensor], made: list[Tensor]) -> bool:
-    storages = {t.untyped_storage()._cdata for t in given}
-    return all(t.untyped_storage()._cdata in storages for t in made)
 
 
 def _bytes(tensor: Tensor) -> int:

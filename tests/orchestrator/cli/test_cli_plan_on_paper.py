@@ -40,7 +40,7 @@ def test_a_slower_device_and_a_slower_network_make_longer_steps(
 def test_it_says_that_nothing_was_measured(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert freshet_here("plan", str(job), *CUDA, "--on", "8xA100", "--network", "25") == DONE
     told = capsys.readouterr().out
-    assert "profile: on paper, from shapes and data sheets, for 8 x NVIDIA A100 SXM 80 GB, 25 Gbit/s" in told
+    assert "profile: on paper, from shapes and data sheets, for 4 x NVIDIA A100 SXM 80 GB, 25 Gbit/s" in told
     assert "matrix products at 60.0 % of the published rate" in told
 
 
@@ -54,7 +54,11 @@ def test_it_says_that_nothing_was_measured(job: Path, capsys: pytest.CaptureFixt
         (("--on", "0xh100", *CUDA), "write how many of what"),
         (("--on", "4xtpu", *CUDA), "no data sheet of 'tpu' is known"),
         (("--on", "4xh100", "--network", "0", *CUDA), "a network carries more than 0 Gbit/s"),
-        (("--on", "2xh100", *CUDA), "pipeline.ranks = 4, and --on has 2 devices: plan on 4"),
+        (("--on", "4xh100", "--network", "nan", *CUDA), "a network carries more than 0 Gbit/s"),
+        (
+            ("--on", "2xh100", *CUDA),
+            "the job needs 4 ranks at least, and --on has 2 devices: plan on 4, or lower pipeline.ranks",
+        ),
         (("--on", "4xh100", "--profile", "p.json"), "both say what to plan with"),
         (("--network", "25"), "--network goes with --on"),
         (("--on", "4xh100", "--set", "cluster.device=cpu"), "add --set cluster.device=cuda"),

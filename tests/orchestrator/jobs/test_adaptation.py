@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,14 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     answers = list(replayed(recorded))
     assert all(answer.same for answer in answers)
     decided = [answer for answer in answers if isinstance(answer, Decided)]
-    # The first decision that knows of it. After how many steps is for `benchmarks/adaptation.py` to say.
+    # The first decision that knows of it and that a busy machine's noise does not hold back. After how many steps is
+    # for `benchmarks/adaptation.py` to say.
     knowing = dropwhile(lambda entry: not (isinstance(entry, Took) and is_slow(entry.heard.known)), recorded)
-    asked = next(entry for entry in knowing if isinstance(entry, Asked))
-    away = next(answer.decision for answer in decided if answer.asked == asked)
+    asked = [entry for entry in knowing if isinstance(entry, Asked)]
+    decisions = [answer.decision for entry in asked for answer in decided if answer.asked == entry]
+    held_back = list(takewhile(lambda decision: decision.plan is None, decisions))
+    assert all("that noise may explain" in decision.reason for decision in held_back)
+    away = decisions[len(held_back)]
     assert away.plan is not None
     assert away.then_s < 0.8 * away.now_s
     # Copies come before the layers.

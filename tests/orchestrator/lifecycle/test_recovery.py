@@ -11,6 +11,7 @@ from orchestrator.lifecycle.recovery import Abort, Handover, Pause, RecoveryPlan
 from workers.commit import vector_sha256
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
+from workers.state.loss_scale import LossScale
 
 LAYERS = 6
 
@@ -92,6 +93,23 @@ def test_records_of_a_rank_outside_the_generation_do_not_count() -> None:
     recovery_plan = decide(situation(undecided, replace(at(7, 5), vector_sha256="of another commit")))
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.step, recovery_plan.handover) == (4, None)
+
+
+def test_the_loss_scale_is_that_of_a_rank_that_has_applied_the_commit() -> None:
+    """The others go on from it, also where none of them took part."""
+    new, old = LossScale(value=4.0), LossScale(value=8.0)
+    applied = replace(at(0, 5, 0, 1, 2), vector_sha256="a", loss_scale=new)
+    undecided = replace(at(2, 4, 3, 4, 5), undecided=5, loss_scale=old)
+    fresh = at(7, 0)
+    for positions in ((applied, undecided, fresh), (fresh, undecided, applied)):
+        recovery_plan = decide(situation(*positions))
+        assert isinstance(recovery_plan, RecoveryPlan)
+        assert (recovery_plan.step, recovery_plan.loss_scale) == (5, new)
+    aside = replace(at(7, 5), vector_sha256="of another commit", loss_scale=new)
+    alone = replace(undecided, holds=tuple(range(6)))
+    recovery_plan = decide(situation(alone, aside))
+    assert isinstance(recovery_plan, RecoveryPlan)
+    assert (recovery_plan.step, recovery_plan.loss_scale) == (4, old)
 
 
 def test_different_records_of_one_commit_end_the_job() -> None:

@@ -4,20 +4,22 @@ and whatever is lost."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import job, small_config
-from rank_group import Raised, RankGroup, drilled, state_sha256, with_standbys
+from rank_group import Raised, RankGroup, drilled, parted, state_sha256, with_standbys
 from reference import train_plainly
 
-from workers.checkpoint.folder import checkpoints, read_manifest
+from workers.checkpoint.folder import checkpoints, read_manifest, write_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
-from workers.launch.ranks import Run, run_threads
+from workers.launch.ranks import Run, assignment, run_threads
 from workers.protocol import JobError, StepReport
+from workers.rank import Rank
 from workers.state.loss_scale import INITIAL, LossScale
 
 STEPS = 9
@@ -131,6 +133,34 @@ def test_a_rank_that_comes_after_a_loss_learns_the_scale(tmp_path: Path, phase: 
         assert state_sha256(ended) == expected.state_sha256
         told = group.steps()
     assert [told[step].skipped for step in range(1, STEPS + 1)] == skipped(expected)
+
+
+def test_ranks_that_are_all_new_are_told_the_scale(tmp_path: Path) -> None:
+    settings = drilled(config(tmp_path))
+    expected = run_threads(job(settings))
+    two = job(settings, ranks=2, schedule="1f1b")
+    with RankGroup(settings, 4) as group:
+        ended = group.train(two, (0, 1), regroup_by=0)
+        assert parted(ended) == {1}
+        step, positions, sources = group.settle()
+        (scale,) = {position.loss_scale for position in positions.values() if position.step == step}
+        assert scale is not None
+        assert scale.value < INITIAL
+        ended = group.train(two, (2, 3), step=step, sources=sources, loss_scale=scale)
+        assert state_sha256(ended) == expected.state_sha256
+
+
+def test_a_checkpoint_without_a_scale_is_damaged(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    run_threads(job(settings, stop_at=2))
+    (newest, *_) = checkpoints(settings.output)
+    write_manifest(newest.path, replace(read_manifest(newest), loss_scale=None))
+    rank = Rank(settings, 0, lambda report: None)
+    rank.setup()
+    damage = rank.follow(replace(assignment(job(settings), 0), step=2, start=newest))
+    assert damage is not None
+    assert damage.file == "manifest.json"
+    assert "has no loss scale" in damage.problem
 
 
 def test_gradients_that_overflow_at_every_scale_end_the_job(tmp_path: Path) -> None:
