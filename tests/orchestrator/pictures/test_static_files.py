@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib.metadata import files
 from pathlib import Path
@@ -29,6 +30,19 @@ def test_the_wheel_takes_every_template_and_static_file() -> None:
     }
     assert len(there) > 10
     assert packaged == there
+
+
+def test_every_curve_of_a_chart_has_a_colour_by_day_and_by_night() -> None:
+    """Where a report has no such variable, the curve is drawn in no colour: nobody sees it."""
+    script = (ROOT / "orchestrator/pictures/static/charts.js").read_text()
+    dashes = re.search(r"const DASHES = \[(.*)\];", script)
+    assert dashes is not None
+    curves = len(re.findall(r"undefined|\[[^\]]*\]", dashes[1]))
+    assert curves > 4
+    page = (ROOT / "orchestrator/report/static/page.css").read_text()
+    for scheme in page.split("@media (prefers-color-scheme: dark)", 1):
+        colours = re.findall(r"--s(\d+): #[0-9a-f]{6};", scheme.split("* {")[0])
+        assert [*map(int, colours)] == list(range(curves))
 
 
 def test_the_chart_library_comes_out_of_the_installed_package_minified_with_its_licence() -> None:
