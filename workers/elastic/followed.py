@@ -46,8 +46,8 @@ class Followed:
             if raw is None:
                 packing = self._packings.setdefault(index, Packing(state))
                 raw = packing.pack(layer.gradients(), state.buffers, energies.get(index, ()))
-            # It is the memory of the gradients: the next step forms there.
-            parcels[index] = raw.to("cpu", copy=True)
+            # One that was sent is the memory of the gradients: the next step forms there.
+            parcels[index] = raw.to("cpu", copy=index in packed)
         self._followers.send(Parcels(step=step, of_layers=parcels))
 
     def commit(self, decision: Decision, freeze: tuple[int, int] | None) -> None:
