@@ -17,6 +17,7 @@ from torch import Tensor
 from workers.commit import Decision
 from workers.config import FreezeConfig
 from workers.elastic import standby, standby_watch
+from workers.elastic.followed import Followed
 from workers.elastic.redundancy import Packing
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
@@ -24,6 +25,7 @@ from workers.freezing.plans import Plans, Settings
 from workers.launch.ranks import assignment
 from workers.protocol import Source, StandbyReport, WarningReport
 from workers.rank import Rank
+from workers.state_stream.following import Followers, Parcels, States, Subject
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 
@@ -89,6 +91,24 @@ def test_the_memory_of_the_gradients_is_the_parcel(rank: Rank) -> None:
         assert raw.data_ptr() == gradients.buffers[0].data_ptr()
         assert raw.equal(packing.pack(gradients, state.buffers, said))
         layer.drop_gradients()
+
+
+def test_what_followers_get_is_no_memory_in_which_the_next_step_forms(rank: Rank) -> None:
+    layer, state = base(rank, 3)
+    followers = Followers()
+    follower = followers.open(Subject(layers=(3,), generation=0))
+    follower.begin(States(step=0, states=()))
+    assert isinstance(follower.next(0.0), States)
+    packing = Packing(state)
+    layer.summed.make_room(packing.bytes)
+    layer.module.get_parameter("norm.bias").grad = torch.ones_like(state.weights["norm.bias"])
+    sent = packing.pack_in_place(layer.gradients(), state.buffers, ())
+    Followed(followers, {3: (layer, state)}, set()).send(1, {3: sent}, {})
+    expected = sent.clone()
+    sent.zero_()
+    coming = follower.next(0.0)
+    assert isinstance(coming, Parcels)
+    assert coming.of_layers[3].equal(expected)
 
 
 def test_gradients_without_room_are_copied_into_a_parcel(rank: Rank) -> None:
