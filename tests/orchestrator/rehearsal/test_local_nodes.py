@@ -53,7 +53,11 @@ def test_nodes_come_are_killed_whole_and_leave_nothing() -> None:
             if connection.status == psutil.CONN_LISTEN
         ]
         assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
-        raylets = [process for process in ours if told(process.name) == "raylet"]
+        # In the order in which they were started; their numbers may have begun anew in between.
+        raylets = sorted(
+            (process for process in ours if told(process.name) == "raylet"),
+            key=lambda process: process.create_time(),
+        )
         assert len(raylets) == 3
         # b's raylet was started last.
         doomed = [raylets[-1], *raylets[-1].children(recursive=True)]
