@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 from ray_jobs import started
+
+from orchestrator.rehearsal.ports import free_ports
 
 OF_THIS_PROCESS = ("PYTHONPATH", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 PORTS = (
@@ -106,15 +107,6 @@ def end(head: Head) -> None:
         assert not alive
     head.process.communicate()
     shutil.rmtree(head.folder, ignore_errors=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def command(*arguments: str | Path) -> list[str]:

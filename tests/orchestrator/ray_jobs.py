@@ -25,6 +25,7 @@ from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import Resolved
+from orchestrator.rehearsal.ports import agent_ports
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import Job, run_threads
 
@@ -59,11 +60,11 @@ NODE = {"object_store_memory": 2**27, "include_log_monitor": False}
 def start_head(cpus: int, **options: Any) -> Cluster:
     """A cluster with one node, which has room for `cpus` ranks."""
     head = {**NODE, "num_cpus": cpus, "include_dashboard": False, **options}
-    return started(lambda: Cluster(initialize_head=True, head_node_args=head))
+    return started(lambda: Cluster(initialize_head=True, head_node_args=head | agent_ports()))
 
 
 def add_node(cluster: Cluster, cpus: int, **options: Any) -> Any:
-    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus, **options))
+    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus, **options, **agent_ports()))
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from ray.job_submission import JobDetails, JobStatus, JobType
-from ray_heads import free_ports
 
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.submitting import exit_code
 from orchestrator.client.ray_submission import NotRay, RayCluster, check_ray
+from orchestrator.rehearsal.ports import free_ports
 from workers.protocol import JobError
 
 VERSION = b'{"version": "4", "ray_version": "2.60.0"}'
